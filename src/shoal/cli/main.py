@@ -1,0 +1,105 @@
+"""`shoal VERB …`: finds the verb, runs it, turns errors into one sentence and an exit code.
+
+Verbs are imported only when called, so `shoal --help` stays far under 0.3 s (no torch, no pydantic, no rich).
+A verb is a module `shoal.cli.VERB` with `add_arguments(parser)` and `run(args) -> int | None`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from shoal import __version__
+from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
+
+VERBS = {
+    "init": "write a run file to start from",
+    "show": "print the resolved run file and where each value came from",
+    "data": "turn text into token shards, train a tokenizer, look at a data set",
+    "train": "train on this machine, all its devices",
+    "ps": "list the runs and what each is doing",
+    "logs": "print or follow the logs of a run",
+    "stop": "stop a run; its state is saved first",
+    "resume": "go on with a run that stopped or failed",
+    "report": "where the time went, the curves, what failed and what was done about it",
+    "sample": "generate text from a run's newest checkpoint",
+    "checkpoint": "list, verify and export checkpoints",
+    "track": "upload what a tracker has not received yet",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"shoal {__version__}")
+        return 0
+    debug = "--debug" in argv
+    argv = [a for a in argv if a != "--debug"]
+    try:
+        return _run_verb(argv)
+    except ShoalError as e:
+        if debug:
+            raise
+        print(f"shoal: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("shoal: stopped.", file=sys.stderr)
+        return TOLD_TO_STOP
+    except BrokenPipeError:  # `shoal logs | head`
+        sys.stderr.close()
+        return 0
+    except OSError as e:
+        if debug:
+            raise
+        where = f" ({e.filename})" if e.filename else ""
+        print(f"shoal: the system said: {e.strerror or e}{where}.", file=sys.stderr)
+        return TRANSIENT
+    except Exception as e:
+        if debug:
+            raise
+        print(
+            f"shoal: this is a defect in Shoal: {type(e).__name__}: {e}; run it again with --debug and report it.",
+            file=sys.stderr,
+        )
+        return TRANSIENT
+
+
+def _run_verb(argv: list[str]) -> int:
+    verb = argv[0]
+    if verb not in VERBS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean `shoal {near[0]}`?" if near else "; `shoal --help` lists them."
+        raise UsageError(f"there is no verb '{verb}'{hint}")
+    module = importlib.import_module(f"shoal.cli.{verb}")
+    parser = Parser(prog=f"shoal {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(argv[1:])) or 0)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our one-sentence errors instead of its usage dump."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is that
+        raise UsageError(f"{message}; see `{self.prog} --help`.")
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+    return (
+        "usage: shoal VERB … [--debug]\n\n"
+        "Trains language models on whatever machines you have.\n\n"
+        f"{verbs}\n\n"
+        "`shoal VERB --help` says more. Values of the run file are set as `train.steps=100` or `--train.steps 100`.\n"
+        "Exit codes: 0 done, 2 wrong usage, 75 may be retried, 78 wrong environment or data, 143 stopped and saved."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a run is: the typed run file, presets, overrides, JSON schema. Imports nothing of ours but errors."""

@@ -1,0 +1,66 @@
+"""What a model is: the shape of a decoder, as a run file states it. No torch here; `shoal.model` builds it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.spec.base import Auto, Strict
+
+
+class RopeScaling(Strict):
+    """How rotary positions stretch past the length the model was trained on. Names and maths follow transformers."""
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn"] = Field(description="Which rule stretches the frequencies.")
+    factor: float = Field(ge=1.0, description="How many times longer the context becomes.")
+    original_max_seq_len: int | None = Field(None, ge=1, description="The length before stretching (llama3, yarn, dynamic).")
+    low_freq_factor: float = Field(1.0, gt=0, description="llama3: wavelengths longer than original/low are divided.")
+    high_freq_factor: float = Field(4.0, gt=0, description="llama3: wavelengths shorter than original/high stay.")
+    beta_fast: float = Field(32.0, gt=0, description="yarn: rotations above which a dimension is left alone.")
+    beta_slow: float = Field(1.0, gt=0, description="yarn: rotations below which a dimension is interpolated.")
+    attention_factor: float | None = Field(None, gt=0, description="yarn: scale on cos and sin; derived when empty.")
+
+
+class Experts(Strict):
+    """The mixture-of-experts part of a model's shape."""
+
+    count: int = Field(ge=2, description="Routed experts in each sparse layer.")
+    top_k: int = Field(ge=1, description="Experts that see each token.")
+    ffn_dim: int = Field(ge=1, description="Hidden width of one expert.")
+    shared: int = Field(0, ge=0, description="Experts that see every token.")
+    dense_layers: int = Field(0, ge=0, description="Leading layers that stay dense.")
+
+
+class Model(Strict):
+    """The decoder: Llama 2/3, Qwen 2/3 and Mistral are all settings of this one shape."""
+
+    preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them); fields below override it.")
+    weights: str | None = Field(
+        None, description="A Hugging Face folder to start from; its config.json gives the shape, its safetensors the weights."
+    )
+    family: Literal["llama", "qwen2", "qwen3", "mistral"] = Field(
+        "llama", description="The Hugging Face architecture that weights are read from and written to."
+    )
+    vocab_size: int | Auto = Field("auto", description="Rows of the embedding; `auto` takes the tokenizer's, rounded up to 64.")
+    dim: int = Field(256, ge=8, description="Width of the residual stream.")
+    layers: int = Field(4, ge=1, description="Decoder blocks.")
+    heads: int = Field(4, ge=1, description="Query heads.")
+    kv_heads: int | Auto = Field("auto", description="Key and value heads (grouped-query attention); `auto` is `heads`.")
+    head_dim: int | Auto = Field("auto", description="Width of one head; `auto` is dim / heads.")
+    ffn_dim: int | Auto = Field("auto", description="Hidden width of the SwiGLU; `auto` is 8/3 dim rounded up to 64.")
+    max_seq_len: int = Field(4096, ge=1, description="Longest sequence the model is meant for (written to config.json).")
+    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in RMSNorm.")
+    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
+    rope_scaling: RopeScaling | None = Field(None, description="Stretch of the rotary frequencies.")
+    qk_norm: bool = Field(False, description="RMSNorm on queries and keys of each head (Qwen 3).")
+    qkv_bias: bool = Field(False, description="Bias on the query, key and value projections (Qwen 2).")
+    out_bias: bool = Field(False, description="Bias on the attention output projection.")
+    mlp_bias: bool = Field(False, description="Bias on the three MLP projections.")
+    tie_embeddings: bool = Field(False, description="The output head reuses the embedding.")
+    sliding_window: int | None = Field(None, ge=1, description="Each token sees at most this many tokens back, itself included.")
+    full_attention_layers: int = Field(
+        0, ge=0, description="Leading layers that ignore `sliding_window` (Qwen 2's max_window_layers)."
+    )
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    experts: Experts | None = Field(None, description="Makes the model a mixture of experts.")

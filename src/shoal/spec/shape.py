@@ -1,0 +1,94 @@
+"""The shape of a model with nothing left open: what `shoal.model` builds and what a planner counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import SpecError
+from shoal.spec.model import Experts, Model, RopeScaling
+
+
+@dataclass(frozen=True)
+class Shape:
+    family: str
+    vocab_size: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    max_seq_len: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    tie_embeddings: bool
+    sliding_window: int | None
+    full_attention_layers: int
+    init_std: float
+    experts: Experts | None
+
+    @property
+    def q_dim(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def params(self) -> int:
+        """Parameters, each counted once (a tied head is no second matrix)."""
+        head = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        return self.vocab_size * self.dim + head + self.dim + self._layers(active=False)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token passes through; less than `params` only for a mixture of experts."""
+        head = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        return self.vocab_size * self.dim + head + self.dim + self._layers(active=True)
+
+    def flops_per_token(self, seq_len: int, causal: bool) -> float:
+        """Training FLOPs of one token: 6 a matrix parameter it passes, plus attention over `seq_len` tokens.
+
+        `causal=True` counts the half of the attention square that is computed; `False` counts it all, as torchtitan
+        does. The embedding is a lookup and counts nothing; the head counts even when tied.
+        """
+        matrices = self._layers(active=True) + self.vocab_size * self.dim
+        attention = 12 * self.layers * self.q_dim * seq_len
+        return 6 * matrices + (attention / 2 if causal else attention)
+
+    def _layers(self, active: bool) -> int:
+        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
+        attention += (self.q_dim + 2 * self.kv_dim) * self.qkv_bias + self.dim * self.out_bias
+        attention += 2 * self.head_dim * self.qk_norm
+        dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
+        per_layer = attention + 2 * self.dim
+        if self.experts is None:
+            return self.layers * (per_layer + dense)
+        e = self.experts
+        routed = e.top_k if active else e.count
+        sparse = 3 * self.dim * e.ffn_dim * (routed + e.shared) + self.dim * e.count
+        return self.layers * per_layer + e.dense_layers * dense + (self.layers - e.dense_layers) * sparse
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
+    """Close every `auto` of the model. `tokenizer_vocab` is needed only when `vocab_size` is `auto`."""
+    vocab = model.vocab_size
+    if vocab == "auto":
+        if tokenizer_vocab is None:
+            raise SpecError("model.vocab_size is `auto` and no prepared data says how large the vocabulary is.")
+        vocab = round_up(tokenizer_vocab, 64)
+    kv_heads = model.heads if model.kv_heads == "auto" else model.kv_heads
+    head_dim = model.dim // model.heads if model.head_dim == "auto" else model.head_dim
+    ffn_dim = round_up(model.dim * 8 // 3, 64) if model.ffn_dim == "auto" else model.ffn_dim
+    same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
+    return Shape(**{**same, "vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim})

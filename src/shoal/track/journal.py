@@ -1,0 +1,70 @@
+"""The journal: one JSON line a fact, appended and never changed. Every view of a run is derived from it.
+
+Writers append a whole line with one write to a file opened O_APPEND, so the supervisor and rank 0 can share it.
+Readers skip a torn last line (a crash while writing) and stop with a clear error at a newer version.
+The record kinds are in docs/reference/journal.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SetupError
+
+VERSION = 1
+Record = dict[str, Any]
+
+
+class Journal:
+    """An open journal, to write to."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def append(self, kind: str, **fields: Any) -> Record:
+        record = {"v": VERSION, "kind": kind, "t": round(time.time(), 6), **fields}
+        line = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
+        os.write(self._fd, line.encode())
+        return record
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
+    """Records from a byte offset on, each with the offset after it, so that a follower can stop and go on."""
+    with open(path, "rb") as f:
+        f.seek(offset)
+        for line in f:
+            if not line.endswith(b"\n"):
+                return  # still being written, or torn by a crash
+            offset += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # a torn line that a later writer's line was appended to
+            if record.get("v", 0) > VERSION:
+                raise SetupError(f"{path} was written by a newer Shoal (journal version {record['v']}); upgrade Shoal to read it.")
+            yield record, offset
+
+
+def records(path: Path) -> list[Record]:
+    return [record for record, _ in read(path)]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: a loss that blew up is written as the string that says so."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
