@@ -26,7 +26,10 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")  # a crash tore the last line: keep it from swallowing the next one
 
     def append(self, kind: str, **fields: Any) -> Record:
         record = {"v": VERSION, "kind": kind, "t": round(time.time(), 6), **fields}
