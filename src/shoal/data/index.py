@@ -1,0 +1,209 @@
+"""The index of a data set: its shards, their sizes and checksums. The format is in docs/reference/shards.md.
+
+`index.json` is written last and by rename, so a folder that has one is complete, and one that has none is no data set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from shoal.errors import DataError, SetupError
+
+FORMAT = "shoal-tokens"
+VERSION = 1
+INDEX_FILE = "index.json"
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+DOC_END_BYTES = 8
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # an index may come from a stranger: no way out of the folder
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file of a shard: all that is needed to fetch it and to know that it is right."""
+
+    name: str
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One shard, as the index states it."""
+
+    name: str
+    tokens: int
+    documents: int
+    tokens_xxh3: str
+    docs_xxh3: str
+    mask_xxh3: str | None
+    tokens_bytes: int
+
+    @property
+    def tokens_file(self) -> ShardFile:
+        return ShardFile(f"{self.name}.tokens", self.tokens_bytes, self.tokens_xxh3)
+
+    @property
+    def docs_file(self) -> ShardFile:
+        return ShardFile(f"{self.name}.docs", self.documents * DOC_END_BYTES, self.docs_xxh3)
+
+    @property
+    def mask_file(self) -> ShardFile | None:
+        return None if self.mask_xxh3 is None else ShardFile(f"{self.name}.mask", self.tokens, self.mask_xxh3)
+
+    @property
+    def files(self) -> list[ShardFile]:
+        return [f for f in (self.tokens_file, self.docs_file, self.mask_file) if f is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ShardInfo:
+        return cls(**{name: value[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Index:
+    """A data set, as its index.json states it."""
+
+    dtype: str
+    vocab_size: int
+    eos_id: int
+    tokenizer: str
+    tokens: int
+    documents: int
+    has_mask: bool
+    fingerprint: str
+    shards: tuple[ShardInfo, ...]
+    source: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for shard in self.shards for file in shard.files)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest type of the format that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def fingerprint_of(shards: Sequence[ShardInfo], vocab_size: int, dtype: str) -> str:
+    """Names the content: equal tokens, boundaries and masks in equal order give an equal one, in any folder."""
+    h = xxhash.xxh3_128(f"{FORMAT} {VERSION} {dtype} {vocab_size}\n".encode())
+    for s in shards:
+        h.update(f"{s.tokens} {s.documents} {s.tokens_xxh3} {s.docs_xxh3} {s.mask_xxh3 or '-'}\n".encode())
+    return h.hexdigest()
+
+
+def write_index(
+    folder: str | os.PathLike[str],
+    shards: Sequence[ShardInfo],
+    *,
+    vocab_size: int,
+    eos_id: int,
+    tokenizer: str,
+    dtype: str | None = None,
+    source: Mapping[str, Any] | None = None,
+) -> Index:
+    """Publish the data set: after this the folder can be opened. Empty shards are left out."""
+    kept = tuple(s for s in shards if s.tokens)
+    if not kept:
+        raise DataError(
+            f"no document was written to {folder}, so there is nothing to train on; look at the inputs and options."
+        )
+    masked = {s.mask_xxh3 is not None for s in kept}
+    if len(masked) > 1:
+        raise DataError(
+            f"some shards in {folder} have a loss mask and some have none; prepare them all with the same options."
+        )
+    dtype = dtype or dtype_for(vocab_size)
+    index = Index(
+        dtype=dtype,
+        vocab_size=vocab_size,
+        eos_id=eos_id,
+        tokenizer=tokenizer,
+        tokens=sum(s.tokens for s in kept),
+        documents=sum(s.documents for s in kept),
+        has_mask=masked.pop(),
+        fingerprint=fingerprint_of(kept, vocab_size, dtype),
+        shards=kept,
+        source=dict(source or {}),
+    )
+    parse_index(json.dumps(index.to_json()), str(folder))  # never publish what open() would refuse
+    path = Path(folder) / INDEX_FILE
+    temporary = path.with_name(f".{INDEX_FILE}.tmp")
+    with open(temporary, "w", encoding="utf-8") as f:
+        json.dump(index.to_json(), f, indent=1)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+    return index
+
+
+def parse_index(text: str | bytes, where: str) -> Index:
+    """`where` names the data set in error messages."""
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise DataError(f"{where}/{INDEX_FILE} is not valid JSON ({e}); prepare the data set again.") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise DataError(f'{where}/{INDEX_FILE} is not the index of a Shoal data set (no "format": "{FORMAT}").')
+    if value.get("version") != VERSION:
+        raise SetupError(
+            f"{where} has version {value.get('version')} of the shard format and this Shoal reads version {VERSION}; "
+            "upgrade Shoal or prepare the data set again."
+        )
+    try:
+        shards = tuple(ShardInfo.from_json(s) for s in value["shards"])
+        index = Index(**{name: value[name] for name in Index.__dataclass_fields__} | {"shards": shards})
+    except (KeyError, TypeError) as e:
+        raise DataError(f"{where}/{INDEX_FILE} lacks the field {e}; prepare the data set again.") from None
+    wrong = _inconsistency(index)
+    if wrong:
+        raise DataError(f"{where}/{INDEX_FILE} contradicts itself: {wrong}; prepare the data set again.")
+    return index
+
+
+def _inconsistency(index: Index) -> str | None:
+    shards = index.shards
+    if index.dtype not in ITEM_BYTES:
+        return f"the type '{index.dtype}' is neither uint16 nor uint32"
+    if not 0 <= index.eos_id < index.vocab_size:
+        return f"the end-of-document id {index.eos_id} is outside the vocabulary of {index.vocab_size}"
+    if dtype_for(index.vocab_size) == "uint32" and index.dtype == "uint16":
+        return f"a vocabulary of {index.vocab_size} does not fit uint16"
+    if (index.tokens, index.documents) != (sum(s.tokens for s in shards), sum(s.documents for s in shards)):
+        return "its totals differ from the sums over its shards"
+    if len({s.name for s in shards}) != len(shards):
+        return "two shards have the same name"
+    for s in shards:
+        if not _SAFE_NAME.fullmatch(s.name):
+            return f"'{s.name}' is no name for a shard"
+        if s.tokens < 1 or s.tokens_bytes != s.tokens * ITEM_BYTES[index.dtype] or not 1 <= s.documents <= s.tokens:
+            return f"the sizes of {s.name} do not fit together"
+        if (s.mask_xxh3 is not None) != index.has_mask:
+            return f"{s.name} and has_mask disagree"
+    if index.fingerprint != fingerprint_of(shards, index.vocab_size, index.dtype):
+        return "its fingerprint is not that of its shards"
+    return None
+
+
+def fsync_folder(folder: Path) -> None:
+    """A rename survives a power cut only once the folder itself is on disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
