@@ -2,11 +2,12 @@
 
 Writers append a whole line with one write to a file opened O_APPEND, so the supervisor and rank 0 can share it.
 Readers skip a torn last line (a crash while writing) and stop with a clear error at a newer version.
-The record kinds are in docs/reference/journal.md.
+Credentials inside addresses are masked on the way in. The record kinds are in docs/reference/journal.md.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import SetupError
+from shoal.track.secrets import mask
 
 VERSION = 1
 Record = dict[str, Any]
@@ -26,6 +28,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._torn = False
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
@@ -33,8 +37,11 @@ class Journal:
 
     def append(self, kind: str, **fields: Any) -> Record:
         record = {"v": VERSION, "kind": kind, "t": round(time.time(), 6), **fields}
-        line = json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
-        os.write(self._fd, line.encode())
+        line = (json.dumps(_clean(record), separators=(",", ":"), allow_nan=False) + "\n").encode()
+        written = os.write(self._fd, b"\n" + line if self._torn else line)
+        self._torn = written < len(line)
+        if self._torn:  # the disk is full; the half line must not swallow the next record
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         return record
 
     def close(self) -> None:
@@ -53,6 +60,8 @@ def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
                 record = json.loads(line)
             except ValueError:
                 continue  # a torn line that a later writer's line was appended to
+            if not isinstance(record, dict):
+                continue  # not ours: the tail of a torn line can be valid JSON, such as a bare number
             if record.get("v", 0) > VERSION:
                 raise SetupError(f"{path} was written by a newer Shoal (journal version {record['v']}); upgrade Shoal to read it.")
             yield record, offset
@@ -62,12 +71,14 @@ def records(path: Path) -> list[Record]:
     return [record for record, _ in read(path)]
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: a loss that blew up is written as the string that says so."""
+def _clean(value: Any) -> Any:
+    """What JSON and a reader can take: NaN and infinity become the string that says so, secrets are masked."""
+    if isinstance(value, str):
+        return mask(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: _clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [_clean(v) for v in value]
     return value

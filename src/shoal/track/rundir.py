@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+
+from shoal.errors import UsageError
 
 
 def workspace(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -67,3 +71,41 @@ class RunDir:
 
     def exists(self) -> bool:
         return self.journal_file.exists()
+
+    def supervised(self) -> bool:
+        """Whether a supervisor is alive: the kernel drops its lock the moment it dies, however it dies."""
+        try:
+            fd = os.open(self.pid_file, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)  # also gives back the shared lock, held for microseconds
+        return False
+
+
+def runs_in(folder: Path) -> list[RunDir]:
+    """Every run of a workspace, by name."""
+    try:
+        with os.scandir(folder / "runs") as entries:
+            names = sorted(entry.name for entry in entries)
+    except FileNotFoundError:
+        return []
+    return [run for run in (RunDir.of(name, folder) for name in names) if run.exists()]
+
+
+def find_run(name: str, folder: Path) -> RunDir:
+    """The run a person means: its name in the workspace, or the path of its directory."""
+    run = RunDir.of(name, folder)
+    if run.exists():
+        return run
+    if os.sep in name and (there := RunDir(Path(name).resolve())).exists():
+        return there
+    known = [run.name for run in runs_in(folder)]
+    if near := get_close_matches(name, known, n=1):
+        raise UsageError(f"there is no run '{name}' in {folder / 'runs'}; did you mean '{near[0]}'?")
+    hint = "`shoal ps` lists the runs" if known else "there are no runs there yet; --workspace names another folder"
+    raise UsageError(f"there is no run '{name}' in {folder / 'runs'}; {hint}.")
