@@ -1,0 +1,1 @@
+"""Tests mirror src; `tests.ranks` runs a function on several ranks."""

@@ -1,0 +1,208 @@
+"""Runs a function on several ranks, fast: forks from this warm process, where `import torch` is already paid for.
+
+    from tests.ranks import run_ranks
+
+    def work(rank, world, x):          # any function, closures too; the default group (gloo) is up
+        ...
+        return something_picklable
+
+    values = run_ranks(work, 4, x)     # one value a rank; a failing rank's traceback is raised here
+
+A rank that fails ends the others, a rank that hangs is killed after `timeout_s` and its stack is shown, and no
+process outlives the call (nor a killed pytest). Ranks start in tenths of a second; `spawn` takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Before any op of this process: a forked child must not inherit an OpenMP pool, it waits for threads that are gone.
+torch.set_num_threads(1)
+
+GRACE_S = 5.0  # how long the others may go on once one rank has failed
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: its value, or its traceback, or (killed) neither."""
+
+    rank: int
+    status: int  # exit code; minus the signal's number when a signal ended it
+    value: Any = None
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0
+
+
+def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60) -> list[Any]:
+    """`fn(rank, world, *args)` on every rank; returns the ranks' values, or raises with the first failing traceback."""
+    outcomes = rank_outcomes(fn, world, *args, timeout_s=timeout_s)
+    failed = [o for o in outcomes if not o.ok]
+    if failed:
+        # Ranks that say why come first: the others were ended, or lost their peer, because of it.
+        failed.sort(key=lambda o: (not o.error, "third_party/gloo" in o.error, o.rank))
+        summary = ", ".join(f"rank {o.rank}: {_ending(o.status)}" for o in failed)
+        raise AssertionError(f"{len(failed)} of {world} ranks failed ({summary})\n{failed[0].error}")
+    return [o.value for o in outcomes]
+
+
+def rank_outcomes(
+    fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60, grace_s: float = GRACE_S
+) -> list[Outcome]:
+    """Like `run_ranks`, for ranks that are meant to fail: how each one ended, whatever happened."""
+    _warm()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix="shoal-ranks-") as name:
+        folder = Path(name)
+        pids = [_fork(fn, rank, world, args, folder, timeout_s) for rank in range(world)]
+        statuses: dict[int, int] = {}
+        try:
+            timed_out = not _wait(pids, statuses, timeout_s, grace_s)
+            stacks = _stacks(pids, statuses, folder) if timed_out else ""
+        finally:
+            _kill(pids, statuses)
+        if timed_out:
+            raise TimeoutError(f"the ranks did not end within {timeout_s:g} s; where they stood:\n{stacks}")
+        return [_outcome(rank, statuses[pid], folder) for rank, pid in enumerate(pids)]
+
+
+@cache
+def _warm() -> None:
+    """Pays, once and in the parent, for the imports and lazy initialisations that every rank would pay for."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # imported for its side effect: it is in memory before the fork
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def _fork(fn: Callable[..., Any], rank: int, world: int, args: tuple[Any, ...], folder: Path, timeout_s: float) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):  # both sides set it: the group exists when either goes on
+            os.setpgid(pid, pid)
+        return pid
+    status = 1
+    try:
+        os.setpgid(0, 0)  # so that what the rank starts is killed with it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed pytest leaves nobody behind
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _child(fn, rank, world, args, folder, timeout_s)
+        status = 0
+    except BaseException:
+        (folder / f"{rank}.error").write_text(traceback.format_exc())
+    finally:
+        # Not sys.exit: pytest's own exit handlers belong to the parent.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _child(
+    fn: Callable[..., Any], rank: int, world: int, args: tuple[Any, ...], folder: Path, timeout_s: float
+) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, file=open(folder / f"{rank}.stack", "w"), all_threads=True)  # noqa: SIM115
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "OMP_NUM_THREADS": 1,
+    }
+    os.environ.update({name: str(value) for name, value in environment.items()}, GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
+    )
+    value = fn(rank, world, *args)
+    (folder / f"{rank}.value").write_bytes(pickle.dumps(value))
+    # Leaving without the barrier aborts now and then: a peer that is still in teardown loses its connection.
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _wait(pids: list[int], statuses: dict[int, int], timeout_s: float, grace_s: float) -> bool:
+    """True when all have ended by themselves, or at most `grace_s` after the first of them failed."""
+    deadline = time.monotonic() + timeout_s
+    failed_at = None
+    while len(statuses) < len(pids):
+        for pid in pids:
+            if pid not in statuses:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    statuses[pid] = os.waitstatus_to_exitcode(status)
+        now = time.monotonic()
+        if failed_at is None and any(statuses.values()):
+            failed_at = now
+        if failed_at is not None and now > failed_at + grace_s:
+            return True  # the failure is the news, not those who wait for the failed one
+        if now > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _stacks(pids: list[int], statuses: dict[int, int], folder: Path) -> str:
+    alive = [(rank, pid) for rank, pid in enumerate(pids) if pid not in statuses]
+    for _, pid in alive:
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)  # a signal handler has no event to wait for
+    return "\n".join(f"rank {rank}:\n{_read(folder / f'{rank}.stack')}" for rank, _ in alive)
+
+
+def _kill(pids: list[int], statuses: dict[int, int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # also what an ended rank has left running
+        if pid not in statuses:
+            statuses[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _outcome(rank: int, status: int, folder: Path) -> Outcome:
+    value = folder / f"{rank}.value"
+    return Outcome(
+        rank=rank,
+        status=status,
+        value=pickle.loads(value.read_bytes()) if status == 0 and value.exists() else None,
+        error=_read(folder / f"{rank}.error"),
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _ending(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"

@@ -1,0 +1,65 @@
+"""The harness that the multi-rank tests stand on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import rank_outcomes, run_ranks
+
+
+def test_every_rank_returns_its_value() -> None:
+    def work(rank: int, world: int, scale: int) -> tuple[int, torch.Tensor]:
+        total = torch.tensor([rank * scale])
+        dist.all_reduce(total)
+        return rank, total
+
+    values = run_ranks(work, 4, 10)
+    assert [rank for rank, _ in values] == [0, 1, 2, 3]
+    assert all(total.item() == 60 for _, total in values)
+
+
+def test_a_failing_rank_is_named_with_its_traceback_and_ends_the_others() -> None:
+    def work(rank: int, world: int) -> None:
+        if rank == 1:
+            raise ValueError("the shard is upside down")
+        dist.barrier()
+
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"rank 1: exit code 1[\s\S]*the shard is upside down"):
+        run_ranks(work, 3)
+    assert time.monotonic() - began < 30
+
+
+def test_a_hanging_rank_is_killed_and_its_stack_is_shown() -> None:
+    def stuck_here() -> None:
+        time.sleep(100)
+
+    def work(rank: int, world: int) -> None:
+        if rank == 0:
+            stuck_here()
+
+    with pytest.raises(TimeoutError, match="stuck_here"):
+        run_ranks(work, 2, timeout_s=3)
+
+
+def test_no_process_outlives_the_call(tmp_path: Path) -> None:
+    def work(rank: int, world: int) -> None:
+        child = subprocess.Popen(["sleep", "1000"])
+        (tmp_path / str(rank)).write_text(f"{os.getpid()} {child.pid}")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    outcomes = rank_outcomes(work, 2, grace_s=0.5)
+    assert [o.status for o in outcomes] == [-signal.SIGKILL, -signal.SIGKILL]
+    pids = [int(pid) for rank in range(2) for pid in (tmp_path / str(rank)).read_text().split()]
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
