@@ -1,0 +1,64 @@
+"""Causal self-attention with grouped key and value heads, and the masks that keep documents apart."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.model.rope import rotate
+from shoal.spec.shape import Shape
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.groups = shape.heads // shape.kv_heads  # query heads that share a key and value head
+        self.q = nn.Linear(shape.dim, shape.q_dim, bias=shape.qkv_bias)
+        self.k = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
+        self.v = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
+        self.out = nn.Linear(shape.q_dim, shape.dim, bias=shape.out_bias)
+        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """x [batch, seq, dim]; mask as `attention_mask` makes it, None meaning plainly causal."""
+        q = self.q(x).unflatten(-1, (-1, self.head_dim))  # [batch, seq, heads, head_dim]
+        k = self.k(x).unflatten(-1, (-1, self.head_dim))  # [batch, seq, kv_heads, head_dim]
+        v = self.v(x).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = attend(q, k, v, mask, self.groups)  # [batch, seq, heads, head_dim]
+        return self.out(mixed.flatten(-2))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:
+    """Scaled dot-product attention over [batch, seq, heads, head_dim]; torch picks the kernel."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # heads first, as the kernels want them
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=groups > 1)
+    return y.transpose(1, 2)
+
+
+def attention_mask(documents: Tensor | None, seq: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Who may see whom, True meaning yes: [batch or 1, 1, seq, seq]; None when plain causality says it all.
+
+    `documents` [batch, seq] numbers the documents of each row. A batch of single documents needs no mask, and the
+    causal kernels are faster without one; but only the CPU is asked, as asking a GPU would stall its queue: there
+    the caller, who has the numbers on the host, passes None.
+    """
+    if window is not None and window >= seq:
+        window = None
+    if documents is not None and documents.device.type == "cpu" and not documents.any():
+        documents = None
+    if documents is None and window is None:
+        return None
+    at = torch.arange(seq, device=device)
+    back = at[:, None] - at[None, :]  # [seq, seq]: how far key j lies behind query i
+    seen = back >= 0
+    if window is not None:
+        seen = seen & (back < window)
+    if documents is None:
+        return seen[None, None]
+    return (seen & (documents[:, :, None] == documents[:, None, :]))[:, None]

@@ -1,0 +1,93 @@
+"""The output head: hidden states to logits, or straight to the loss without holding all the logits.
+
+With a vocabulary of 128k the logits of 8k tokens are 4 GiB in float32, and as much again for their gradient: more
+than the rest of a step. The loss therefore goes over the tokens in chunks and takes each chunk's gradient while its
+logits are there, as nothing later changes it but a factor. Nothing is computed twice; recomputing the logits in the
+backward pass instead costs a third of the head's work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.spec.shape import Shape
+
+NO_TARGET = -100
+CPU_CHUNK_BYTES = 64 << 20
+GPU_CHUNK_BYTES = 1 << 30  # larger, as each chunk also adds a whole weight gradient
+
+
+class Head(nn.Module):
+    """Owns the output matrix, or none when the embedding is tied: a shared parameter would be named, saved and
+    counted twice, and `to_empty` would untie it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight: nn.Parameter | None
+        if shape.tie_embeddings:
+            self.register_parameter("weight", None)
+        else:
+            self.weight = nn.Parameter(torch.empty(shape.vocab_size, shape.dim))
+
+    def forward(self, hidden: Tensor, tied: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+        """Logits [batch, seq, vocab]; with targets [batch, seq], the sum of cross-entropy over them (float32)."""
+        weight = self.weight if tied is None else tied
+        assert weight is not None
+        if targets is None:
+            return F.linear(hidden, weight)
+        return summed_cross_entropy(hidden.flatten(0, -2), weight, targets.flatten())
+
+
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Sum of cross-entropy of `hidden @ weight.T` [tokens, vocab] over the targets that are not NO_TARGET."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # what F.linear would compute in
+        hidden, weight = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, weight))
+    limit = CPU_CHUNK_BYTES if device == "cpu" else GPU_CHUNK_BYTES
+    chunk = max(128, limit // (4 * weight.shape[0]))
+    with torch.autocast(device, enabled=False):
+        return _SummedCrossEntropy.apply(hidden, weight, targets, chunk)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        # Chunks are summed in float32, whatever they are computed in.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk):
+            rows = slice(start, start + chunk)
+            h, t = hidden[rows], targets[rows, None]  # [chunk, dim], [chunk, 1]
+            counts = t != NO_TARGET
+            picked = t.clamp(min=0)
+            log_p = F.log_softmax(h @ weight.t(), dim=-1, dtype=torch.float32)  # [chunk, vocab]
+            total -= (log_p.gather(1, picked) * counts).sum()
+            if not (wants_hidden or wants_weight):
+                continue
+            # d loss / d logits = softmax - one_hot; rows without a target are zeroed where they are narrow (dim).
+            slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).to(h.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = (slope @ weight) * counts
+            if grad_weight is not None:
+                h = h * counts
+                if h.dtype == torch.float32:
+                    grad_weight.addmm_(slope.t(), h)
+                else:
+                    grad_weight += slope.t() @ h
+        ctx.save_for_backward(*(g for g in (grad_hidden, grad_weight) if g is not None))
+        ctx.wants, ctx.weight_dtype = (wants_hidden, wants_weight), weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        wants_hidden, wants_weight = ctx.wants
+        saved = list(ctx.saved_tensors)
+        grad_hidden = saved.pop(0) * grad if wants_hidden else None
+        grad_weight = (saved.pop(0) * grad).to(ctx.weight_dtype) if wants_weight else None
+        return grad_hidden, grad_weight, None, None

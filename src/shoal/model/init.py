@@ -1,0 +1,68 @@
+"""Initial weights that do not depend on how the model is sharded, and the one way to fill a (sharded) parameter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+BLOCK_NUMBERS = 1 << 20  # numbers drawn from one generator
+
+
+def init_weights(model: nn.Module, std: float, seed: int) -> None:
+    """Norms one, biases zero, matrices normal. Each number depends on (seed, parameter name, place) alone."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
+        elif name.endswith(".bias"):
+            fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
+        else:
+            fill(parameter, partial(_normal, std=std, seed=seed, name=name))
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, rows_of: Callable[[torch.Size, slice], Tensor]) -> None:
+    """Fill this process's part of a parameter; `rows_of(shape, rows)` gives some rows of the whole, on the CPU.
+
+    Rows, because FSDP shards the first dimension: a rank makes or reads only its own. A cut along another dimension
+    is taken out of the rows.
+    """
+    if parameter.is_meta:
+        raise RuntimeError("the model is still on the meta device: call to_empty(device=...) before filling it")
+    local, box = local_box(parameter)
+    if local.numel() == 0:
+        return
+    values = rows_of(parameter.shape, box[0])
+    local.copy_(values[(slice(None), *box[1:])])
+
+
+def local_box(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """The part of a tensor that this process holds, and where it lies in the whole."""
+    if not isinstance(tensor, DTensor):
+        return tensor, tuple(slice(0, n) for n in tensor.shape)
+    # Not in torch's documented surface, but what its own checkpoints use; placements are too many to redo here.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))
+
+
+def _normal(shape: torch.Size, rows: slice, std: float, seed: int, name: str) -> Tensor:
+    """Rows of a normal matrix. Blocks of rows have generators of their own, so that no rank draws the whole."""
+    height = max(1, BLOCK_NUMBERS // shape[1:].numel())
+    blocks = []
+    for block in range(rows.start // height, -(-rows.stop // height)):
+        first, last = block * height, min((block + 1) * height, shape[0])
+        generator = torch.Generator("cpu").manual_seed(_key(seed, name, block))
+        numbers = torch.empty(last - first, *shape[1:], device="cpu").normal_(0.0, std, generator=generator)
+        blocks.append(numbers[max(rows.start - first, 0) : rows.stop - first])
+    return torch.cat(blocks)
+
+
+def _key(seed: int, name: str, block: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # manual_seed takes a signed 64-bit number
