@@ -1,1 +1,75 @@
-.PHONY: help demo test test-slow test-clusters lint format bench lock clean
+# Two commands matter to a newcomer: `make demo` and `make test`. Both create the environment when it is missing.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+UV     := uv==0.13.7
+PYTHON ?= python3
+# One thread a test process: the tests themselves use both cores.
+export OMP_NUM_THREADS ?= 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := 1
+export WANDB_MODE ?= offline
+
+.PHONY: help setup demo test test-fast test-slow test-clusters lint format bench docs lock clean
+
+help:
+	@echo "make demo           train a small model with two processes, kill one, watch it recover (4 minutes)"
+	@echo "make test           lint and all tests that need no cluster (under 20 minutes on 2 cores)"
+	@echo "make test-slow      a real 135M model: import, fine-tune, export"
+	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server)"
+	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
+	@echo "make bench          every benchmark: a table and a ratio against a named peer"
+	@echo "make docs           regenerate docs/reference from the code"
+	@echo "make lock           resolve the dependencies anew into requirements.lock"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Shoal needs Python 3.11 or newer: set PYTHON=/path/to/python3.11." >&2; exit 78; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "This Python cannot create environments: apt-get install python3-venv, then try again." >&2; exit 78; }
+	@echo "Setting up $(VENV) (minutes the first time, seconds afterwards)…"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/python scripts/demo.py
+
+test: lint test-fast
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not cluster" tests
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow tests
+
+test-clusters: $(READY)
+	$(BIN)/python -m pytest -m cluster tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/all.py
+
+docs: $(READY)
+	$(BIN)/python -m shoal.spec.reference docs/reference
+
+lock: $(READY)
+	@printf 'torch==2.13.0\n' > $(VENV)/constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --extra dev --constraint $(VENV)/constraints.txt --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo-workspace

@@ -45,6 +45,12 @@ class CheckpointError(ShoalError):
     exit_code = WRONG_ENVIRONMENT
 
 
+class NumericsError(ShoalError):
+    """The loss or a gradient is no number; the order is fixed, so the same steps would end the same way."""
+
+    exit_code = WRONG_ENVIRONMENT
+
+
 class TransientError(ShoalError):
     """A retry may cure it: a lost peer, a full queue, a server that is away."""
 

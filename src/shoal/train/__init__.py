@@ -1,1 +1,1 @@
-""""""
+"""The loop and what it stands on: decisions, optimizers, schedules, evaluation, the worker process."""

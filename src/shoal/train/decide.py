@@ -1,0 +1,132 @@
+"""Closes every `auto` of a run before anything is started, and says why. No torch: the supervisor calls this."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SetupError, SpecError
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape, shape_of
+
+# A replica of a model with AdamW holds 16 bytes a parameter; past this size sharding is worth its communication.
+SHARD_ABOVE_PARAMS = 1_000_000_000
+# Tokens one process computes at once: enough to keep matmuls busy, small enough for the activations.
+MICRO_TOKENS = {"cpu": 4096, "cuda": 16384}
+# More processes than this on one CPU lose to threads inside the matmul.
+MOST_CPU_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class Decision:
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Decided:
+    run: Run
+    world: int
+    decisions: tuple[Decision, ...]
+
+
+def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
+    """The run with nothing left open. `world` is set when somebody else (torchrun) has started the processes."""
+    made: list[Decision] = []
+
+    def choose(key: str, given: Any, value: Any, why: str) -> Any:
+        if given != "auto":
+            return given
+        made.append(Decision(key, value, why))
+        return value
+
+    gpus = visible_gpus()
+    device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"{gpus} GPUs are visible")
+    if device == "cuda" and not gpus and world is None:
+        raise SetupError("resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi.")
+    shape = shape_of(run.model, _tokenizer_vocab(run, workspace) if run.model.vocab_size == "auto" else None)
+    vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
+
+    world = world or _world(run, device, gpus, choose)
+    replicate, shard = _data_parallel(run, world, shape, choose)
+    per_process = run.train.batch // world
+    if run.train.batch % world:
+        low, high = per_process * world, (per_process + 1) * world
+        near = f"{low} or {high}" if low else str(high)
+        raise SpecError(f"train.batch is {run.train.batch}, which {world} processes cannot share equally: use {near}.")
+    most = max(1, MICRO_TOKENS[device] // run.data.seq_len)
+    micro = choose(
+        "mesh.micro_batch",
+        run.mesh.micro_batch,
+        max(d for d in range(1, per_process + 1) if per_process % d == 0 and d <= most),
+        f"the most windows of a process's {per_process} that stay within {MICRO_TOKENS[device]} tokens",
+    )
+    if per_process % micro:
+        raise SpecError(
+            f"mesh.micro_batch is {micro}, but each of {world} processes has {per_process} windows a step, "
+            f"which it does not divide: use {max(d for d in range(1, micro + 1) if per_process % d == 0)}."
+        )
+    cores = len(os.sched_getaffinity(0))
+    threads = choose("resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores / {world} processes")
+    precision = choose(
+        "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
+    )
+    closed = run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"vocab_size": vocab}),
+            "train": run.train.model_copy(update={"precision": precision}),
+            "mesh": run.mesh.model_copy(update={"dp_replicate": replicate, "dp_shard": shard, "micro_batch": micro}),
+            "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
+        }
+    )
+    return Decided(closed, world, tuple(made))
+
+
+def visible_gpus() -> int:
+    """GPUs this process may use, without importing torch or starting CUDA."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = sum(1 for p in Path("/dev").glob("nvidia[0-9]*"))
+    if listed is None:
+        return present
+    return min(present, len([d for d in listed.split(",") if d.strip() not in ("", "-1")]))
+
+
+def _world(run: Run, device: str, gpus: int, choose: Any) -> int:
+    replicate, shard = run.mesh.dp_replicate, run.mesh.dp_shard
+    if isinstance(replicate, int) and isinstance(shard, int):
+        why = f"mesh asks for {replicate} x {shard}"
+        return int(choose("resources.processes", run.resources.processes, replicate * shard, why))
+    most = gpus if device == "cuda" else min(len(os.sched_getaffinity(0)), MOST_CPU_PROCESSES)
+    step = next((n for n in (replicate, shard) if isinstance(n, int)), 1)
+    fits = [n for n in range(1, most + 1) if run.train.batch % n == 0 and n % step == 0]
+    what = "GPUs" if device == "cuda" else "cores"
+    return int(
+        choose("resources.processes", run.resources.processes, max(fits, default=step), f"{most} {what}, batch {run.train.batch}")
+    )
+
+
+def _data_parallel(run: Run, world: int, shape: Shape, choose: Any) -> tuple[int, int]:
+    replicate, shard = run.mesh.dp_replicate, run.mesh.dp_shard
+    if replicate == "auto" and shard == "auto":
+        big = shape.params > SHARD_ABOVE_PARAMS
+        why = f"{shape.params:,} parameters: " + ("sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)")
+        shard = choose("mesh.dp_shard", shard, world if big else 1, why)
+    if replicate == "auto":
+        replicate = choose("mesh.dp_replicate", replicate, max(1, world // int(shard)), f"{world} processes / dp_shard {shard}")
+    if shard == "auto":
+        shard = choose("mesh.dp_shard", shard, max(1, world // int(replicate)), f"{world} processes / dp_replicate {replicate}")
+    if int(replicate) * int(shard) != world:
+        raise SpecError(
+            f"mesh.dp_replicate {replicate} x mesh.dp_shard {shard} is {int(replicate) * int(shard)}, "
+            f"but there are {world} processes: set resources.processes to {int(replicate) * int(shard)} or one of them to auto."
+        )
+    return int(replicate), int(shard)
+
+
+def _tokenizer_vocab(run: Run, workspace: Path) -> int:
+    from shoal.data.feed import open_sources
+
+    return open_sources(run.data.train, run.data, workspace)[0].vocab_size

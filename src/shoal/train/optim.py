@@ -1,0 +1,77 @@
+"""Optimizers with their state laid out from the start, so that a fresh run and a resumed one take the same path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from shoal.spec.run import Optimizer as Spec
+from shoal.train.muon import Muon
+
+
+class Optimizers:
+    """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
+
+    def __init__(self, spec: Spec, model: nn.Module) -> None:
+        self._names = {p: name for name, p in model.named_parameters()}
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
+        if spec.name == "adamw":
+            matrices_by_muon, rest = [], [*model.parameters()]
+        else:
+            chosen = set(matrices)
+            matrices_by_muon, rest = matrices, [p for p in model.parameters() if p not in chosen]
+        groups = [
+            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": spec.weight_decay},
+            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases have no scale to decay
+        ]
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+        ]
+        if matrices_by_muon:
+            self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))
+        self._peaks = [spec.lr, spec.muon_lr]
+        for part in self.parts:
+            _lay_out_state(part)
+
+    def step(self, ratio: float) -> float:
+        """One update at `ratio` of the peak learning rate; returns AdamW's rate."""
+        for part, peak in zip(self.parts, self._peaks, strict=False):
+            for group in part.param_groups:
+                group["lr"] = peak * ratio
+            part.step()
+            part.zero_grad(set_to_none=True)
+        return self._peaks[0] * ratio
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state that a checkpoint holds, by the name of its parameter; filled in place on resume."""
+        return {f"optim.{self._names[p]}.{key}": t for p, key, t in self._state() if key != "step"}
+
+    def set_step(self, step: int) -> None:
+        """AdamW's own step counts, which are the run's committed steps."""
+        for _, key, t in self._state():
+            if key == "step":
+                t.fill_(step)
+
+    def _state(self) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+        for part in self.parts:
+            for p, state in part.state.items():
+                yield from ((p, key, t) for key, t in _tensors(state))
+
+
+def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((key, t) for key, t in state.items() if isinstance(t, torch.Tensor))
+
+
+def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """torch creates state at the first step; a checkpoint needs it before, to be loaded into."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state[p]
+            if isinstance(optimizer, Muon):
+                state["momentum"] = torch.zeros_like(p)
+            else:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                state["exp_avg"] = torch.zeros_like(p)
+                state["exp_avg_sq"] = torch.zeros_like(p)

@@ -1,0 +1,60 @@
+"""What a checkpoint holds, in and out: parameters, optimizer state, the step, and what the run must not change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal import checkpoint
+from shoal.errors import DataError
+from shoal.parallel.place import Place
+from shoal.parallel.shard import plain
+from shoal.track.rundir import RunDir
+from shoal.train.optim import Optimizers
+
+
+@dataclass(frozen=True)
+class State:
+    model: nn.Module
+    optimizers: Optimizers
+    data_fingerprints: list[str]
+    batch: int
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        parameters = {f"model.{name}": p.detach() for name, p in plain(self.model).named_parameters()}
+        return {**parameters, **self.optimizers.tensors()}
+
+    def extra(self, step: int) -> dict[str, Any]:
+        return {"step": step, "position": step * self.batch, "data": self.data_fingerprints, "batch": self.batch}
+
+    def restore(self, run_dir: RunDir, found: checkpoint.Found) -> int:
+        """Fills the state in place and returns the committed steps it stands at."""
+        extra = checkpoint.load(found, self.tensors())
+        if extra["data"] != self.data_fingerprints:
+            raise DataError(
+                f"the training data is not what run '{run_dir.name}' was trained on up to step {extra['step']} "
+                "(its fingerprint changed): restore the data, or start a new run from exported weights."
+            )
+        self.optimizers.set_step(extra["step"])
+        return int(extra["step"])
+
+
+def digest(model: nn.Module, place: Place) -> str:
+    """A fingerprint of all parameters, shard by shard: equal on equal layouts exactly when every bit is equal."""
+    h = xxhash.xxh3_128()
+    for name, p in plain(model).named_parameters():
+        local = p.to_local() if isinstance(p, DTensor) else p
+        h.update(name.encode())
+        h.update(local.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    mine = torch.tensor(list(h.digest()), dtype=torch.uint8)
+    if place.world == 1:
+        return h.hexdigest()
+    all_of_them = [torch.empty_like(mine) for _ in range(place.world)]
+    dist.all_gather(all_of_them, mine)
+    return xxhash.xxh3_128(bytes(torch.cat(all_of_them).tolist())).hexdigest()

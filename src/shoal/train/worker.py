@@ -1,0 +1,149 @@
+"""One process of a run: joins the others, builds or restores the state, trains, and leaves with an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal import checkpoint
+from shoal.data.feed import Feed, open_sources
+from shoal.data.order import Order
+from shoal.data.windows import Windows
+from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
+from shoal.model.decoder import Decoder
+from shoal.model.hf import load_weights
+from shoal.observe.throughput import peak_flops
+from shoal.parallel.place import Place, join, leave
+from shoal.parallel.shard import build, plain
+from shoal.spec import load
+from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
+from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir
+from shoal.train.evaluate import Evaluator
+from shoal.train.loop import Tell, Training, train
+from shoal.train.optim import Optimizers
+from shoal.train.restore import restore_newest
+from shoal.train.state import State, digest
+
+
+def main(run_dir: RunDir) -> int:
+    """Runs the worker and turns what happened into an exit code; the sentence goes to this rank's log."""
+    stop = StopFlag()
+    try:
+        run = load(run_dir.spec_file).run
+        place = join(run)
+        work(run_dir, run, place, stop)
+        leave(place)
+        return DONE
+    except Stopped as e:
+        leave(place)
+        print(f"shoal: {e}", file=sys.stderr)
+        return e.exit_code
+    except ShoalError as e:
+        print(f"shoal: {e}", file=sys.stderr)
+        return e.exit_code
+    except Exception:
+        traceback.print_exc()
+        return TRANSIENT
+
+
+def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> None:
+    torch.set_num_threads(int(run.resources.threads))
+    journal = Journal(run_dir.journal_file) if place.rank == 0 else None
+    attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
+
+    def tell(kind: str, **fields: Any) -> None:
+        if journal is not None:
+            journal.append(kind, attempt=attempt, **fields)
+
+    sources = open_sources(run.data.train, run.data, run_dir.workspace)
+    windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+    order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
+    shape = shape_of(run.model)
+    with torch.device("meta"):
+        decoder = Decoder(shape)
+    model = build(run, decoder, place)
+    optimizers = Optimizers(run.train.optimizer, plain(model))
+    state = State(model, optimizers, [s.fingerprint for s in sources], run.train.batch)
+    restored = restore_newest(state, run_dir, place, tell)
+    if restored is None and run.model.weights:
+        load_weights(plain(model), run.model.weights)
+    first = restored or 0
+    tell(
+        "start",
+        step=first,
+        world=place.world,
+        mesh={"dp_replicate": run.mesh.dp_replicate, "dp_shard": run.mesh.dp_shard, "micro_batch": run.mesh.micro_batch},
+        device=_device_name(place),
+        params=shape.params,
+        precision=run.train.precision,
+        total=run.train.steps,
+        flops_per_token=shape.flops_per_token(run.data.seq_len, causal=True),
+        flops_convention="causal",
+        peak_flops=peak_flops(_device_name(place), str(run.train.precision)),
+        resumed_from=restored,
+        windows=[int(n) for n in windows.sizes],
+    )
+    feed = Feed(windows, order, run.train.batch, place.rank, place.world, int(run.mesh.micro_batch))
+    training = Training(
+        run, place, model, optimizers, feed, tell, stop, _evaluator(run, run_dir, place, model, tell), _saver(run, run_dir, state, tell)
+    )
+    try:
+        train(training, first)
+    finally:
+        feed.close()
+    fingerprint = digest(model, place)
+    tell("finished", step=run.train.steps, digest=fingerprint)
+
+
+class StopFlag:
+    """Set by SIGINT, SIGTERM or SIGUSR2 (Slurm's warning); the loop asks before each step."""
+
+    def __init__(self) -> None:
+        self._told = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self._told = True
+
+    def __call__(self) -> bool:
+        return self._told
+
+
+def _evaluator(run: Run, run_dir: RunDir, place: Place, model: torch.nn.Module, tell: Tell) -> Callable[[int], object]:
+    if not run.data.eval:
+        return lambda step: None
+    held_out = Windows(open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents)
+    return Evaluator(run, place, model, held_out, tell)
+
+
+def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int], None]:
+    attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
+
+    def save(step: int) -> None:
+        begin = round(time.time(), 6)
+        try:
+            saved = checkpoint.save(run_dir.checkpoints, step, state.tensors(), state.extra(step), attempt)
+        except ShoalError as e:
+            tell("checkpoint_failed", step=step, begin=begin, error=str(e))
+            if step == run.train.steps:
+                raise  # the end of a run that was not saved is no end
+            return  # training goes on; the older checkpoints are untouched
+        tell("checkpoint", step=step, begin=begin, bytes=saved.bytes, path=saved.path.name)
+        if int(os.environ.get("RANK", "0")) == 0:
+            checkpoint.prune(run_dir.checkpoints, run.checkpoint.keep)
+
+    return save
+
+
+def _device_name(place: Place) -> str:
+    return torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu"
