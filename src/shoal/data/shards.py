@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ class Folder(Protocol):
 
     where: str
 
-    def index(self) -> bytes: ...
+    def read(self, name: str) -> bytes:
+        """A small file, whole: the index, the tokenizer."""
+        ...
 
     def open(self, file: ShardFile) -> int:
         """A descriptor of the file, to be mapped and closed by the caller; its size is that of the index."""
@@ -47,14 +50,14 @@ class LocalFolder:
         self.path = Path(path)
         self.where = str(path)
 
-    def index(self) -> bytes:
+    def read(self, name: str) -> bytes:
         if not self.path.is_dir():
             raise DataError(f"there is no folder {self.where}; make the data set with `shoal data prepare`.")
         try:
-            return (self.path / INDEX_FILE).read_bytes()
+            return (self.path / name).read_bytes()
         except FileNotFoundError:
             raise DataError(
-                f"{self.where} has no {INDEX_FILE}, so it is no complete data set; make or finish it with "
+                f"{self.where} has no {name}, so it is no complete data set; make or finish it with "
                 "`shoal data prepare`."
             ) from None
 
@@ -93,6 +96,7 @@ class TokenShards:
         # starts[i] is where shard i begins in the stream; one more entry for the end.
         self.starts: Array = np.concatenate([[0], np.cumsum([s.tokens for s in index.shards])]).astype(np.int64)
         self._mapped: OrderedDict[int, Mapped] = OrderedDict()
+        self._lock = threading.Lock()
 
     @classmethod
     def open(
@@ -107,9 +111,9 @@ class TokenShards:
             from shoal.data.remote import RemoteFolder
 
             remote = RemoteFolder(where, cache_dir, cache_bytes)
-            return cls(remote, parse_index(remote.index(), where))
+            return cls(remote, parse_index(remote.read(INDEX_FILE), where))
         local = LocalFolder(where)
-        index = parse_index(local.index(), where)
+        index = parse_index(local.read(INDEX_FILE), where)
         local.check_sizes(index)
         return cls(local, index)
 
@@ -151,6 +155,10 @@ class TokenShards:
 
     def shard(self, i: int) -> Mapped:
         """Shard i, mapped; the ones used last stay mapped."""
+        with self._lock:
+            return self._shard(i)
+
+    def _shard(self, i: int) -> Mapped:
         mapped = self._mapped.get(i)
         if mapped is None:
             info = self.index.shards[i]
@@ -220,7 +228,8 @@ class TokenShards:
             return np.frombuffer(mmap.mmap(fd, file.size_bytes, access=mmap.ACCESS_READ), dtype)
         except ValueError:  # shorter than it should be: mmap refuses, where a touch would have been SIGBUS
             raise DataError(
-                f"{self.where}/{file.name} is shorter than the {file.size_bytes:,} bytes of the index; prepare it again."
+                f"{self.where}/{file.name} is shorter than the {file.size_bytes:,} bytes the index says; "
+                "copy or prepare it again."
             ) from None
         finally:
             os.close(fd)
