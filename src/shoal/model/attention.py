@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.model.norm import RMSNorm
 from shoal.model.rope import rotate
 from shoal.spec.shape import Shape
 
@@ -19,8 +20,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
         self.v = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.q_dim, shape.dim, bias=shape.out_bias)
-        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.q_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.k_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """x [batch, seq, dim]; mask as `attention_mask` makes it, None meaning plainly causal."""

@@ -14,6 +14,7 @@ from shoal.errors import SpecError
 from shoal.model.attention import Attention, attention_mask
 from shoal.model.head import Head
 from shoal.model.init import init_weights
+from shoal.model.norm import RMSNorm
 from shoal.model.rope import Rope
 from shoal.spec.shape import Shape
 
@@ -34,9 +35,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)  # computes in float32 whatever comes in
+        self.attention_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.attention = Attention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
+        self.ffn_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
@@ -52,7 +53,7 @@ class Decoder(nn.Module):
         self.rope = Rope(shape)
         self.embed = nn.Embedding(shape.vocab_size, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
+        self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.head = Head(shape)
 
     def forward(
