@@ -1,4 +1,4 @@
-"""Helpers of the reading tests: small data sets, and the slow obvious way to cut a window that the fast one is held to."""
+"""Helpers of the reading tests: small data sets, and the slow obvious way to cut a window."""
 
 from __future__ import annotations
 

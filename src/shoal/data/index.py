@@ -22,6 +22,10 @@ VERSION = 1
 INDEX_FILE = "index.json"
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 DOC_END_BYTES = 8
+SUM_BYTES = 8
+# .tokens and .mask are also checksummed in pieces of this size, so that a part read from a store can be trusted.
+# 256 KiB: a request of that size costs little more than one of a few KiB, and holds the windows of any usual length.
+PIECE_BYTES = 1 << 18
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # an index may come from a stranger: no way out of the folder
 
 
@@ -44,7 +48,12 @@ class ShardInfo:
     tokens_xxh3: str
     docs_xxh3: str
     mask_xxh3: str | None
+    sums_xxh3: str
     tokens_bytes: int
+
+    @property
+    def token_dtype(self) -> str:
+        return f"<u{self.tokens_bytes // self.tokens}"
 
     @property
     def tokens_file(self) -> ShardFile:
@@ -59,8 +68,14 @@ class ShardInfo:
         return None if self.mask_xxh3 is None else ShardFile(f"{self.name}.mask", self.tokens, self.mask_xxh3)
 
     @property
+    def sums_file(self) -> ShardFile:
+        pieces = pieces_of(self.tokens_bytes) + (0 if self.mask_xxh3 is None else pieces_of(self.tokens))
+        return ShardFile(f"{self.name}.sums", pieces * SUM_BYTES, self.sums_xxh3)
+
+    @property
     def files(self) -> list[ShardFile]:
-        return [f for f in (self.tokens_file, self.docs_file, self.mask_file) if f is not None]
+        every = (self.tokens_file, self.docs_file, self.mask_file, self.sums_file)
+        return [f for f in every if f is not None]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,6 +106,10 @@ class Index:
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+
+def pieces_of(size_bytes: int) -> int:
+    return -(-size_bytes // PIECE_BYTES)
 
 
 def dtype_for(vocab_size: int) -> str:

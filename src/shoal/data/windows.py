@@ -90,6 +90,7 @@ def _fill(source: TokenShards, rows: I64, starts: I64, tokens: I64, targets: I64
     work is per shard plus one copy a window.
     """
     length = tokens.shape[1]
+    source.want(starts, length + 1)
     shard_of = np.searchsorted(source.starts, starts, side="right") - 1
     crossing = starts + length >= source.starts[shard_of + 1]
     borders = [

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shoal.data.index import ShardInfo, fsync_folder
+from shoal.data.index import PIECE_BYTES, ShardInfo, fsync_folder
 
 Array: TypeAlias = npt.NDArray[Any]
 _BUFFER_BYTES = 1 << 20
@@ -62,6 +62,9 @@ class ShardWriter:
         self.documents += ends.size
 
     def close(self) -> ShardInfo:
+        sums = _Hashed(self._temporary("sums"))
+        sums.write(np.array([s for k in ("tokens", "mask") if k in self._files for s in self._files[k].sums()], "<u8"))
+        self._files["sums"] = sums
         for file in self._files.values():
             file.close()
         # .tokens comes last, so that a shard whose .tokens is there is whole even without an index.
@@ -76,6 +79,7 @@ class ShardWriter:
             tokens_xxh3=self._files["tokens"].hash.hexdigest(),
             docs_xxh3=self._files["docs"].hash.hexdigest(),
             mask_xxh3=None if mask is None else mask.hash.hexdigest(),
+            sums_xxh3=sums.hash.hexdigest(),
             tokens_bytes=self.tokens * self._dtype.itemsize,
         )
 
@@ -99,16 +103,32 @@ class ShardWriter:
 
 
 class _Hashed:
-    """A file that knows the checksum of what was written to it."""
+    """A file that knows the checksum of what was written to it, of the whole and of each piece."""
 
     def __init__(self, path: Path) -> None:
         self.file: BinaryIO = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by its writer
         self.hash = xxhash.xxh3_128()
+        self._piece = xxhash.xxh3_64()
+        self._room = PIECE_BYTES
+        self._sums: list[int] = []
 
     def write(self, array: Array) -> None:
+        if not array.size:
+            return
         data = np.ascontiguousarray(array).data.cast("B")
         self.hash.update(data)
         self.file.write(data)
+        while data:
+            part, data = data[: self._room], data[self._room :]
+            self._piece.update(part)
+            self._room -= len(part)
+            if not self._room:
+                self._sums.append(self._piece.intdigest())
+                self._piece.reset()
+                self._room = PIECE_BYTES
+
+    def sums(self) -> list[int]:
+        return self._sums + ([self._piece.intdigest()] if self._room < PIECE_BYTES else [])
 
     def close(self) -> None:
         self.file.flush()
