@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.spec.base import Auto, Strict
+from shoal.spec.base import CountOrAuto, LocalPath, Strict
 
 
 class RopeScaling(Strict):
@@ -14,7 +14,7 @@ class RopeScaling(Strict):
 
     kind: Literal["linear", "dynamic", "llama3", "yarn"] = Field(description="Which rule stretches the frequencies.")
     factor: float = Field(ge=1.0, description="How many times longer the context becomes.")
-    original_max_seq_len: int | None = Field(None, ge=1, description="The length before stretching (llama3, yarn, dynamic).")
+    original_max_seq_len: int | None = Field(None, ge=1, description="The length before stretching (llama3 needs it).")
     low_freq_factor: float = Field(1.0, gt=0, description="llama3: wavelengths longer than original/low are divided.")
     high_freq_factor: float = Field(4.0, gt=0, description="llama3: wavelengths shorter than original/high stay.")
     beta_fast: float = Field(32.0, gt=0, description="yarn: rotations above which a dimension is left alone.")
@@ -35,21 +35,26 @@ class Experts(Strict):
 class Model(Strict):
     """The decoder: Llama 2/3, Qwen 2/3 and Mistral are all settings of this one shape."""
 
-    preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them); fields below override it.")
-    weights: str | None = Field(
-        None, description="A Hugging Face folder to start from; its config.json gives the shape, its safetensors the weights."
+    preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them) to start from.")
+    weights: LocalPath | None = Field(
+        None,
+        description="A Hugging Face folder to start from: config.json gives the shape, *.safetensors the weights.",
     )
     family: Literal["llama", "qwen2", "qwen3", "mistral"] = Field(
         "llama", description="The Hugging Face architecture that weights are read from and written to."
     )
-    vocab_size: int | Auto = Field("auto", description="Rows of the embedding; `auto` takes the tokenizer's, rounded up to 64.")
+    vocab_size: CountOrAuto = Field(
+        "auto", description="Rows of the embedding; `auto`: the tokenizer's, rounded up to 64."
+    )
     dim: int = Field(256, ge=8, description="Width of the residual stream.")
     layers: int = Field(4, ge=1, description="Decoder blocks.")
     heads: int = Field(4, ge=1, description="Query heads.")
-    kv_heads: int | Auto = Field("auto", description="Key and value heads (grouped-query attention); `auto` is `heads`.")
-    head_dim: int | Auto = Field("auto", description="Width of one head; `auto` is dim / heads.")
-    ffn_dim: int | Auto = Field("auto", description="Hidden width of the SwiGLU; `auto` is 8/3 dim rounded up to 64.")
-    max_seq_len: int = Field(4096, ge=1, description="Longest sequence the model is meant for (written to config.json).")
+    kv_heads: CountOrAuto = Field(
+        "auto", description="Key and value heads (grouped-query attention); `auto`: as many as heads."
+    )
+    head_dim: CountOrAuto = Field("auto", description="Width of one head; `auto`: dim / heads.")
+    ffn_dim: CountOrAuto = Field("auto", description="Hidden width of the SwiGLU; `auto`: 8/3 dim, rounded up to 64.")
+    max_seq_len: int = Field(4096, ge=1, description="Longest sequence the model is meant for; written to config.json.")
     norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in RMSNorm.")
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
     rope_scaling: RopeScaling | None = Field(None, description="Stretch of the rotary frequencies.")
@@ -58,7 +63,9 @@ class Model(Strict):
     out_bias: bool = Field(False, description="Bias on the attention output projection.")
     mlp_bias: bool = Field(False, description="Bias on the three MLP projections.")
     tie_embeddings: bool = Field(False, description="The output head reuses the embedding.")
-    sliding_window: int | None = Field(None, ge=1, description="Each token sees at most this many tokens back, itself included.")
+    sliding_window: int | None = Field(
+        None, ge=1, description="Each token sees at most this many tokens, itself the last."
+    )
     full_attention_layers: int = Field(
         0, ge=0, description="Leading layers that ignore `sliding_window` (Qwen 2's max_window_layers)."
     )

@@ -6,49 +6,65 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from shoal.spec.base import Auto, Strict
+from shoal.spec.base import CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
 from shoal.spec.model import Model
-
-Positive = Annotated[int, Field(ge=1)]
-CountOrAuto = Positive | Auto
 
 
 class Source(Strict):
     """One prepared data set of a mixture."""
 
-    path: str = Field(description="Folder of token shards made by `shoal data prepare`, or s3://bucket/prefix.")
+    path: LocalPath = Field(description="Folder of token shards made by `shoal data prepare`, or s3://bucket/prefix.")
     weight: float = Field(1.0, gt=0, description="Share of the samples drawn from it, relative to the other sources.")
 
 
 def _as_sources(value: object) -> object:
     """`train: folder` and `train: [a, b]` are short for a list of sources."""
-    if isinstance(value, str):
+    if isinstance(value, str | dict):
         value = [value]
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [{"path": item} if isinstance(item, str) else item for item in value]
     return value
 
 
-Sources = Annotated[tuple[Source, ...], BeforeValidator(_as_sources), Field(strict=False)]
+Sources = Annotated[
+    tuple[Source, ...],
+    BeforeValidator(_as_sources, json_schema_input_type=str | Source | list[str | Source]),
+    Says("a folder, a list of folders, or a list of {path, weight}"),
+]
+
+
+def _as_switch(value: object) -> object:
+    """`mlflow: off` means no tracking, not a server called off."""
+    return {"off": False, "no": False, "on": True, "yes": True}.get(value, value) if isinstance(value, str) else value
+
+
+Switch = Annotated[bool | str, BeforeValidator(_as_switch), Says("`true`, `false`, or the address of a server")]
+RunName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+    Says("1 to 100 letters, digits, `.`, `_` or `-`, the first of them a letter or a digit"),
+]
 
 
 class Data(Strict):
     """What the model reads, and how windows are cut."""
 
-    train: Sources = Field(min_length=1, description="Prepared token shards: a folder, a list, or a list of {path, weight}.")
+    train: Sources = Field(min_length=1, description="Prepared token shards; several are mixed by their weights.")
     eval: Sources = Field((), description="Held-out shards for evaluation; empty means no evaluation.")
     seq_len: Positive = Field(512, description="Tokens in a window.")
-    mask_documents: bool = Field(True, description="Tokens attend only within their own document; positions restart with it.")
-    cache_dir: str | None = Field(None, description="Where remote shards are cached; default: .shoal/cache in the workspace.")
+    mask_documents: bool = Field(True, description="Tokens see only their own document; positions restart with it.")
+    cache_dir: LocalPath | None = Field(
+        None, description="Where remote shards are cached; empty means .shoal/cache in the workspace."
+    )
     cache_gb: float = Field(20.0, gt=0, description="Size limit of that cache; the shards unused for longest go first.")
 
 
 class Optimizer(Strict):
     """How gradients become updates."""
 
-    name: Literal["adamw", "muon"] = Field("adamw", description="`muon` updates matrices by Muon and the rest by AdamW.")
+    name: Literal["adamw", "muon"] = Field("adamw", description="`muon`: matrices by Muon, the rest by AdamW.")
     lr: float = Field(3e-4, gt=0, description="Peak learning rate (of AdamW).")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's two decay rates.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's two decay rates.")
     eps: float = Field(1e-8, gt=0, description="Added to the denominator.")
     weight_decay: float = Field(0.1, ge=0, description="Decoupled decay, on matrices only.")
     muon_lr: float = Field(0.02, gt=0, description="Peak learning rate of Muon's matrices.")
@@ -58,9 +74,9 @@ class Optimizer(Strict):
 class Schedule(Strict):
     """The learning rate over the run, as a multiple of its peak."""
 
-    name: Literal["cosine", "wsd", "constant"] = Field("cosine", description="`wsd` is warm-up, stable, decay.")
+    name: Literal["cosine", "wsd", "constant"] = Field("cosine", description="`wsd`: warm-up, stable, decay.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    decay_steps: int | Auto = Field("auto", description="wsd: steps of the final decay; `auto` is a fifth of the run.")
+    decay_steps: CountOrAuto = Field("auto", description="wsd: steps of the final decay; `auto`: a fifth of the run.")
     min_ratio: float = Field(0.1, ge=0, le=1, description="What is left of the peak at the end.")
 
 
@@ -88,15 +104,15 @@ class Eval(Strict):
 class Mesh(Strict):
     """How the model is laid over the processes."""
 
-    dp_replicate: CountOrAuto = Field("auto", description="Copies of the (sharded) model; above 1 with dp_shard 1 this is DDP.")
-    dp_shard: CountOrAuto = Field("auto", description="Processes one copy is sharded over (FSDP2); both above 1 is HSDP.")
-    micro_batch: CountOrAuto = Field("auto", description="Windows one process computes at once; the rest is accumulated.")
+    dp_replicate: CountOrAuto = Field("auto", description="Copies of the model; above 1 with dp_shard 1 this is DDP.")
+    dp_shard: CountOrAuto = Field("auto", description="Processes that share one copy (FSDP2); both above 1 is HSDP.")
+    micro_batch: CountOrAuto = Field("auto", description="Windows a process computes at once; the rest is accumulated.")
 
 
 class Resources(Strict):
     """What the run may use of this machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto` takes the GPUs when there are any.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: the GPUs when there are any.")
     processes: CountOrAuto = Field("auto", description="Worker processes; `auto`: one a GPU, or one a core on a CPU.")
     threads: CountOrAuto = Field("auto", description="CPU threads a process computes with; `auto`: cores / processes.")
 
@@ -112,7 +128,7 @@ class Track(Strict):
     """Where the metrics are mirrored to. The journal in the run directory is always written."""
 
     experiment: str = Field("shoal", description="Experiment (MLflow) or project (W&B) the run belongs to.")
-    mlflow: bool | str = Field(True, description="true: SQLite in the workspace; an address: that tracking server; false: off.")
+    mlflow: Switch = Field(True, description="`true`: SQLite in the workspace; an address: that server; `false`: off.")
     wandb: Literal["off", "online", "offline"] = Field("off", description="Weights & Biases.")
     tensorboard: bool = Field(False, description="Event files under the run directory.")
 
@@ -120,7 +136,7 @@ class Track(Strict):
 class Guard(Strict):
     """What happens when a worker dies."""
 
-    restarts: int = Field(3, ge=0, description="Restarts in a row without progress before giving up; progress refills it.")
+    restarts: int = Field(3, ge=0, description="Restarts in a row without progress before giving up.")
     backoff_s: float = Field(1.0, ge=0, description="Wait before the first restart; doubles with each one in a row.")
     grace_s: float = Field(60.0, gt=0, description="Time the workers have to save and leave when told to stop.")
 
@@ -128,7 +144,7 @@ class Guard(Strict):
 class Run(Strict):
     """One training run, whole."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the run and of its directory.")
+    name: RunName = Field(description="Name of the run and of its directory.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds the weights and the order of the data.")
     model: Model = Field(default_factory=Model, description="The model.")
     data: Data = Field(description="The data.")

@@ -1,0 +1,53 @@
+"""What must hold before a run starts: that Shoal can train such a model, and that the inputs are on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.errors import DataError, SetupError, SpecError
+from shoal.spec.rules import broken
+from shoal.spec.run import Run
+
+
+def trainable(run: Run) -> None:
+    """Refuse what can be written but not trained; also the rules of a file, for a `Run` that was built in Python."""
+    problems = [f"{sentence}." for _, sentence in broken(run)]
+    if run.model.experts is not None:
+        problems.append(
+            "model.experts makes a mixture of experts, which Shoal can count but not train yet; choose a dense model, "
+            "such as model.preset=qwen3-8b."
+        )
+    if problems:
+        raise SpecError("\n".join(problems))
+
+
+def local_inputs(run: Run) -> None:
+    """Refuse a run whose local data or weights are not here; what is remote is found out when it is opened."""
+    for name, sources in (("data.train", run.data.train), ("data.eval", run.data.eval)):
+        for source in sources:
+            if "://" not in source.path:
+                _data_set(name, Path(source.path))
+    if run.model.weights is not None:
+        _weights(Path(run.model.weights))
+
+
+def _data_set(name: str, folder: Path) -> None:
+    make = f"run `shoal data prepare TEXT… --out {folder}` first"
+    if not folder.exists():
+        raise DataError(f"{name} names {folder}, which does not exist; {make}.")
+    if not folder.is_dir():
+        raise DataError(f"{name} names {folder}, which is a file and not a folder of token shards; {make}.")
+    if not (folder / "index.json").is_file():
+        raise DataError(f"{name} names {folder}, which has no index.json and so is no finished data set; {make}.")
+
+
+def _weights(folder: Path) -> None:
+    if not folder.is_dir():
+        raise SetupError(
+            f"model.weights names {folder}, which is not a folder here; download a Hugging Face model into it "
+            f"(`hf download NAME --local-dir {folder}`)."
+        )
+    if not (folder / "config.json").is_file():
+        raise SetupError(f"model.weights names {folder}, which has no config.json; give the folder of a model.")
+    if not any(folder.glob("*.safetensors")):
+        raise SetupError(f"model.weights names {folder}, which has no *.safetensors; Shoal reads no other weights.")

@@ -1,0 +1,170 @@
+"""From a run file to a `Run`: read it, lay the command line over it and the preset or weights under it, check it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal.errors import SetupError, SpecError
+from shoal.spec.layers import DEFAULT, Layer, Origin, layer, leaves, normal
+from shoal.spec.model import Model
+from shoal.spec.names import Path, dotted
+from shoal.spec.overrides import apply
+from shoal.spec.presets import preset
+from shoal.spec.problems import sentences
+from shoal.spec.rules import broken
+from shoal.spec.run import Run
+from shoal.spec.yaml_text import Document, parse, read_text
+
+# What a file of weights fixes: these cannot differ from its config.json, or the tensors would not fit.
+_FIXED_BY_WEIGHTS = (
+    "family", "vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim",
+    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "experts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run, and where each of its values came from (`run.yaml:12`, `command line`, `preset tiny`, `default` …)."""
+
+    run: Run
+    origins: dict[str, str]
+    path: File
+
+
+def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
+    """Read a run file; `overrides` are `a.b=value`. Everything wrong is said at once, one sentence a line (SpecError).
+
+    Relative paths in the file start at its folder, those in overrides at the current folder. Whether they exist is not
+    asked here, so that a run can be shown on another machine; `checks.local_inputs` asks.
+    """
+    file = File(path)
+    document = _document(file)
+    stated = apply(overrides, _file_layer(file, document), os.getcwd())
+    problems: list[str] = []
+    try:
+        whole = stated.over(_base(stated))
+    except SpecError as e:
+        whole, problems = stated, [str(e)]
+
+    def where(*paths: Path) -> str:
+        return _where(paths, stated, document, file)
+
+    try:
+        run = Run.model_validate(whole.values)
+        # Without its preset the shape is not the one meant, and the rules would complain about the wrong thing.
+        problems += [] if problems else [f"{where(*map(_path, names))}: {text}." for names, text in broken(run)]
+    except ValidationError as e:
+        problems += sentences(e, whole.values, where)
+    if problems:
+        raise SpecError("\n".join(problems))
+    values = run.model_dump(mode="json")
+    origins = {dotted(p): whole.origins.get(p, DEFAULT).label for p, _ in leaves(values)}
+    return Loaded(run, origins, file)
+
+
+def _document(file: File) -> Document:
+    document = parse(read_text(file), str(file))
+    if document.values is None:
+        raise SpecError(f"{file} is empty; `shoal init pretrain {file} --force` writes a run file to start from.")
+    if not isinstance(document.values, dict):
+        raise SpecError(f"{file}:{document.places[()]}: a run file is lines of `name: value`, not a list or one value.")
+    return document
+
+
+def _file_layer(file: File, document: Document) -> Layer:
+    def origin(path: Path) -> Origin:
+        place = _nearest(path, document)
+        return Origin(f"{file.name}:{place.line}", f"{file}:{place}")
+
+    folder = os.path.dirname(os.path.abspath(file))
+    return layer(normal(document.values, (), document.spelt, folder), origin)
+
+
+def _base(stated: Layer) -> Layer:
+    """What lies under the stated values: the preset's shape or that of the weights.
+
+    A file that states the whole shape needs neither; the resolved file in a run directory is one, and so it loads when
+    the weights it once started from are gone or a later Shoal has another preset of that name.
+    """
+    model = stated.values.get("model")
+    if not isinstance(model, dict) or all(name in model for name in Model.model_fields):
+        return Layer()
+    name, weights = model.get("preset"), model.get("weights")
+    if isinstance(name, str) and isinstance(weights, str):
+        raise SpecError(
+            f"{_said(stated, 'weights')}: model.weights and model.preset cannot both give the shape; remove one."
+        )
+    if isinstance(name, str):
+        origin = Origin(f"preset {name}", f"preset {name}")
+        return layer({"model": preset(name, _said(stated, "preset")).model}, lambda _: origin)
+    if isinstance(weights, str) and weights:
+        origin = Origin("weights config.json", os.path.join(weights, "config.json"))
+        shape = _shape_of_weights(File(weights), _said(stated, "weights"))
+        _same_shape(model, shape, stated)
+        return layer({"model": shape}, lambda _: origin)
+    return Layer()
+
+
+def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
+    from shoal.spec.hf_config import from_hf
+
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SetupError(
+            f"{where}: model.weights needs {file}, which is not there; give the folder of a Hugging Face model "
+            f"(`hf download NAME --local-dir FOLDER` gets one)."
+        ) from None
+    except (OSError, ValueError) as e:
+        raise SetupError(f"{where}: {file} cannot be read as JSON ({e}); get the model again.") from None
+    if not isinstance(config, dict):
+        raise SetupError(f"{where}: {file} is not the config of a Hugging Face model; get the model again.")
+    return from_hf(config)
+
+
+def _same_shape(model: dict[str, Any], shape: dict[str, Any], stated: Layer) -> None:
+    problems = [
+        f"{_said(stated, name)}: model.{name} is {model[name]}, but the weights have {shape[name]}; remove it."
+        for name in _FIXED_BY_WEIGHTS
+        if name in model and name in shape and model[name] not in ("auto", shape[name])
+    ]
+    if problems:
+        raise SpecError("\n".join(problems))
+
+
+def _said(stated: Layer, name: str) -> str:
+    origin = stated.origin(("model", name))
+    return origin.where if origin else f"model.{name}"
+
+
+def _where(paths: Sequence[Path], stated: Layer, document: Document, file: File) -> str:
+    """The place to look at for a problem with these values: where a person stated one, the command line first."""
+    origins = [origin for origin in map(stated.origin, paths) if origin]
+    if origins:
+        return min(origins, key=lambda o: o.label != "command line").where
+
+    for length in range(len(paths[0]), 0, -1):
+        above = paths[0][:length]
+        origin = stated.origin(above) if isinstance(above[-1], int) else stated.origins.get(above)
+        if origin:
+            return origin.where  # something is wrong or missing in an item of a list
+
+        if above in document.places:
+            return f"{file}:{document.places[above]}"
+    return str(file)
+
+
+def _nearest(path: Path, document: Document) -> Any:
+    return next(document.places[path[:n]] for n in range(len(path), -1, -1) if path[:n] in document.places)
+
+
+def _path(name: str) -> Path:
+    return tuple(int(part) if part.isdecimal() else part for part in name.split("."))

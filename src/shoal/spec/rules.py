@@ -1,0 +1,172 @@
+"""What must agree between the values of a run file: each rule names them and says in a sentence what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shoal.spec.model import Model
+from shoal.spec.run import Run
+
+Broken = tuple[tuple[str, ...], str]
+
+
+def broken(run: Run) -> list[Broken]:
+    """Every rule that `run` breaks: the dotted names it is about, and a sentence without its full stop."""
+    return [found for rule in _RULES for found in rule(run)]
+
+
+def _heads(run: Run) -> Iterator[Broken]:
+    m = run.model
+    names = ("model.dim", "model.heads", "model.head_dim")
+    if m.head_dim == "auto" and m.dim % m.heads:
+        near = max(m.heads, round(m.dim / m.heads) * m.heads)
+        yield names, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}; use {near}, or set model.head_dim"
+    elif _head_dim(m) % 2:
+        wide = f"model.head_dim {m.head_dim}" if m.head_dim != "auto" else f"model.dim / model.heads = {_head_dim(m)}"
+        yield names, f"{wide} is odd, and rotary positions need an even width; change it"
+    if m.kv_heads != "auto" and m.heads % m.kv_heads:
+        yield (
+            ("model.kv_heads", "model.heads"),
+            f"model.kv_heads {m.kv_heads} does not divide model.heads {m.heads}; use one of {_divisors(m.heads)}",
+        )
+
+
+def _layers(run: Run) -> Iterator[Broken]:
+    m = run.model
+    if m.sliding_window and m.full_attention_layers > m.layers:
+        yield (
+            ("model.full_attention_layers", "model.layers"),
+            f"model.full_attention_layers {m.full_attention_layers} is more than model.layers {m.layers}; lower it",
+        )
+    if m.experts and m.experts.top_k > m.experts.count:
+        yield (
+            ("model.experts.top_k", "model.experts.count"),
+            f"model.experts.top_k {m.experts.top_k} is more than the {m.experts.count} experts there are; lower it",
+        )
+    if m.experts and m.experts.dense_layers >= m.layers:
+        yield (
+            ("model.experts.dense_layers", "model.layers"),
+            f"model.experts.dense_layers {m.experts.dense_layers} leaves no layer of {m.layers} sparse; lower it",
+        )
+
+
+def _rope(run: Run) -> Iterator[Broken]:
+    scaling = run.model.rope_scaling
+    if scaling is None or scaling.kind != "llama3":
+        return
+    if scaling.original_max_seq_len is None:
+        yield (
+            ("model.rope_scaling.kind",),
+            "model.rope_scaling of kind llama3 needs original_max_seq_len; add it",
+        )
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        yield (
+            ("model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"),
+            f"model.rope_scaling.high_freq_factor {scaling.high_freq_factor:g} is not above low_freq_factor "
+            f"{scaling.low_freq_factor:g}; raise it",
+        )
+
+
+def _windows(run: Run) -> Iterator[Broken]:
+    wanted, longest = run.data.seq_len, run.model.max_seq_len
+    if wanted > longest:
+        yield (
+            ("data.seq_len", "model.max_seq_len"),
+            f"data.seq_len {wanted} is longer than model.max_seq_len {longest}; lower it, or set model.max_seq_len to "
+            f"{wanted} if the model is meant for that",
+        )
+
+
+def _held_out(run: Run) -> Iterator[Broken]:
+    trained = {source.path for source in run.data.train}
+    for i, source in enumerate(run.data.eval):
+        if source.path in trained:
+            yield (
+                (f"data.eval.{i}.path",),
+                f"data.eval {source.path} is also in data.train, so its loss would say nothing; hold out other data",
+            )
+    if run.eval.every and not run.data.eval:
+        yield ("eval.every", "data.eval"), f"eval.every {run.eval.every} needs held-out data; set data.eval"
+
+
+def _schedule(run: Run) -> Iterator[Broken]:
+    steps, schedule = run.train.steps, run.train.schedule
+    warmup = schedule.warmup_steps
+    if warmup >= steps:
+        yield (
+            ("train.schedule.warmup_steps", "train.steps"),
+            f"train.schedule.warmup_steps {warmup} is not below train.steps {steps}; lower it",
+        )
+    elif schedule.name == "wsd":
+        decay = max(1, steps // 5) if schedule.decay_steps == "auto" else schedule.decay_steps
+        if warmup + decay > steps:
+            yield (
+                ("train.schedule.decay_steps", "train.schedule.warmup_steps", "train.steps"),
+                f"train.schedule.warmup_steps {warmup} and the decay of {decay} steps exceed train.steps {steps}; "
+                f"shorten one",
+            )
+
+
+def _layout(run: Run) -> Iterator[Broken]:
+    copies, shards, processes = run.mesh.dp_replicate, run.mesh.dp_shard, run.resources.processes
+    names = ("resources.processes", "mesh.dp_shard", "mesh.dp_replicate")
+    world = None if processes == "auto" else processes
+    if copies != "auto" and shards != "auto":
+        if world not in (None, copies * shards):
+            product = f"mesh.dp_replicate {copies} x mesh.dp_shard {shards} = {copies * shards}"
+            yield names, f"resources.processes {world} is not {product}; make them agree"
+            return
+        world = copies * shards
+    for which, part in (("dp_replicate", copies), ("dp_shard", shards)):
+        if world and part != "auto" and world % part:
+            yield names, f"resources.processes {world} is not a multiple of mesh.{which} {part}; make them agree"
+            return
+    yield from _batch(run, world or 1)
+
+
+def _batch(run: Run, world: int) -> Iterator[Broken]:
+    micro = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
+    unit, batch = world * micro, run.train.batch
+    if batch % unit:
+        parts = [f"{world} processes"] * (world > 1) + [f"mesh.micro_batch {micro}"] * (micro > 1)
+        near = max(unit, (batch + unit // 2) // unit * unit)
+        yield (
+            ("train.batch", "mesh.micro_batch", "mesh.dp_shard", "mesh.dp_replicate", "resources.processes"),
+            f"train.batch {batch} cannot be split over {' x '.join(parts)}; the nearest that can is {near}",
+        )
+
+
+def _tracking(run: Run) -> Iterator[Broken]:
+    address = run.track.mlflow
+    if not isinstance(address, str):
+        return
+    scheme, found, rest = address.partition("://")
+    if not found and address != "databricks":
+        whole = f"http://{address or 'localhost:5000'}"
+        yield ("track.mlflow",), f"track.mlflow '{address}' is no address; write it whole, such as {whole}"
+    elif scheme.startswith("http") and "@" in rest.split("/")[0]:
+        # A run file is copied, committed and shown; the environment is not.
+        yield (
+            ("track.mlflow",),
+            "track.mlflow holds a user or password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead",
+        )
+
+
+def _head_dim(m: Model) -> int:
+    return m.dim // m.heads if m.head_dim == "auto" else m.head_dim
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+
+
+_RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
+    _heads,
+    _layers,
+    _rope,
+    _windows,
+    _held_out,
+    _schedule,
+    _layout,
+    _tracking,
+)
