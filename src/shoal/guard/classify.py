@@ -1,0 +1,161 @@
+"""Names what ended a worker: a class of shoal.guard.symptoms, the line that shows it, and what to do.
+
+The exit code and the signal are facts; the end of the log is a witness. Facts are asked first. Only the last
+traceback (or, without one, the last lines) is read: an error that was survived ten minutes ago explains nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.guard.signals import signal_name
+from shoal.guard.surroundings import Change
+from shoal.guard.symptoms import ABOUT_DATA, CAUSES, CONSEQUENCES, SAID
+from shoal.guard.workers import Death
+from shoal.track.secrets import mask
+
+TAIL_BYTES = 64 * 1024
+TAIL_LINES = 20
+EVIDENCE_CHARS = 400
+NOT_RETRIED = (WRONG_USAGE, WRONG_ENVIRONMENT)
+
+# The last line of a traceback: a dotted name that ends as exceptions do.
+_KINDS = "Error|Exception|Interrupt|Exit|Stopped|Warning|Timeout"
+_EXCEPTION = re.compile(rf"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:{_KINDS})\b(?:: .*)?$")
+_TRACEBACK = "Traceback (most recent call last)"
+_STARTS = ("Fatal Python error",)  # faulthandler's, followed by the stack of every thread
+_CHAINED = ("During handling of the above exception", "direct cause of the following exception")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended an attempt: one `failure` record of the journal."""
+
+    rank: int | None
+    cause: str
+    evidence: str
+    exit_code: int | None = None
+    signal: int | None = None
+
+    @property
+    def retry(self) -> bool:
+        return self.exit_code not in NOT_RETRIED
+
+    @property
+    def advice(self) -> str:
+        return CAUSES[self.cause]
+
+
+def classify(death: Death, around: Change | None = None) -> Failure:
+    """The failure that this one death shows."""
+    around = around or Change()
+    lines = last_words(death.log)
+    cause, evidence = _by_code(death, lines, around)
+    return Failure(death.rank, cause, _clean(evidence), death.exit_code, death.signal)
+
+
+def culprit(failures: Iterable[Failure]) -> Failure | None:
+    """The one that began it: the first that is no mere consequence of another rank's end, else the first of all."""
+    failures = list(failures)
+    return next((f for f in failures if f.cause not in CONSEQUENCES), failures[0] if failures else None)
+
+
+def last_words(log: Path) -> list[str]:
+    """The lines that may say why: the last traceback, those it was chained to and all after it; else the last lines."""
+    try:
+        with open(log, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - TAIL_BYTES))
+            text = f.read().decode(errors="replace")
+    except OSError:
+        return []
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    starts = [
+        i for i, line in enumerate(lines) if line.startswith(_STARTS) or "Traceback (most recent call last)" in line
+    ]
+    if not starts:
+        return lines[-TAIL_LINES:]
+    begin = starts.pop()
+    ends = next((i for i in range(begin + 1, len(lines)) if not lines[i].startswith((" ", "Traceback"))), len(lines))
+    if not lines[begin].startswith(_STARTS) and len(lines) - ends > TAIL_LINES:
+        return lines[-TAIL_LINES:]  # it was survived: much was said after it
+    while starts and any(mark in lines[begin - 1] for mark in _CHAINED):
+        begin = starts.pop()
+    return lines[begin:]
+
+
+def _by_code(death: Death, lines: list[str], around: Change) -> tuple[str, str]:
+    if death.signal is not None:
+        return _by_signal(death.signal, lines, around)
+    said = _shoal_said(lines)
+    if death.exit_code == WRONG_USAGE:
+        return "user-error", said or _last(lines) or "exit code 2"
+    if death.exit_code == WRONG_ENVIRONMENT:
+        return _wrong_environment(said or _last(lines) or "exit code 78")
+    if death.exit_code == TOLD_TO_STOP:
+        return "killed", "the worker was told to stop by somebody else than its supervisor"
+    found = _said(lines)
+    if found:
+        return found
+    exception = next((line for line in reversed(lines) if _EXCEPTION.match(line)), None)
+    if around.disk_is_full:  # a full disk swallows the very line that would say so
+        return "disk-full", f"{around.free_bytes:,} bytes are free on the run directory's disk"
+    if exception or said:
+        return "exception", exception or said or ""
+    end = f"the log ends with: {lines[-1]}" if lines else "the log is empty"
+    return "unknown", f"exit code {death.exit_code}, and {end}"
+
+
+def _by_signal(number: int, lines: list[str], around: Change) -> tuple[str, str]:
+    name = signal_name(number)
+    if number == signal.SIGKILL:
+        if around.oom_kills:
+            return "host-memory", f"{name}, and {around.oom_evidence}"
+        return "killed", f"ended by {name}"
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        return "killed", f"ended by {name}"
+    if number == signal.SIGBUS and around.disk_is_full:
+        return "disk-full", f"{name}, and {around.free_bytes:,} bytes are free on the run directory's disk"
+    # NCCL's watchdog and failed allocations abort the process: the log knows more than the signal.
+    found = _said(lines)
+    if found:
+        return found
+    fatal = next((line for line in lines if line.startswith("Fatal Python error")), None)
+    return "crash", f"ended by {name}" + (f": {fatal}" if fatal else "")
+
+
+def _wrong_environment(sentence: str) -> tuple[str, str]:
+    found = _said([sentence])
+    if found and found[0] in ("numerics", "disk-full"):
+        return found
+    if "checkpoint" in sentence.lower():
+        return "checkpoint", sentence
+    return ("data" if ABOUT_DATA.search(sentence) else "environment"), sentence
+
+
+def _said(lines: list[str]) -> tuple[str, str] | None:
+    for cause, pattern in SAID:
+        for line in reversed(lines):
+            if pattern.search(line):
+                return cause, line
+    return None
+
+
+def _shoal_said(lines: list[str]) -> str | None:
+    """The one sentence a worker prints for an error of shoal.errors."""
+    return next((line.removeprefix("shoal: ") for line in reversed(lines) if line.startswith("shoal: ")), None)
+
+
+def _last(lines: list[str]) -> str | None:
+    return lines[-1] if lines else None
+
+
+def _clean(line: str) -> str:
+    """One journal field: bounded, on one line, and without the password of an address that an error quotes."""
+    line = mask(line.strip().removeprefix("shoal: "))
+    return line if len(line) <= EVIDENCE_CHARS else line[: EVIDENCE_CHARS - 1] + "…"

@@ -1,0 +1,72 @@
+"""What the journal says about a run so far, read once and then as it grows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.track.journal import Record, read
+from shoal.track.rundir import RunDir
+
+
+@dataclass
+class History:
+    path: Path
+    sessions: int = 0  # begun so far
+    attempts: int = 0  # begun so far, over all sessions; the next one has this number
+    step: int = 0  # the furthest committed step of the run's life; going over old steps again is no progress
+    loss: float | str | None = None  # of that step
+    saved_step: int = 0  # of the newest checkpoint
+    digest: str | None = None  # of the parameters, once the last step is done
+    open: Record | None = None  # of the session that has not been closed
+    last_close: Record | None = None
+    auto: dict[str, Record] = field(default_factory=dict)  # decisions that Shoal made and may make anew, by key
+    _offset: int = 0
+
+    @classmethod
+    def of(cls, run_dir: RunDir) -> History:
+        history = cls(run_dir.journal_file)
+        history.refresh()
+        return history
+
+    def refresh(self) -> None:
+        if self.path.exists():
+            for record, after in read(self.path, self._offset):
+                self._take(record)
+                self._offset = after
+
+    @property
+    def finished(self) -> bool:
+        return self.open is None and self.last_close is not None and self.last_close["status"] == "done"
+
+    def _take(self, record: Record) -> None:
+        match record["kind"]:
+            case "step" if record["step"] > self.step:
+                self.step, self.loss = record["step"], record.get("loss")
+            case "checkpoint":
+                self.saved_step = record["step"]
+            case "finished":
+                self.digest = record.get("digest")
+            case "attempt":
+                self.attempts = max(self.attempts, record["attempt"] + 1)
+            case "open":
+                self.sessions = max(self.sessions, record["session"] + 1)
+                self.open = record
+            case "close":
+                self.open, self.last_close = None, record
+            case "decision":
+                if record.get("asked"):
+                    self.auto.pop(record["key"], None)
+                else:
+                    self.auto[record["key"]] = record
+
+
+def newest_checkpoint_step(run_dir: RunDir) -> int:
+    """The step a restart will most likely go on from, from the folders alone; the worker verifies what it opens."""
+    steps = [
+        int(found[1])
+        for manifest in run_dir.checkpoints.glob("step-*/manifest.json")
+        if (found := re.fullmatch(r"step-(\d+)", manifest.parent.name))
+    ]
+    return max(steps, default=0)

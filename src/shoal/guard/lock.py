@@ -1,0 +1,72 @@
+"""One supervisor a run: a lock file that the kernel frees when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shoal.errors import UsageError
+from shoal.track.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Holder:
+    pid: int
+    host: str
+    started: float
+
+
+@contextmanager
+def hold(run_dir: RunDir) -> Iterator[Holder]:
+    """Holds the run, or refuses because another process does."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    # The file stays when the run ends: unlinking it would let two processes lock two files of the same name.
+    fd = os.open(run_dir.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if not _lock(fd):
+            raise UsageError(_already(run_dir.name, _read(fd)))
+        me = Holder(os.getpid(), socket.gethostname(), time.time())
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(me.__dict__).encode() + b"\n", 0)
+        yield me
+    finally:
+        os.close(fd)
+
+
+def holder(run_dir: RunDir) -> Holder | None:
+    """Who runs it now; None when nobody does."""
+    if not run_dir.supervised():
+        return None
+    with open(run_dir.pid_file, "rb") as f:
+        return _read(f.fileno()) or Holder(0, "?", 0.0)
+
+
+def _lock(fd: int) -> bool:
+    """Tries for a moment: `shoal ps` holds a shared lock for microseconds while it asks whether a run is alive."""
+    for left in range(4, -1, -1):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if left:
+                time.sleep(0.05)
+    return False
+
+
+def _read(fd: int) -> Holder | None:
+    try:
+        return Holder(**json.loads(os.pread(fd, 4096, 0)))
+    except (ValueError, TypeError):  # its holder is writing it right now
+        return None
+
+
+def _already(name: str, by: Holder | None) -> str:
+    where = "" if by is None or by.host == socket.gethostname() else f" on {by.host}"
+    who = f"as pid {by.pid}{where}" if by else "elsewhere"
+    return f"run '{name}' is already running {who}; `shoal logs -f {name}` follows it, `shoal stop {name}` ends it."

@@ -1,0 +1,224 @@
+"""Supervises a run from start to end, and writes the supervisor's half of its journal. Never imports torch.
+
+Attempts follow one another, each from the newest checkpoint, until the run is done, told to stop, beyond help, or out
+of restarts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
+from shoal.guard import lock, mirroring
+from shoal.guard.budget import Budget
+from shoal.guard.classify import NOT_RETRIED, Failure
+from shoal.guard.console import Console
+from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.signals import Signals, signal_name
+from shoal.guard.surroundings import Surroundings
+from shoal.guard.watch import TICK_S, Ended, watch
+from shoal.guard.workers import Workers, threads_for
+from shoal.spec.run import Run
+from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir
+
+MIRROR_WAIT_S = 20.0  # after a finished run; a stopped one waits less, since a scheduler is counting
+MIRROR_WAIT_STOPPED_S = 5.0
+
+
+class Decision(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def why(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class End:
+    """How a session ended: its `close` record."""
+
+    status: str  # done, stopped, failed
+    exit_code: int
+    reason: str
+
+
+def supervise(
+    run_dir: RunDir,
+    run: Run,
+    world: int,
+    *,
+    decisions: Iterable[Decision] = (),
+    asked: Iterable[Decision] = (),
+    held: bool = False,
+    command: Sequence[str] | None = None,
+    mirror_command: Sequence[str] | None = None,
+) -> int:
+    """Runs the run to its end and returns the exit code. `decisions` were made by Shoal and `asked` by the person who
+    resumed it; both are journaled. `held` says that the caller holds the run's lock. The commands are for tests."""
+    command = command or [sys.executable, "-m", "shoal.train", "--worker", str(run_dir.path)]
+    with ExitStack() as stack:
+        if not held:
+            stack.enter_context(lock.hold(run_dir))
+        signals = stack.enter_context(Signals())
+        session = Session(run_dir, run, world, signals, stack.enter_context(closing(Console(run_dir, run))))
+        session.open(decisions, asked)
+        mirror = None
+        if mirroring.wanted(run.track):
+            mirror = mirroring.Mirror(run_dir, mirror_command or mirroring.default_command(run_dir))
+        try:
+            end = session.attempts(command)
+        except BaseException as e:
+            session.close(
+                End("failed", getattr(e, "exit_code", TRANSIENT), f"the supervisor failed: {type(e).__name__}: {e}")
+            )
+            raise
+        session.close(end)
+        session.console.summary(end.status, end.reason, session.history)
+        if mirror:
+            patience = MIRROR_WAIT_STOPPED_S if end.status == "stopped" else MIRROR_WAIT_S
+            stops = len(signals.stops)
+            if not mirror.caught_up(patience, signals.wait, hurry=lambda: len(signals.stops) > stops):
+                session.console.say(f"tracking is behind; `shoal track sync {run.name}` uploads the rest.")
+        return end.exit_code
+
+
+class Session:
+    """One life of the supervisor: from `open` to `close` in the journal."""
+
+    def __init__(self, run_dir: RunDir, run: Run, world: int, signals: Signals, console: Console) -> None:
+        self.run_dir, self.run, self.world, self.signals, self.console = run_dir, run, world, signals, console
+        self.history = History.of(run_dir)
+        self.number = self.history.sessions
+        self._next_attempt = self.history.attempts
+        self._said_stopping = False
+        self._journal = Journal(run_dir.journal_file)
+
+    def open(self, decisions: Iterable[Decision], asked: Iterable[Decision]) -> None:
+        before = self.history.open
+        self._note(
+            "open",
+            session=self.number,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            argv=sys.argv,
+            resumed=self.number > 0,
+        )
+        if before:  # nobody was left to say how that session ended
+            who = f"pid {before.get('pid')} on {before.get('host')}"
+            lost = Failure(
+                None, "supervisor-lost", f"session {before['session']} ({who}) ended without closing the journal"
+            )
+            self._fail(lost, max(0, self._next_attempt - 1), "go on from the newest checkpoint")
+        for decision in decisions:
+            self._note("decision", key=decision.key, value=decision.value, why=decision.why)
+        for decision in asked:
+            self._note("decision", key=decision.key, value=decision.value, why=decision.why, asked=True)
+
+    def attempts(self, command: Sequence[str]) -> End:
+        budget = Budget(self.run.guard.restarts, self.run.guard.backoff_s)
+        furthest = self.history.step
+        while True:
+            ended = self._attempt(command)
+            self.history.refresh()
+            attempt = self._next_attempt - 1
+            end = self._if_over(ended, attempt)
+            if end:
+                return end
+            failure = ended.failure
+            assert failure is not None  # neither over nor failed cannot be
+            wait_s = budget.spend(progressed=self.history.step > furthest)
+            furthest = self.history.step
+            if wait_s is None:
+                return self._give_up(failure, attempt)
+            step = newest_checkpoint_step(self.run_dir)
+            action = f"restart {budget.used} of {budget.restarts} from step {step} in {wait_s:g} s"
+            self._fail(failure, attempt, action)
+            self._wait(wait_s)
+            if self.signals.told_to_stop:
+                return self._stopped(self.signals.stops[0], saved=True)
+
+    def close(self, end: End) -> None:
+        self._note("close", session=self.number, status=end.status, exit_code=end.exit_code, reason=end.reason)
+        self._journal.close()
+        self.history.refresh()
+
+    def _attempt(self, command: Sequence[str]) -> Ended:
+        attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
+        around = Surroundings.now(self.run_dir.path)
+        threads = threads_for(self.run.resources.threads, self.world)
+        with closing(Workers(command, self.world, attempt, self.run_dir.logs, threads)) as workers:
+            self._note("attempt", attempt=attempt, world=self.world, pids=list(workers.pids.values()))
+            return watch(workers, self.signals, around, self.run.guard.grace_s, self._stopping, self.console.tick)
+
+    def _if_over(self, ended: Ended, attempt: int) -> End | None:
+        """The end of the run, if this was it."""
+        if ended.stop_signal is not None:
+            if ended.failure:
+                self._fail(ended.failure, attempt, "stop")
+            return self._stopped(ended.stop_signal, ended.saved)
+        if ended.failure is None:
+            return End("done", DONE, f"all {self.run.train.steps} steps are done")
+        if not ended.failure.retry:
+            self._fail(ended.failure, attempt, "give up: a retry cannot help")
+            assert ended.failure.exit_code in NOT_RETRIED
+            return End("failed", ended.failure.exit_code, self._sentence(ended.failure))
+        return None
+
+    def _give_up(self, failure: Failure, attempt: int) -> End:
+        restarts = self.run.guard.restarts
+        self._fail(failure, attempt, f"give up: {restarts} restarts in a row made no progress")
+        after = f"after {restarts} restarts in a row without progress" if restarts else "(guard.restarts is 0)"
+        return End("failed", TRANSIENT, f"gave up {after}: {self._sentence(failure)}")
+
+    def _stopped(self, number: int, saved: bool) -> End:
+        if not self._said_stopping:  # it came while no worker was there to be told, or only the workers heard it
+            self._stopping(number)
+        step = newest_checkpoint_step(self.run_dir)
+        how = f"saved at step {step}" if saved else f"not every worker could save, so it goes on from step {step}"
+        return End("stopped", TOLD_TO_STOP, f"told to stop ({signal_name(number)}); {how}")
+
+    def _stopping(self, number: int) -> None:
+        self._said_stopping = True
+        self._note("stopping", signal=signal_name(number))
+        most = f"at most {self.run.guard.grace_s:g} s"
+        self.console.say(f"{signal_name(number)}: saving and stopping, {most}; Ctrl-C ends it at once, unsaved.")
+
+    def _fail(self, failure: Failure, attempt: int, action: str) -> None:
+        self._note(
+            "failure",
+            attempt=attempt,
+            rank=failure.rank,
+            cause=failure.cause,
+            evidence=failure.evidence,
+            exit_code=failure.exit_code,
+            signal=None if failure.signal is None else signal_name(failure.signal),
+            action=action,
+        )
+        if failure.cause != "supervisor-lost":
+            self.console.say(f"{self._sentence(failure)}; {action}.")
+
+    def _sentence(self, failure: Failure) -> str:
+        who = "the run" if failure.rank is None else f"rank {failure.rank}"
+        return f"{who} failed ({failure.cause}) at step {self.history.step}: {failure.evidence.rstrip('.')}"
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.signals.told_to_stop and (left := deadline - time.monotonic()) > 0:
+            self.signals.wait(min(left, TICK_S))
+            self.console.tick()
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        """A journal that cannot be written (a full disk) must not take the workers with it."""
+        try:
+            self._journal.append(kind, **fields)
+        except OSError as e:
+            self.console.say(f"cannot write {self.run_dir.journal_file} ({e.strerror}); free space, the run goes on.")

@@ -1,0 +1,94 @@
+"""A run directory with a plan for fake workers, and ways to supervise it here or in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.guard.supervisor import fake_command
+
+from shoal.guard.supervise import supervise
+from shoal.spec.run import Run
+from shoal.track.journal import Record, records
+from shoal.track.rundir import RunDir
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class FakeRun:
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self._started: list[subprocess.Popen[str]] = []
+
+    def plan(
+        self, *faults: dict[str, Any], steps: int = 20, world: int = 2, guard: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        """`guard` is that section of the run file; `more` is for the fake worker."""
+        guard = {"backoff_s": 0.01, "grace_s": 10.0, **(guard or {})}
+        self.run = Run.model_validate(
+            {
+                "name": self.run_dir.name,
+                "data": {"train": "data"},
+                "train": {"steps": steps},
+                "guard": guard,
+                "track": {"mlflow": False},
+            }
+        )
+        self.world = world
+        told = {"steps": steps, "step_s": 0.005, "save_every": 5, "faults": faults, "world": world, **more}
+        self.run_dir.path.mkdir(parents=True, exist_ok=True)
+        (self.run_dir.path / "plan.json").write_text(json.dumps({**told, "run": self.run.model_dump(mode="json")}))
+
+    def supervise(self, **more: Any) -> int:
+        return supervise(self.run_dir, self.run, self.world, command=fake_command(self.run_dir.path), **more)
+
+    def start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(SUPERVISOR), str(self.run_dir.path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def records(self, kind: str) -> list[Record]:
+        return [r for r in records(self.run_dir.journal_file) if r["kind"] == kind] if self.run_dir.exists() else []
+
+    def pids(self) -> list[int]:
+        return list(self.records("attempt")[-1]["pids"])
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def until(happened: Callable[[], Any], within_s: float = 15.0) -> Any:
+    """Waits for a fact and returns it; fails the test when it does not come."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if found := happened():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"did not happen within {within_s} s")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return state not in "ZX"  # a zombie is gone in every way that matters
+
+
+KILL = int(signal.SIGKILL)
