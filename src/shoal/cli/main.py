@@ -1,7 +1,8 @@
 """`shoal VERB …`: finds the verb, runs it, turns errors into one sentence and an exit code.
 
 Verbs are imported only when called, so `shoal --help` stays far under 0.3 s (no torch, no pydantic, no rich).
-A verb is a module `shoal.cli.VERB` with `add_arguments(parser)` and `run(args) -> int | None`.
+A verb is a module `shoal.cli.VERB` with `add_arguments(parser)` and `run(args) -> int | None`; with
+`TAKES_OVERRIDES = True` it finds the values for the run file (`train.steps=100`) in `args.overrides`.
 """
 
 from __future__ import annotations
@@ -77,9 +78,18 @@ def _run_verb(argv: list[str]) -> int:
         hint = f"; did you mean `shoal {near[0]}`?" if near else "; `shoal --help` lists them."
         raise UsageError(f"there is no verb '{verb}'{hint}")
     module = importlib.import_module(f"shoal.cli.{verb}")
-    parser = Parser(prog=f"shoal {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f"shoal {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(argv[1:])) or 0)
+    rest, overrides = argv[1:], None
+    if getattr(module, "TAKES_OVERRIDES", False):
+        from shoal.spec.overrides import split_overrides
+
+        rest, overrides = split_overrides(rest)
+    args = parser.parse_args(rest)
+    args.overrides = overrides
+    return int(module.run(args) or 0)
 
 
 class Parser(argparse.ArgumentParser):

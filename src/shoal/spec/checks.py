@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import DataError, SetupError, SpecError
+from shoal.spec.hf_config import to_hf
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
 
 
 def trainable(run: Run) -> None:
@@ -19,6 +21,8 @@ def trainable(run: Run) -> None:
         )
     if problems:
         raise SpecError("\n".join(problems))
+    # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.
+    to_hf(shape_of(run.model, tokenizer_vocab=1))
 
 
 def local_inputs(run: Run) -> None:

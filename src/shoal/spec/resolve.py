@@ -127,7 +127,11 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
         raise SetupError(f"{where}: {file} cannot be read as JSON ({e}); get the model again.") from None
     if not isinstance(config, dict):
         raise SetupError(f"{where}: {file} is not the config of a Hugging Face model; get the model again.")
-    return from_hf(config)
+
+    try:
+        return from_hf(config)
+    except SpecError as e:
+        raise SpecError(f"{where}: {folder}: {e}") from None
 
 
 def _same_shape(model: dict[str, Any], shape: dict[str, Any], stated: Layer) -> None:

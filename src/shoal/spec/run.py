@@ -39,9 +39,10 @@ def _as_switch(value: object) -> object:
 
 
 Switch = Annotated[bool | str, BeforeValidator(_as_switch), Says("`true`, `false`, or the address of a server")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 RunName = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+    Field(pattern=NAME_PATTERN),
     Says("1 to 100 letters, digits, `.`, `_` or `-`, the first of them a letter or a digit"),
 ]
 

@@ -1,0 +1,117 @@
+"""Print a run file with every value resolved, and where each came from.
+
+Values given after it are laid over it, as `shoal train` would: `shoal show run.yaml train.steps=10`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SpecError, UsageError
+from shoal.spec.describe import as_written
+from shoal.spec.layers import leaves
+from shoal.spec.names import dotted
+from shoal.spec.presets import presets
+from shoal.spec.reference import preset_shape
+from shoal.spec.resolve import Loaded, load
+from shoal.spec.run import Run
+from shoal.spec.schema import schema_text
+from shoal.spec.shape import Shape, shape_of
+from shoal.spec.write import dump
+
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="RUN.yaml", help="the run file; NAME=VALUE after it override it")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="values, origins and parameter count as JSON")
+    form.add_argument("--yaml", action="store_true", help="a run file with every value written out")
+    form.add_argument("--schema", action="store_true", help="the JSON schema of a run file, for editors")
+    form.add_argument("--presets", action="store_true", help="the named model shapes")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.schema:
+        print(schema_text(), end="")
+    elif args.presets:
+        print(preset_table())
+    elif args.file is None:
+        raise UsageError("which run file? `shoal show RUN.yaml`; `shoal init pretrain` writes one to start from.")
+    else:
+        loaded = load(args.file, args.overrides)
+        print(as_json(loaded) if args.json else dump(loaded.run).rstrip() if args.yaml else as_lines(loaded))
+    return 0
+
+
+def as_lines(loaded: Loaded) -> str:
+    """`key  value  origin`, aligned, then the size of the model."""
+    rows = [(dotted(path), _short(value), loaded.origins[dotted(path)]) for path, value in _leaves(loaded.run)]
+    wide_key, wide_value = (max(len(row[i]) for row in rows) for i in (0, 1))
+    lines = [f"{key:<{wide_key}}  {value:<{wide_value}}  {origin}" for key, value, origin in rows]
+    return "\n".join([*lines, "", _size(loaded.run)])
+
+
+def as_json(loaded: Loaded) -> str:
+    shape = _shape(loaded.run)
+    params = {"params": shape.params, "active_params": shape.active_params} if shape else {"params": None}
+    spec = loaded.run.model_dump(mode="json")
+    return json.dumps({"run": spec, "origins": loaded.origins, **params}, indent=2, ensure_ascii=False)
+
+
+def preset_table() -> str:
+    rows = [("preset", "parameters", "active", "family", "dim", "layers", "heads/kv", "what it is")]
+    for preset in presets().values():
+        shape = preset_shape(preset.model)
+        active = count(shape.active_params) if shape.experts else ""
+        heads = f"{shape.heads}/{shape.kv_heads}"
+        numbers = (str(shape.dim), str(shape.layers), heads)
+        rows.append((preset.name, count(preset.params), active, shape.family, *numbers, preset.about))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def count(n: int) -> str:
+    """1635264 is 1.64M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return str(n)
+
+
+def _leaves(run: Run) -> list[tuple[tuple[str | int, ...], Any]]:
+    return list(leaves(run.model_dump(mode="json")))
+
+
+def _short(value: Any) -> str:
+    """As the run file spells it; plain words need no quotes there."""
+    if isinstance(value, str):
+        return value if value and value == value.strip() and value.isprintable() else as_written(value)
+    return "-" if value is None or value == [] else as_written(value)
+
+
+def _size(run: Run) -> str:
+    shape = _shape(run)
+    if shape is None:
+        return "parameters: not known until data.train is prepared, since model.vocab_size is auto"
+    active = f", {shape.active_params:,} of them for each token" if shape.experts else ""
+    return f"parameters: {shape.params:,} ({count(shape.params)}){active}; vocabulary {shape.vocab_size:,}"
+
+
+def _shape(run: Run) -> Shape | None:
+    """The shape, with the vocabulary of the prepared data when that is here."""
+    try:
+        return shape_of(run.model, _vocabulary(run))
+    except SpecError:
+        return None
+
+
+def _vocabulary(run: Run) -> int | None:
+    index = Path(run.data.train[0].path) / "index.json"
+    try:
+        return int(json.loads(index.read_text(encoding="utf-8"))["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not prepared yet, or remote; showing a run file needs no data
