@@ -1,0 +1,168 @@
+"""Loads a checkpoint into tensors of any layout: each rank reads the slices that its own part needs, and no others.
+
+Every slice is compared with its checksum before a byte of it is used. The ranks agree at the end: damage that one
+meets fails all of them alike, so that all can fall back to the same older checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from xxhash import xxh3_128_hexdigest
+
+from shoal.checkpoint import peers
+from shoal.checkpoint.files import read_into
+from shoal.checkpoint.find import Found, Skipped, folder_of, mismatch, none_is_good, open_checkpoint, opened, scan
+from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
+from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
+from shoal.errors import CheckpointError
+
+_DAMAGED = "damaged "  # prefix of words that travel between ranks: which of the two errors to raise
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The part of a slice that a local tensor wants."""
+
+    tensor: str
+    from_slice: Dims  # where the wanted box begins in the slice
+    to_local: Dims  # where it goes in the local tensor
+    shape: Dims
+
+
+def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, Any]:
+    """Fills `tensors` in place and returns the checkpoint's `extra`. Collective.
+
+    The names must be those of the checkpoint (those that begin with `prefix`), with the same shapes and dtypes; else
+    `CheckpointError`. A damaged slice is `Corrupt`, and what was filled until then is not to be used.
+    """
+    words = None
+    try:
+        _check_names(found, tensors, prefix)
+        _fill(found, tensors)
+    except Corrupt as e:
+        words = f"{_DAMAGED}{e}"
+    except Exception as e:  # whatever it is, the others must not wait for this rank
+        words = str(e) if isinstance(e, CheckpointError) else f"{type(e).__name__}: {e}"
+    if failed := peers.first_error(words):
+        rank, text = failed
+        if text.startswith(_DAMAGED):
+            raise Corrupt(f"checkpoint {found.path} is damaged: {text.removeprefix(_DAMAGED)}")
+        raise CheckpointError(f"checkpoint {found.path} cannot be loaded (rank {rank}): {text}")
+    return found.extra
+
+
+def restore(root: Path, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Found | None:
+    """Loads the newest checkpoint that is good to the last byte. Collective.
+
+    None when nothing was ever published (nothing was filled then); `CheckpointError` when there is no good one. On rank
+    0, `skipped` of what is returned says which newer ones were bad, for the journal.
+    """
+    skipped: list[Skipped] = []
+    before: int | None = None
+    while (found := _newest_of_rank_0(root, before, skipped)) is not None:
+        try:
+            load(found, tensors, prefix)
+        except Corrupt as e:
+            skipped.append(Skipped(found.path, str(e)))
+            before = found.step
+            continue
+        return replace(found, skipped=tuple(skipped))
+    return None
+
+
+def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
+    """The whole tensors whose names begin with `prefix`, named without it, on the CPU of this process."""
+    chosen = {name: entry for name, entry in found.manifest.tensors.items() if name.startswith(prefix)}
+    tensors = {name: torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype]) for name, entry in chosen.items()}
+    try:
+        _fill(found, tensors)
+    except Corrupt as e:
+        raise Corrupt(f"checkpoint {found.path} is damaged: {e}") from e
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _newest_of_rank_0(root: Path, before: int | None, skipped: list[Skipped]) -> Found | None:
+    """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
+    rank, _ = peers.here()
+    found: Found | None = None
+    words: str | None = None
+    if rank == 0:
+        try:
+            found, bad = scan(root, before=before)
+            skipped += bad
+            if found is None and skipped:
+                words = str(none_is_good(root, skipped))
+        except Exception as e:
+            words = str(e)
+    _all_well(words)
+    step = peers.from_rank_0(-1 if found is None else found.step)
+    if rank > 0 and step >= 0:
+        path = folder_of(root, step)
+        try:
+            found = open_checkpoint(path)
+        except Exception as e:
+            words = f"rank {rank} cannot open {path}, which rank 0 can ({e}): do all nodes share this folder?"
+    _all_well(words)
+    return found
+
+
+def _all_well(words: str | None) -> None:
+    if failed := peers.first_error(words):
+        raise CheckpointError(failed[1])
+
+
+def _check_names(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+    entries = {name: entry for name, entry in found.manifest.tensors.items() if name.startswith(prefix)}
+    if missing := sorted(set(tensors) - set(entries)):
+        raise CheckpointError(f"it has no tensor {_some(missing)}: it was saved by another model or optimizer.")
+    if unwanted := sorted(set(entries) - set(tensors)):
+        raise CheckpointError(f"it holds {_some(unwanted)}, which this model and optimizer do not have.")
+    for name, tensor in tensors.items():
+        entry = entries[name]
+        if tuple(tensor.shape) != entry.shape:
+            raise CheckpointError(f"'{name}' has shape {list(entry.shape)} in it and {list(tensor.shape)} here.")
+        if dtype_of(name, tensor) != entry.dtype:
+            raise CheckpointError(f"'{name}' is {entry.dtype} in it and {dtype_of(name, tensor)} here.")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more
+
+
+def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:
+    locals_ = {name: local_of(tensor) for name, tensor in tensors.items()}
+    for file, wanted in itertools.groupby(_wanted(found, tensors), key=lambda item: item[0].file):
+        with opened(found.path / file) as fd:
+            for s, targets in wanted:  # in the order of the file: the disk is read forwards, once
+                local = locals_[targets[0].tensor]
+                data = torch.empty(s.shape, dtype=local.dtype)
+                read_into(fd, s.at, bytes_of(data))
+                if xxh3_128_hexdigest(bytes_of(data)) != s.xxh3_128:
+                    raise Corrupt(mismatch(file, targets[0].tensor))
+                for target in targets:
+                    view_of(local, target.to_local, target.shape).copy_(view_of(data, target.from_slice, target.shape))
+
+
+def _wanted(found: Found, tensors: Mapping[str, torch.Tensor]) -> list[tuple[Slice, list[_Target]]]:
+    """The slices that this rank needs and what it needs of each."""
+    wanted = []
+    for name, tensor in tensors.items():
+        boxes = held_boxes(name, tensor)
+        for s in found.manifest.tensors[name].slices:
+            targets = []
+            for box in boxes:
+                if (shared := intersect(box.offset, box.shape, s.offset, s.shape)) is not None:
+                    offset, shape = shared
+                    to_local = tuple(o - b + i for o, b, i in zip(offset, box.offset, box.start, strict=True))
+                    from_slice = tuple(o - b for o, b in zip(offset, s.offset, strict=True))
+                    targets.append(_Target(name, from_slice, to_local, shape))
+            if targets:
+                wanted.append((s, targets))
+    return sorted(wanted, key=lambda item: (item[0].file, item[0].at))

@@ -1,0 +1,59 @@
+"""The few words that ranks exchange around a checkpoint: all went well or all fail alike, and who decides what.
+
+Only small tensors of numbers travel (no pickle), over the default group; without a group there is one rank. A rank that
+fails tells the others instead of leaving them to wait, so that a full disk on one node ends a save and nothing else.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+TEXT_BYTES = 2048  # of an error that travels; longer ones are cut
+
+
+def here() -> tuple[int, int]:
+    """(rank, world)"""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def first_error(mine: str | None) -> tuple[int, str] | None:
+    """Everybody calls it; everybody learns the lowest rank that failed and its words, or that nobody failed."""
+    rank, world = here()
+    if world == 1:
+        return None if mine is None else (0, mine)
+    failed = torch.tensor([world if mine is None else rank], device=_device())
+    dist.all_reduce(failed, op=dist.ReduceOp.MIN)
+    culprit = int(failed.item())
+    if culprit == world:
+        return None
+    words = torch.zeros(TEXT_BYTES, dtype=torch.uint8, device=_device())
+    if rank == culprit:
+        text = (mine or "").encode()[:TEXT_BYTES]
+        words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
+    dist.broadcast(words, src=culprit)
+    return culprit, bytes(words.tolist()).rstrip(b"\0").decode(errors="ignore")
+
+
+def from_rank_0(number: int) -> int:
+    """Rank 0's number, on every rank."""
+    return _exchange(number if here()[0] == 0 else 0)
+
+
+def total(number: int) -> int:
+    """The sum over the ranks, on every rank."""
+    return _exchange(number)
+
+
+def _exchange(number: int) -> int:
+    if here()[1] == 1:
+        return number
+    value = torch.tensor([number], dtype=torch.int64, device=_device())
+    dist.all_reduce(value)
+    return int(value.item())
+
+
+def _device() -> torch.device:
+    """Where the default group can exchange tensors: on the CPU, unless it speaks NCCL only."""
+    backends = dist.get_backend_config(dist.group.WORLD)
+    return torch.device("cpu") if "cpu:" in str(backends) else torch.device("cuda", torch.cuda.current_device())
