@@ -63,7 +63,8 @@ def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
             if not isinstance(record, dict):
                 continue  # not ours: the tail of a torn line can be valid JSON, such as a bare number
             if record.get("v", 0) > VERSION:
-                raise SetupError(f"{path} was written by a newer Shoal (journal version {record['v']}); upgrade Shoal to read it.")
+                newer = f"a newer Shoal (journal version {record['v']})"
+                raise SetupError(f"{path} was written by {newer}; upgrade Shoal to read it.")
             yield record, offset
 
 

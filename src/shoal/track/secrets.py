@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 
-_USERINFO = re.compile(r"(\w[\w+.-]*://)[^/\s@'\"]+@")
-_QUERY = re.compile(
-    r"([?&;](?:[\w-]*(?:token|secret|password|signature|credential|api[_-]?key)|sig|key|auth|passwd)=)[^&;\s'\"#]+", re.IGNORECASE
-)
+_USERINFO = re.compile(r"(\w[\w+.-]*://)[^/\s'\"]+@")
+_NAMES = r"[\w-]*(?:token|secret|password|signature|credential|api[_-]?key)|sig|key|auth|passwd"
+_QUERY = re.compile(rf"([?&;](?:{_NAMES})=)[^&;\s'\"#]+", re.IGNORECASE)
 
 
 def mask(text: str) -> str:

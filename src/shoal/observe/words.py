@@ -1,0 +1,55 @@
+"""Numbers and causes as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def count(n: float) -> str:
+    """1234 → 1.23k, 5_600_000 → 5.6M."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(n) >= limit * 0.9995:
+            return f"{n / limit:.3g}{unit}"
+    return f"{n:.3g}" if n != int(n) else f"{int(n)}"
+
+
+def size(n_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Two units are enough: 4.2 s, 3 m 20 s, 2 h 05 m, 3 d 4 h."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {s:02d} s"
+    hours, m = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {m:02d} m"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A loss as the journal has it: a number, or the string 'nan' / 'inf', or nothing."""
+    if value is None:
+        return "-"
+    return f"{float(value):.{digits}g}" if digits < 4 else f"{float(value):.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f}%"
+
+
+def failure(record: Mapping[str, Any]) -> str:
+    """A `failure` record in one line: who, what, and what was done."""
+    who = "the run" if record.get("rank") is None else f"rank {record['rank']}"
+    cause = str(record.get("cause") or "failed")
+    evidence = f" ({record['evidence']})" if record.get("evidence") else ""
+    action = f"; {record['action']}" if record.get("action") else ""
+    return f"{who}: {cause}{evidence}{action}"

@@ -1,0 +1,111 @@
+"""Journal records as a tracker wants them: numbers with a step and a time, and the run's beginnings and ends.
+
+A step that is redone after a crash is in the journal twice, and a tracker cannot take a point back (TensorBoard can:
+see `to_tensorboard`). The order of the data is a pure function, so the second time gives the same loss up to rounding:
+such a point is marked `again` and not uploaded, which leaves one clean curve. Only where the loss truly differs (the
+run file was changed in between) is the new value uploaded as well; it has the later time and counts as the latest.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from shoal.observe.throughput import mfu, tokens_per_s
+from shoal.track.journal import Record, read
+
+SAME_LOSS = 1e-4  # relative; other layouts and other machines round differently, a changed run differs by more
+Kind = Literal["open", "start", "metrics", "failure", "close"]
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: Kind
+    t: float
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    again: bool = False
+    offset: int = 0  # of the journal, behind the record
+    note: str = ""  # the failure in words; the status of a close
+
+
+class Reader:
+    """Follows a journal from its beginning; `skip_to` passes over what was uploaded earlier."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.offset = 0
+        self._start: Record | None = None
+        self._losses = {"loss": array("d"), "eval_loss": array("d")}
+
+    def skip_to(self, offset: int) -> None:
+        """What was uploaded is read again all the same: to know which steps will be redone ones."""
+        for _, after in self._events(offset):
+            self.offset = after
+
+    def batch(self, most_values: int) -> list[Event]:
+        """The next events, about as many as one request can carry; empty when there is nothing new."""
+        events: list[Event] = []
+        values = 0
+        for event, after in self._events(None):
+            self.offset = after
+            if event is not None:
+                events.append(event)
+                values += len(event.values)
+            if values >= most_values:
+                break
+        return events
+
+    def _events(self, stop: int | None) -> Iterator[tuple[Event | None, int]]:
+        if (stop is not None and self.offset >= stop) or not self._path.exists():
+            return
+        for record, offset in read(self._path, self.offset):
+            event = self._event(record)
+            yield (None if event is None else replace(event, offset=offset)), offset
+            if stop is not None and offset >= stop:
+                return
+
+    def _event(self, record: Record) -> Event | None:
+        t = float(record["t"])
+        match record.get("kind"):
+            case "step":
+                return self._metrics(t, int(record["step"]), "loss", _step_values(record, self._start))
+            case "eval":
+                return self._metrics(t, int(record["step"]), "eval_loss", {"eval_loss": float(record["loss"])})
+            case "start":
+                self._start = record
+                first, attempt = int(record.get("step", 0)), int(record.get("attempt", 0))
+                return Event("start", t, first, {"attempt": float(attempt)})
+            case "open":
+                return Event("open", t)
+            case "failure":
+                return Event("failure", t, note=f"{record.get('cause')}: {record.get('evidence')}")
+            case "close":
+                return Event("close", t, note=str(record.get("status")))
+        return None
+
+    def _metrics(self, t: float, step: int, key: str, values: dict[str, float]) -> Event:
+        seen = self._losses[key]
+        if step >= len(seen):
+            seen.extend([math.nan] * (step + 1 - len(seen)))
+        before, now = seen[step], values[key]
+        seen[step] = now
+        return Event("metrics", t, step, values, again=math.isclose(before, now, rel_tol=SAME_LOSS))
+
+
+def _step_values(record: Record, start: Record | None) -> dict[str, float]:
+    rate = tokens_per_s(record)
+    values = {
+        "loss": float(record["loss"]),
+        "tokens_per_s": rate,
+        "data_wait_s": float(record.get("time", {}).get("data_s", 0.0)),
+    }
+    for key in ("grad_norm", "lr"):
+        if record.get(key) is not None:
+            values[key] = float(record[key])
+    utilisation = mfu(rate, start)
+    return values if utilisation is None else {**values, "mfu": utilisation}
