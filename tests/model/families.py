@@ -1,0 +1,86 @@
+"""Tiny random models of each family, as transformers makes them. Imported once: transformers takes seconds."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+transformers.utils.logging.disable_progress_bar()
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 151,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    # Large weights, so that attention is far from uniform and a wrong angle or mask shows.
+    "initializer_range": 0.2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+CONFIGS = {
+    "llama2": lambda: LlamaConfig(**SMALL | {"num_key_value_heads": 4}, rms_norm_eps=1e-5),
+    "llama-biases": lambda: LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, head_dim=20),
+    "llama3": lambda: LlamaConfig(**SMALL, rope_theta=500_000.0, rope_scaling=dict(LLAMA3)),
+    "llama3-tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True, rope_scaling=dict(LLAMA3)),
+    "llama-linear": lambda: LlamaConfig(**SMALL, rope_scaling={"rope_type": "linear", "factor": 2.5}),
+    # 40 tokens pass its 16 positions, so the base has to stretch.
+    "llama-dynamic": lambda: LlamaConfig(
+        **SMALL | {"max_position_embeddings": 16}, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
+    ),
+    "llama-yarn": lambda: LlamaConfig(**SMALL, rope_scaling=dict(YARN)),
+    "llama-yarn-given": lambda: LlamaConfig(
+        **SMALL, rope_scaling=YARN | {"attention_factor": 1.3, "beta_fast": 8.0, "beta_slow": 2.0}
+    ),
+    "qwen2": lambda: Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen2-sliding": lambda: Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=20, rope_theta=1_000_000.0),
+    "qwen3-sliding": lambda: Qwen3Config(
+        **SMALL, head_dim=16, attention_bias=True, use_sliding_window=True, sliding_window=7, max_window_layers=2
+    ),
+    "mistral": lambda: MistralConfig(**SMALL, sliding_window=None, head_dim=20),
+    "mistral-sliding": lambda: MistralConfig(**SMALL, sliding_window=11),
+    "mistral-yarn-tied": lambda: MistralConfig(
+        **SMALL,
+        sliding_window=None,
+        tie_word_embeddings=True,
+        rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0.8},
+    ),
+}
+
+
+def random_model(name: str) -> Any:
+    """A transformers model whose norms and biases are random too: ones and zeros would hide a missing one."""
+    torch.manual_seed(sorted(CONFIGS).index(name))
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.2)
+    return model
+
+
+def opened(folder: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=tokens, use_cache=False).logits

@@ -1,0 +1,102 @@
+"""Shoal computes what transformers computes, and each opens the other's folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.model.decoder import Decoder
+from shoal.model.hf import load_shape, load_weights, save_folder
+from tests.model.families import CONFIGS, logits, opened, random_model
+
+TOKENS = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(7))
+TOLERANCE = 1e-5  # absolute, on logits of standard deviation about 1.4
+
+
+def imported(folder: Path) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(load_shape(folder))
+    model.to_empty(device="cpu")
+    load_weights(model, folder)
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_transformers_both_ways(name: str, tmp_path: Path) -> None:
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    expected = logits(theirs, TOKENS)
+    assert expected.std() > 0.1  # a model that says nothing would equal anything
+
+    ours = imported(tmp_path / "theirs")
+    with torch.no_grad():
+        found = ours(TOKENS)
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+
+    save_folder(tmp_path / "ours", ours.shape, dict(ours.named_parameters()))
+    again = opened(tmp_path / "ours")
+    assert torch.equal(logits(again, TOKENS), expected)  # the same weights under the same code: to the bit
+    assert _said(again.config) == _said(theirs.config)
+
+
+def _said(config: object) -> dict[str, object]:
+    said = json.loads(config.to_json_string(use_diff=False))  # type: ignore[attr-defined]
+    for key in ("_name_or_path", "transformers_version", "architectures", "dtype"):
+        said.pop(key, None)
+    rope = said["rope_parameters"]
+    if rope["rope_type"] == "yarn":  # what transformers infers when it is left out, Shoal may say outright
+        for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+            rope.pop(key, None)
+    return said
+
+
+@pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])
+def test_both_spellings_of_rope_are_read(style: str, tmp_path: Path) -> None:
+    theirs = random_model("llama3")
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    rope = config.pop("rope_parameters")
+    if style == "transformers 4":
+        config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    else:
+        config["rope_parameters"] = rope
+    file.write_text(json.dumps(config))
+    with torch.no_grad():
+        found = imported(tmp_path)(TOKENS)
+    torch.testing.assert_close(found, logits(theirs, TOKENS), rtol=0, atol=TOLERANCE)
+
+
+def test_weights_in_several_files_are_read_and_written(tmp_path: Path) -> None:
+    theirs = random_model("qwen2-sliding")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
+    ours = imported(tmp_path / "theirs")
+    save_folder(tmp_path / "ours", ours.shape, dict(ours.named_parameters()), shard_bytes=50_000)
+    files = sorted(p.name for p in (tmp_path / "ours").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert len(files) > 2
+    assert all((tmp_path / "ours" / f).stat().st_size < 60_000 for f in files)
+    expected = logits(theirs, TOKENS)
+    assert torch.equal(logits(opened(tmp_path / "ours"), TOKENS), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(imported(tmp_path / "ours")(TOKENS), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_an_export_in_bfloat16_is_half_the_size_and_says_so(tmp_path: Path) -> None:
+    shape = _tiny_shape(tmp_path)
+    model = Decoder(shape)
+    model.init_weights(0)
+    save_folder(tmp_path / "whole", shape, dict(model.named_parameters()))
+    save_folder(tmp_path / "half", shape, dict(model.named_parameters()), dtype=torch.bfloat16)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.55 * sizes[0]
+    assert opened(tmp_path / "half").dtype == torch.bfloat16
+
+
+def _tiny_shape(tmp_path: Path):  # type: ignore[no-untyped-def]
+    CONFIGS["llama2"]().save_pretrained(tmp_path / "config")
+    return load_shape(tmp_path / "config")
