@@ -38,7 +38,9 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_curve_of_one_process(layout: str, alone: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+def test_every_layout_gives_the_curve_of_one_process(
+    layout: str, alone: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
     data, reference = alone
     world, replicate, shard, micro = LAYOUTS[layout]
     run = make_run(data, **{"mesh.dp_replicate": replicate, "mesh.dp_shard": shard, "mesh.micro_batch": micro})
@@ -72,6 +74,8 @@ def test_tied_embeddings_train_the_same_sharded(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     curves = []
     for world, shard in ((1, 1), (2, 2)):
-        run = make_run(data, **{"name": f"tied{world}", "model.tie_embeddings": True, "mesh.dp_shard": shard, "train.steps": 10})
+        run = make_run(
+            data, **{"name": f"tied{world}", "model.tie_embeddings": True, "mesh.dp_shard": shard, "train.steps": 10}
+        )
         curves.append(losses_of(train_on(run, tmp_path, world)))
     assert np.max(np.abs(curves[1] / curves[0] - 1)) < TOLERANCE

@@ -70,7 +70,8 @@ def _device(run: Run, local_rank: int) -> torch.device:
         raise SetupError("resources.device is cuda but this torch sees no GPU: check the driver, or set it to cpu.")
     if local_rank >= torch.cuda.device_count():
         raise SetupError(
-            f"process {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible): lower resources.processes."
+            f"process {local_rank} has no GPU of its own ({torch.cuda.device_count()} are visible): "
+            "lower resources.processes."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

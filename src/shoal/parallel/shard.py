@@ -28,7 +28,11 @@ def build(run: Run, model_on_meta: Decoder, place: Place) -> nn.Module:
     sharded = place.mesh is not None and int(run.mesh.dp_shard) > 1
     if place.mesh is not None and sharded:
         mesh = place.mesh["shard"] if int(run.mesh.dp_replicate) == 1 else place.mesh
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if bf16
+            else MixedPrecisionPolicy()
+        )
         for block in model_on_meta.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model_on_meta, mesh=mesh, mp_policy=policy)
@@ -37,7 +41,9 @@ def build(run: Run, model_on_meta: Decoder, place: Place) -> nn.Module:
     if place.mesh is None or sharded:
         return model_on_meta
     # Buckets are views of the gradients: no second copy of them, no copy after the reduction.
-    return DistributedDataParallel(model_on_meta, process_group=place.mesh.get_group("replicate"), gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model_on_meta, process_group=place.mesh.get_group("replicate"), gradient_as_bucket_view=True
+    )
 
 
 def plain(module: nn.Module) -> Decoder:

@@ -46,7 +46,9 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     gpus = visible_gpus()
     device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"{gpus} GPUs are visible")
     if device == "cuda" and not gpus and world is None:
-        raise SetupError("resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi.")
+        raise SetupError(
+            "resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi."
+        )
     shape = shape_of(run.model, _tokenizer_vocab(run, workspace) if run.model.vocab_size == "auto" else None)
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
@@ -70,7 +72,9 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
             f"which it does not divide: use {max(d for d in range(1, micro + 1) if per_process % d == 0)}."
         )
     cores = len(os.sched_getaffinity(0))
-    threads = choose("resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores / {world} processes")
+    threads = choose(
+        "resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores / {world} processes"
+    )
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
@@ -104,7 +108,12 @@ def _world(run: Run, device: str, gpus: int, choose: Any) -> int:
     fits = [n for n in range(1, most + 1) if run.train.batch % n == 0 and n % step == 0]
     what = "GPUs" if device == "cuda" else "cores"
     return int(
-        choose("resources.processes", run.resources.processes, max(fits, default=step), f"{most} {what}, batch {run.train.batch}")
+        choose(
+            "resources.processes",
+            run.resources.processes,
+            max(fits, default=step),
+            f"{most} {what}, batch {run.train.batch}",
+        )
     )
 
 
@@ -112,21 +121,27 @@ def _data_parallel(run: Run, world: int, shape: Shape, choose: Any) -> tuple[int
     replicate, shard = run.mesh.dp_replicate, run.mesh.dp_shard
     if replicate == "auto" and shard == "auto":
         big = shape.params > SHARD_ABOVE_PARAMS
-        why = f"{shape.params:,} parameters: " + ("sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)")
+        why = f"{shape.params:,} parameters: " + (
+            "sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)"
+        )
         shard = choose("mesh.dp_shard", shard, world if big else 1, why)
     if replicate == "auto":
-        replicate = choose("mesh.dp_replicate", replicate, max(1, world // int(shard)), f"{world} processes / dp_shard {shard}")
+        replicate = choose(
+            "mesh.dp_replicate", replicate, max(1, world // int(shard)), f"{world} processes / dp_shard {shard}"
+        )
     if shard == "auto":
-        shard = choose("mesh.dp_shard", shard, max(1, world // int(replicate)), f"{world} processes / dp_replicate {replicate}")
+        shard = choose(
+            "mesh.dp_shard", shard, max(1, world // int(replicate)), f"{world} processes / dp_replicate {replicate}"
+        )
     if int(replicate) * int(shard) != world:
         raise SpecError(
-            f"mesh.dp_replicate {replicate} x mesh.dp_shard {shard} is {int(replicate) * int(shard)}, "
-            f"but there are {world} processes: set resources.processes to {int(replicate) * int(shard)} or one of them to auto."
+            f"mesh.dp_replicate {replicate} x mesh.dp_shard {shard} is {int(replicate) * int(shard)}, but there are "
+            f"{world} processes: set resources.processes to {int(replicate) * int(shard)} or one of them to auto."
         )
     return int(replicate), int(shard)
 
 
 def _tokenizer_vocab(run: Run, workspace: Path) -> int:
-    from shoal.data.feed import open_sources
+    from shoal.data.sources import open_sources
 
     return open_sources(run.data.train, run.data, workspace)[0].vocab_size

@@ -8,7 +8,6 @@ between, a step without a record was never taken.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from shoal.parallel.place import Place
 from shoal.parallel.shard import plain, precision, reduce_on
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train.clock import Clock
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 
@@ -40,7 +40,7 @@ class Training:
     feed: Feed
     tell: Tell
     told_to_stop: Callable[[], bool]
-    evaluate: Callable[[int], None]  # (committed steps)
+    evaluate: Callable[[int], object]  # (committed steps)
     save: Callable[[int], None]  # (committed steps)
 
 
@@ -52,7 +52,9 @@ def train(t: Training, first_step: int) -> None:
         record = train_step(t, step)
         if record is None:
             t.save(step)
-            raise Stopped(f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on.")
+            raise Stopped(
+                f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on."
+            )
         t.tell("step", **record)
         done = step + 1
         if _due(run.eval.every, done) and done < total:
@@ -78,7 +80,9 @@ def train_step(t: Training, step: int) -> Record | None:
     if stop:
         return None
     if not targets:
-        raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides every token of its batch.")
+        raise NumericsError(
+            f"step {step + 1} has no target token: the data's loss mask hides every token of its batch."
+        )
 
     loss = torch.zeros((), device=t.place.device)
     for i, batch in enumerate(micro_batches):
@@ -94,8 +98,8 @@ def train_step(t: Training, step: int) -> Record | None:
     loss_now, norm_now = float(loss), float(grad_norm)
     if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
         raise NumericsError(
-            f"step {step + 1} has loss {loss_now} and gradient norm {norm_now}: no update was made; lower "
-            "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume from the last checkpoint."
+            f"step {step + 1} has loss {loss_now} and gradient norm {norm_now}, so no update was made: lower "
+            "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
         )
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
     clock.lap("optimizer_s")
@@ -124,25 +128,12 @@ def loss_sum(model: nn.Module, batch: Batch, device: torch.device) -> torch.Tens
 
 def clip(model: nn.Module, limit: float | None) -> torch.Tensor:
     """Clips all gradients by their global norm, which is the same number on every process and layout."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
     return norm
-
-
-class Clock:
-    """Laps of one step; `begin` is wall time, for the ledger."""
-
-    def __init__(self) -> None:
-        self.begin, self._last = round(time.time(), 6), time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name], self._last = round(now - self._last, 6), now
 
 
 def _due(every: int, done: int) -> bool:

@@ -15,7 +15,7 @@ class Optimizers:
     """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
 
     def __init__(self, spec: Spec, model: nn.Module) -> None:
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
         if spec.name == "adamw":
             matrices_by_muon, rest = [], [*model.parameters()]
@@ -27,7 +27,9 @@ class Optimizers:
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases have no scale to decay
         ]
         self.parts: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+            torch.optim.AdamW(
+                [g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True
+            )
         ]
         if matrices_by_muon:
             self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))

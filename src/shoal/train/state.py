@@ -16,6 +16,7 @@ from shoal.errors import DataError
 from shoal.parallel.place import Place
 from shoal.parallel.shard import plain
 from shoal.track.rundir import RunDir
+from shoal.train.loop import Tell
 from shoal.train.optim import Optimizers
 
 
@@ -33,16 +34,20 @@ class State:
     def extra(self, step: int) -> dict[str, Any]:
         return {"step": step, "position": step * self.batch, "data": self.data_fingerprints, "batch": self.batch}
 
-    def restore(self, run_dir: RunDir, found: checkpoint.Found) -> int:
-        """Fills the state in place and returns the committed steps it stands at."""
-        extra = checkpoint.load(found, self.tensors())
-        if extra["data"] != self.data_fingerprints:
+    def restore(self, run_dir: RunDir, tell: Tell) -> int | None:
+        """Fills the state in place from the newest good checkpoint; the committed steps it stands at, None when new."""
+        found = checkpoint.restore(run_dir.checkpoints, self.tensors())
+        if found is None:
+            return None
+        for skipped in found.skipped:
+            tell("warning", text=f"checkpoint passed over: {skipped}")
+        if found.extra["data"] != self.data_fingerprints:
             raise DataError(
-                f"the training data is not what run '{run_dir.name}' was trained on up to step {extra['step']} "
+                f"the training data is not what run '{run_dir.name}' was trained on up to step {found.step} "
                 "(its fingerprint changed): restore the data, or start a new run from exported weights."
             )
-        self.optimizers.set_step(extra["step"])
-        return int(extra["step"])
+        self.optimizers.set_step(found.step)
+        return found.step
 
 
 def digest(model: nn.Module, place: Place) -> str:
@@ -51,7 +56,7 @@ def digest(model: nn.Module, place: Place) -> str:
     for name, p in plain(model).named_parameters():
         local = p.to_local() if isinstance(p, DTensor) else p
         h.update(name.encode())
-        h.update(local.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+        h.update(local.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
     mine = torch.tensor(list(h.digest()), dtype=torch.uint8)
     if place.world == 1:
         return h.hexdigest()

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from shoal import checkpoint
-from shoal.data.feed import Feed, open_sources
+from shoal.data.feed import Feed
 from shoal.data.order import Order
+from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
 from shoal.model.decoder import Decoder
-from shoal.model.hf import load_weights
 from shoal.observe.throughput import peak_flops
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.shard import build, plain
@@ -30,7 +30,6 @@ from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.optim import Optimizers
-from shoal.train.restore import restore_newest
 from shoal.train.state import State, digest
 
 
@@ -73,15 +72,21 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     model = build(run, decoder, place)
     optimizers = Optimizers(run.train.optimizer, plain(model))
     state = State(model, optimizers, [s.fingerprint for s in sources], run.train.batch)
-    restored = restore_newest(state, run_dir, place, tell)
+    restored = state.restore(run_dir, tell)
     if restored is None and run.model.weights:
+        from shoal.model.hf import load_weights
+
         load_weights(plain(model), run.model.weights)
     first = restored or 0
     tell(
         "start",
         step=first,
         world=place.world,
-        mesh={"dp_replicate": run.mesh.dp_replicate, "dp_shard": run.mesh.dp_shard, "micro_batch": run.mesh.micro_batch},
+        mesh={
+            "dp_replicate": run.mesh.dp_replicate,
+            "dp_shard": run.mesh.dp_shard,
+            "micro_batch": run.mesh.micro_batch,
+        },
         device=_device_name(place),
         params=shape.params,
         precision=run.train.precision,
@@ -94,7 +99,15 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     )
     feed = Feed(windows, order, run.train.batch, place.rank, place.world, int(run.mesh.micro_batch))
     training = Training(
-        run, place, model, optimizers, feed, tell, stop, _evaluator(run, run_dir, place, model, tell), _saver(run, run_dir, state, tell)
+        run,
+        place,
+        model,
+        optimizers,
+        feed,
+        tell,
+        stop,
+        _evaluator(run, run_dir, place, model, tell),
+        _saver(run, run_dir, state, tell),
     )
     try:
         train(training, first)
@@ -122,7 +135,9 @@ class StopFlag:
 def _evaluator(run: Run, run_dir: RunDir, place: Place, model: torch.nn.Module, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
-    held_out = Windows(open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents)
+    held_out = Windows(
+        open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents
+    )
     return Evaluator(run, place, model, held_out, tell)
 
 

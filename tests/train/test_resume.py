@@ -1,0 +1,107 @@
+"""Killed at any step and resumed, a run ends with the very bits of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import DataError
+from shoal.parallel.place import join
+from shoal.spec import dump
+from shoal.spec.run import Run
+from shoal.track.rundir import RunDir
+from shoal.train.decide import decide
+from shoal.train.worker import work
+from tests.ranks import rank_outcomes
+from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
+
+STEPS = 8
+LAYOUTS = {"one process": (1, 1, 1), "DDP 2": (2, 2, 1), "FSDP2 2": (2, 1, 2)}
+
+
+def kill_before(step: int, victim: int) -> Callable[[], bool]:
+    """Asked before each step whether to stop, the victim dies instead, as if by the kernel."""
+    asked = -1
+
+    def ask() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == step and int(os.environ["RANK"]) == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    return ask
+
+
+def train_and_die(run: Run, workspace: Path, world: int, ask: Callable[[], bool]) -> RunDir:
+    decided = decide(run, workspace, world).run
+    run_dir = RunDir.of(run.name, workspace)
+    run_dir.path.mkdir(parents=True)
+    run_dir.spec_file.write_text(dump(decided))
+    outcomes = rank_outcomes(lambda r, w: work(run_dir, decided, join(decided), ask), world, grace_s=0.2)
+    assert -signal.SIGKILL in {o.status for o in outcomes}
+    return run_dir
+
+
+def run_of(data: Path, layout: str, name: str, **changes: object) -> tuple[Run, int]:
+    world, replicate, shard = LAYOUTS[layout]
+    mesh = {"mesh.dp_replicate": replicate, "mesh.dp_shard": shard, "mesh.micro_batch": 4}
+    fixed = {"name": name, "train.steps": STEPS, "checkpoint.every": 3, "checkpoint.keep": 2}
+    return make_run(data, **{**fixed, **mesh, **changes}), world
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_killed_at_any_step_and_resumed_the_parameters_are_bitwise_the_same(layout: str, tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", masked=True)
+    run, world = run_of(data, layout, "whole")
+    whole = train_on(run, tmp_path, world)
+    # On one process every step; on two, where a start costs seconds, before, at and after a checkpoint, and the end.
+    for step in range(STEPS) if world == 1 else (1, 3, 4, STEPS - 1):
+        run, world = run_of(data, layout, f"killed-{step}")
+        killed = train_and_die(run, tmp_path, world, kill_before(step, victim=world - 1))
+        assert len(steps_of(killed)) == step
+        resumed = train_on(run, tmp_path, world)
+        assert digest_of(resumed) == digest_of(whole), f"killed before step {step}"
+        losses = {r["step"]: r["loss"] for r in steps_of(resumed)}  # a step that was redone is the same step
+        assert list(losses.values()) == list(losses_of(whole))
+
+
+def test_a_run_told_to_stop_saves_and_goes_on_bitwise(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    run, _ = run_of(data, "one process", "whole")
+    whole = train_on(run, tmp_path, 1)
+    run, _ = run_of(data, "one process", "stopped", **{"checkpoint.every": 0})
+    decided = decide(run, tmp_path, 1).run
+    run_dir = RunDir.of(run.name, tmp_path)
+    run_dir.path.mkdir(parents=True)
+    calls = iter([False] * 5 + [True])
+    outcomes = rank_outcomes(lambda r, w: work(run_dir, decided, join(decided), lambda: next(calls)), 1)
+    assert "Stopped: stopped after step 5 of 8" in outcomes[0].error
+    assert len(steps_of(train_on(run, tmp_path, 1))) == STEPS  # none was taken twice
+    assert digest_of(run_dir) == digest_of(whole)
+
+
+def test_a_run_goes_on_with_another_number_of_processes_on_the_same_samples(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    whole = train_on(run_of(data, "one process", "whole")[0], tmp_path, 1)
+    run, world = run_of(data, "FSDP2 2", "moved")
+    train_and_die(run, tmp_path, world, kill_before(4, victim=0))
+    moved = train_on(run_of(data, "one process", "moved")[0], tmp_path, 1)
+    last = {r["step"]: r for r in steps_of(moved)}
+    assert [r["position"] for r in last.values()] == [16 * i for i in range(STEPS)]
+    losses = np.array([r["loss"] for r in last.values()])
+    assert np.max(np.abs(losses / losses_of(whole) - 1)) < 1e-5
+
+
+def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    run, _ = run_of(data, "one process", "moved")
+    train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    make_data(tmp_path / "data", seed=1)
+    with pytest.raises(AssertionError, match=f"{DataError.__name__}: the training data is not what run 'moved'"):
+        train_on(run, tmp_path, 1)
