@@ -38,7 +38,7 @@ class FakeRun:
                 "data": {"train": "data"},
                 "train": {"steps": steps},
                 "guard": guard,
-                "track": {"mlflow": False},
+                "track": more.pop("track", {"mlflow": False}),
             }
         )
         self.world = world
@@ -49,9 +49,10 @@ class FakeRun:
     def supervise(self, **more: Any) -> int:
         return supervise(self.run_dir, self.run, self.world, command=fake_command(self.run_dir.path), **more)
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, **more: Any) -> subprocess.Popen[str]:
+        """The supervisor in a process of its own; `more` goes to `supervise`."""
         process = subprocess.Popen(
-            [sys.executable, str(SUPERVISOR), str(self.run_dir.path)],
+            [sys.executable, str(SUPERVISOR), str(self.run_dir.path), json.dumps(more)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

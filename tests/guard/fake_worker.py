@@ -15,7 +15,9 @@ from pathlib import Path
 from shoal.track.journal import Journal
 
 RUN = Path(sys.argv[1])
-PLAN = json.loads((RUN / "plan.json").read_text())
+# Beside the runs when `shoal train` makes the run directory itself.
+PLAN_FILES = (RUN / "plan.json", RUN.parent.parent / f"{RUN.name}.plan.json")
+PLAN = json.loads(next(file for file in PLAN_FILES if file.exists()).read_text())
 RANK, WORLD, ATTEMPT = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "SHOAL_ATTEMPT"))
 BARRIER = RUN / f"barrier-{ATTEMPT}"
 stop = False

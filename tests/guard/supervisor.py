@@ -1,4 +1,4 @@
-"""Supervises a fake run in a process of its own, so that tests can signal it: `python supervisor.py RUN_DIR`."""
+"""Supervises a fake run in a process of its own, to be signalled: `python supervisor.py RUN_DIR ARGUMENTS`."""
 
 import json
 import sys
@@ -18,4 +18,6 @@ def fake_command(run_dir: Path) -> list[str]:
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     plan = json.loads((where / "plan.json").read_text())
-    sys.exit(supervise(RunDir(where), Run.model_validate(plan["run"]), plan["world"], command=fake_command(where)))
+    more = json.loads(sys.argv[2])
+    run = Run.model_validate(plan["run"])
+    sys.exit(supervise(RunDir(where), run, plan["world"], command=fake_command(where), **more))

@@ -25,14 +25,20 @@ class Mirror:
     """It has its own session and is not tied to us: when we are gone it may still be uploading."""
 
     def __init__(self, run_dir: RunDir, command: Sequence[str]) -> None:
-        run_dir.logs.mkdir(parents=True, exist_ok=True)
-        with open(run_dir.logs / "mirror.log", "ab", buffering=0) as out:
-            self._process = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            run_dir.logs.mkdir(parents=True, exist_ok=True)
+            with open(run_dir.logs / "mirror.log", "ab", buffering=0) as out:
+                self._process = subprocess.Popen(
+                    list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                )
+        except OSError:
+            return  # training goes on without it; `caught_up` will say that it is behind
 
     def caught_up(self, within_s: float, wait: Callable[[float], None], hurry: Callable[[], bool]) -> bool:
         """Whether it has ended well by then. The journal must be closed: that is what it waits for."""
+        if self._process is None:
+            return False
         deadline = time.monotonic() + within_s
         while self._process.poll() is None and not hurry() and (left := deadline - time.monotonic()) > 0:
             wait(min(left, 0.2))

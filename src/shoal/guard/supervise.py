@@ -51,6 +51,10 @@ class End:
     reason: str
 
 
+def worker_command(run_dir: RunDir) -> list[str]:
+    return [sys.executable, "-m", "shoal.train", "--worker", str(run_dir.path)]
+
+
 def supervise(
     run_dir: RunDir,
     run: Run,
@@ -64,7 +68,7 @@ def supervise(
 ) -> int:
     """Runs the run to its end and returns the exit code. `decisions` were made by Shoal and `asked` by the person who
     resumed it; both are journaled. `held` says that the caller holds the run's lock. The commands are for tests."""
-    command = command or [sys.executable, "-m", "shoal.train", "--worker", str(run_dir.path)]
+    command = command or worker_command(run_dir)
     with ExitStack() as stack:
         if not held:
             stack.enter_context(lock.hold(run_dir))

@@ -1,0 +1,82 @@
+"""Go on with a run that stopped or failed, from its newest checkpoint.
+
+The run's own spec is used. What may change is given as overrides and recorded: how long, how fast, on how many
+processes, how often it saves. What would break the run's history (data, seed, model, batch) is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from shoal.errors import UsageError
+from shoal.guard import lock
+from shoal.guard.begin import Asked, Difference, differences, write_spec, writing
+from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.supervise import supervise
+from shoal.spec import load
+from shoal.spec.checks import local_inputs, trainable
+from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.train.decide import decide
+
+TAKES_OVERRIDES = True
+LAYOUT = ("mesh", "resources")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="NAME", help="the run's name (`shoal ps` lists them)")
+    parser.add_argument(
+        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    run_dir = find_run(args.run, workspace(args.workspace))
+    with ExitStack() as held:
+        with writing(run_dir):
+            held.enter_context(lock.hold(run_dir))
+        history = History.of(run_dir)
+        before = load(run_dir.spec_file).run
+        opened = _open_again(history, args.overrides)
+        spec = load(run_dir.spec_file, [*opened, *args.overrides]).run
+        differ = [d for d in differences(before, spec, auto_is_equal=False) if f"{d.key}={d.new}" not in opened]
+        _refuse(run_dir, history, differ)
+        if history.finished and spec.train.steps <= history.step:
+            print(
+                f"run {run_dir.name} is finished: {history.step} steps. "
+                f"`shoal resume {run_dir.name} train.steps={2 * history.step}` trains on."
+            )
+            return 0
+        trainable(spec)
+        local_inputs(spec)
+        decided = decide(spec, run_dir.workspace)
+        if decided.run != before:
+            with writing(run_dir):
+                write_spec(run_dir, decided.run)
+        asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
+        step = newest_checkpoint_step(run_dir)
+        print(f"run {run_dir.name} continues at step {step} of {decided.run.train.steps}")
+        for d in differ:
+            print(f"  {d}")
+        return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
+
+
+def _refuse(run_dir: RunDir, history: History, differ: list[Difference]) -> None:
+    for d in differ:
+        if d.key == "name":
+            raise UsageError(f"a run keeps its name; `shoal train {run_dir.spec_file} --name {d.new}` starts another.")
+        if not d.safe:
+            raise UsageError(
+                f"{d}: that would break the history of run '{run_dir.name}'; "
+                f"`shoal train {run_dir.spec_file} --name OTHER {d.key}={d.new}` starts another run."
+            )
+        if d.key == "train.steps" and d.new < history.step:
+            raise UsageError(f"train.steps={d.new} is less than the {history.step} steps that are done.")
+
+
+def _open_again(history: History, overrides: list[str]) -> list[str]:
+    """A new number of processes needs a new layout: what Shoal had decided about it is decided anew, what a person
+    had asked for stays."""
+    if not any(override.startswith(LAYOUT) for override in overrides):
+        return []
+    return [f"{key}=auto" for key in history.auto if key.startswith(LAYOUT)]

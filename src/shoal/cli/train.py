@@ -1,0 +1,95 @@
+"""Train on this machine, all its devices.
+
+The run directory is runs/NAME in the workspace. A run that exists goes on where it stopped, if the run file still says
+the same; `--fresh` sets the old one aside first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from shoal.errors import SpecError
+from shoal.guard import lock
+from shoal.guard.begin import Difference, create, differences, set_aside, writing
+from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.supervise import supervise
+from shoal.spec import Run, load
+from shoal.spec.checks import local_inputs, trainable
+from shoal.track.rundir import RunDir, workspace
+from shoal.train.decide import decide
+
+TAKES_OVERRIDES = True
+MOST_NAMED = 6  # differing keys in one sentence
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN.yaml", help="the run file (`shoal init` writes one)")
+    parser.add_argument(
+        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="another name for the run: name=NAME")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="worker processes; the same as resources.processes=N"
+    )
+    parser.add_argument("--fresh", action="store_true", help="set an existing run of that name aside and start anew")
+
+
+def run(args: argparse.Namespace) -> int:
+    overrides = list(args.overrides)
+    if args.processes is not None:
+        overrides.append(f"resources.processes={args.processes}")
+    spec = load(args.file, overrides).run
+    trainable(spec)
+    run_dir = RunDir.of(spec.name, workspace(args.workspace))
+    if run_dir.exists() and not args.fresh:
+        return _go_on(run_dir, spec)
+    return _begin(run_dir, spec)
+
+
+def _begin(run_dir: RunDir, spec: Run) -> int:
+    # All that can be wrong is asked before anything is written or moved.
+    local_inputs(spec)
+    decided = decide(spec, run_dir.workspace)
+    with ExitStack() as held:
+        with writing(run_dir):
+            if run_dir.exists():
+                with lock.hold(run_dir):
+                    print(f"the old run is now {set_aside(run_dir)}")
+            held.enter_context(lock.hold(run_dir))
+            create(run_dir, decided.run)
+        resources = decided.run.resources
+        print(f"run {spec.name}: {spec.train.steps} steps, {decided.world} x {resources.device}, in {run_dir.path}")
+        for decision in decided.decisions:
+            print(f"  {decision.key} = {decision.value} ({decision.why})")
+        return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
+
+
+def _go_on(run_dir: RunDir, spec: Run) -> int:
+    with ExitStack() as held:
+        with writing(run_dir):
+            held.enter_context(lock.hold(run_dir))
+        before = load(run_dir.spec_file).run
+        if differ := differences(before, spec, auto_is_equal=True):
+            raise SpecError(_differs(run_dir.name, differ))
+        history = History.of(run_dir)
+        if history.finished:
+            print(
+                f"run {run_dir.name} is finished: {history.step} steps. `shoal report {run_dir.name}` shows it, "
+                f"`shoal resume {run_dir.name} train.steps=…` trains on, `--fresh` starts anew."
+            )
+            return 0
+        local_inputs(before)
+        decided = decide(before, run_dir.workspace)
+        print(f"run {run_dir.name} continues at step {newest_checkpoint_step(run_dir)} of {before.train.steps}")
+        return supervise(run_dir, decided.run, decided.world, held=True)
+
+
+def _differs(name: str, differ: list[Difference]) -> str:
+    named = "; ".join(str(d) for d in differ[:MOST_NAMED])
+    more = f"; and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+    ways = ["`--name OTHER` for a run of its own", "`--fresh` to set the old one aside"]
+    if all(d.safe for d in differ):
+        changes = " ".join(f"{d.key}={'' if d.new is None else d.new}" for d in differ[:MOST_NAMED])
+        ways.append(f"`shoal resume {name} {changes}` to change it on purpose")
+    return f"run '{name}' exists with another spec: {named}{more}. Use {', or '.join(ways)}."

@@ -1,0 +1,150 @@
+"""How a run comes to be in its directory: created, continued as it is, changed on purpose, or set aside."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SetupError
+from shoal.spec import Run, dump
+from shoal.spec.identity import identity
+from shoal.track.rundir import RunDir
+
+# What may change in a run that has begun. Everything else is its history: the data and their order, the model, what one
+# step is. (Changing the learning rate or the layout changes what comes, not what was.)
+SAFE = (
+    "train.steps",
+    "train.clip",
+    "train.precision",
+    "train.compile",
+    "train.optimizer.lr",
+    "train.optimizer.muon_lr",
+    "train.optimizer.weight_decay",
+    "train.optimizer.betas",
+    "train.optimizer.eps",
+    "train.optimizer.muon_momentum",
+    "train.schedule.",
+    "data.eval",
+    "data.cache_dir",
+    "data.cache_gb",
+    "eval.",
+    "checkpoint.",
+    "track.",
+    "guard.",
+    "mesh.",
+    "resources.",
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def safe(self) -> bool:
+        return any(self.key == name or (name[-1] == "." and self.key.startswith(name)) for name in SAFE)
+
+    def __str__(self) -> str:
+        return f"{self.key} was {_shown(self.old)}, now {_shown(self.new)}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A decision that a person made when they resumed a run."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
+    """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    return [
+        Difference(key, before.get(key), after.get(key))
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key) and not (auto_is_equal and after.get(key) == "auto")
+    ]
+
+
+def write_spec(run_dir: RunDir, run: Run) -> None:
+    _publish(run_dir.spec_file, dump(run))
+
+
+def create(run_dir: RunDir, run: Run) -> None:
+    """The files of a new run, before its journal is opened: a directory without a journal is not a run yet."""
+    write_spec(run_dir, run)
+    about = {**identity(run), "data": data_fingerprints(run)}
+    _publish(run_dir.identity_file, json.dumps(about, indent=2) + "\n")
+
+
+def set_aside(run_dir: RunDir) -> Path:
+    """Makes room for a fresh run of the same name; nothing is deleted."""
+    base = run_dir.path.with_name(f"{run_dir.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
+    there = base
+    for n in range(2, 100):  # two within one second
+        if not there.exists():
+            break
+        there = base.with_name(f"{base.name}-{n}")
+    run_dir.path.rename(there)
+    return there
+
+
+def data_fingerprints(run: Run) -> dict[str, str | None]:
+    """Of the local data sets; a remote one is known once the workers have opened it."""
+    found = {}
+    for source in (*run.data.train, *run.data.eval):
+        try:
+            found[source.path] = json.loads((Path(source.path) / "index.json").read_bytes()).get("fingerprint")
+        except (OSError, ValueError):
+            found[source.path] = None
+    return found
+
+
+@contextmanager
+def writing(run_dir: RunDir) -> Iterator[None]:
+    """A run directory that cannot be written is a wrong environment, said in one sentence."""
+    try:
+        yield
+    except OSError as e:
+        where = e.filename or run_dir.path
+        raise SetupError(
+            f"cannot write the run directory {run_dir.path} ({e.strerror}: {where}); "
+            "free space, mend its permissions, or choose another place with --workspace."
+        ) from e
+
+
+def _publish(path: Path, text: str) -> None:
+    """All of the file or none of it, whenever the machine goes down."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Sections are opened up; lists (the sources of a mixture) are one value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(_flat(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "path" in item for item in value):
+        return "[" + ", ".join(str(item["path"]) for item in value) + "]"
+    return "empty" if value is None else str(value)

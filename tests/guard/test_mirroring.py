@@ -1,0 +1,75 @@
+"""The tracking mirror beside a run: started when tracking is on, waited for a little, never in the way."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import pytest
+from tests.guard.fake import FakeRun, alive, until
+
+from shoal.guard import supervise as supervising
+
+# Follows the journal until it is closed, then leaves as told.
+FOLLOWS = """
+import sys, time, pathlib, os
+run = pathlib.Path(sys.argv[1]); (run / "mirror.pid").write_text(str(os.getpid()))
+while '"kind":"close"' not in (run / "journal.jsonl").read_text(): time.sleep(0.02)
+time.sleep(float(sys.argv[2])); (run / "mirrored").touch(); sys.exit(int(sys.argv[3]))
+"""
+
+
+def tracked(fake: FakeRun) -> None:
+    fake.plan(world=1, track={"mlflow": True})
+
+
+def mirror(fake: FakeRun, late_s: float = 0.0, code: int = 0) -> list[str]:
+    return [sys.executable, "-c", FOLLOWS, str(fake.run_dir.path), str(late_s), str(code)]
+
+
+def test_the_mirror_is_waited_for_once_the_journal_is_closed(fake: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    tracked(fake)
+    assert fake.supervise(mirror_command=mirror(fake, late_s=0.5)) == 0
+    assert (fake.run_dir.path / "mirrored").exists()
+    assert "tracking is behind" not in capsys.readouterr().err
+
+
+def test_a_slow_mirror_is_left_to_itself_and_said_once(
+    fake: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "MIRROR_WAIT_S", 0.3)
+    tracked(fake)
+    begin = time.monotonic()
+    assert fake.supervise(mirror_command=mirror(fake, late_s=3)) == 0
+    assert time.monotonic() - begin < 3
+    assert capsys.readouterr().err.count("tracking is behind; `shoal track sync demo` uploads the rest.") == 1
+    pid = int((fake.run_dir.path / "mirror.pid").read_text())
+    assert alive(pid)
+    until(lambda: (fake.run_dir.path / "mirrored").exists(), within_s=10)
+
+
+@pytest.mark.parametrize("command", [["sh", "-c", "exit 3"], ["/nowhere/mirror"]])
+def test_a_mirror_that_fails_costs_the_run_nothing(
+    fake: FakeRun, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    tracked(fake)
+    assert fake.supervise(mirror_command=command) == 0
+    assert "tracking is behind" in capsys.readouterr().err
+
+
+def test_without_tracking_no_mirror_is_started(fake: FakeRun) -> None:
+    fake.plan(world=1)
+    assert fake.supervise(mirror_command=["touch", str(fake.run_dir.path / "started")]) == 0
+    assert not (fake.run_dir.path / "started").exists()
+
+
+def test_ctrl_c_does_not_reach_the_mirror_and_cuts_the_wait_for_it_short(fake: FakeRun) -> None:
+    tracked(fake)
+    process = fake.start(mirror_command=mirror(fake, late_s=4))
+    until(lambda: fake.records("close"))
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begin < 2
+    until(lambda: (fake.run_dir.path / "mirrored").exists(), within_s=10)
