@@ -1,0 +1,201 @@
+"""A save that is killed, or that a full disk stops, leaves the checkpoint before it as the newest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.ranks import rank_outcomes, run_ranks
+
+from shoal import checkpoint
+from shoal.checkpoint import files, publish, saving
+
+MIB = 1 << 20
+
+
+def state(value: float, mib: int = 0) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((64, 64), value), "v": torch.full((max(mib, 1) * MIB // 4,), value)}
+
+
+def restored_step(root: Path) -> int:
+    tensors = state(0)
+    found = checkpoint.restore(root, tensors)
+    assert found is not None
+    assert all((t == found.step).all() for t in tensors.values())
+    return found.step
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in(owner: Any, name: str, after: bool = False) -> None:
+    """Replaces a function by one that dies when it is called (or when it has done its work)."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> None:
+        if after:
+            original(*args, **kwargs)
+        die()
+
+    setattr(owner, name, dying)
+
+
+# Where it is tried: which rank dies, and how it is made to die there.
+POINTS: dict[str, tuple[int, Callable[[], None]]] = {
+    "rank 1 in the middle of its tensors": (1, lambda: die_in(saving, "_bytes")),
+    "rank 1 before its part is known": (1, lambda: die_in(files, "write_small")),
+    "rank 0 in the middle of its tensors": (0, lambda: die_in(saving, "_bytes")),
+    "rank 0 before the manifest": (0, lambda: die_in(saving, "encode")),
+    "rank 0 before the publish": (0, lambda: die_in(saving, "publish")),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_in_the_middle_of_a_save_the_previous_one_is_the_newest(point: str, tmp_path: Path) -> None:
+    victim, arm = POINTS[point]
+
+    def work(rank: int, world: int) -> None:
+        checkpoint.save(tmp_path, 1, state(1), {}, attempt=0)
+        if rank == victim:
+            arm()
+        checkpoint.save(tmp_path, 2, state(2), {}, attempt=0)
+
+    outcomes = rank_outcomes(work, 2, timeout_s=60)
+    assert outcomes[victim].status == -signal.SIGKILL
+    assert outcomes[1 - victim].status != 0, "the other rank lost its peer and must not believe that it saved"
+    assert restored_step(tmp_path) == 1
+
+    # The next attempt saves the same step, and sweeps up what the dead one left.
+    def again(rank: int, world: int) -> None:
+        checkpoint.save(tmp_path, 2, state(2), {}, attempt=1)
+        if rank == 0:
+            checkpoint.prune(tmp_path, keep=2, attempt=1)
+
+    run_ranks(again, 2)
+    assert restored_step(tmp_path) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_killed_right_after_the_publish_the_new_one_is_the_newest(tmp_path: Path) -> None:
+    def work(rank: int, world: int) -> None:
+        checkpoint.save(tmp_path, 1, state(1), {})
+        die_in(saving, "publish", after=True)
+        checkpoint.save(tmp_path, 2, state(2), {})
+
+    assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
+    assert restored_step(tmp_path) == 2
+
+
+def test_killed_while_an_old_one_is_deleted_nothing_half_deleted_is_seen(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, state(step), {})
+
+    def work(rank: int, world: int) -> None:
+        real_rmtree = publish.shutil.rmtree
+
+        def half(path: Path, **kwargs: Any) -> None:
+            if path.exists():
+                next(path.glob("*.safetensors")).unlink()
+                die()
+            real_rmtree(path, **kwargs)
+
+        publish.shutil.rmtree = half
+        checkpoint.prune(tmp_path, keep=1)
+
+    assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.skipped) == (2, ())
+    checkpoint.prune(tmp_path, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs is not permitted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_the_save_on_all_ranks_and_training_goes_on(tiny_disk: Path) -> None:
+    def work(rank: int, world: int) -> list[str]:
+        said = []
+        checkpoint.save(tiny_disk, 1, state(1, mib=1), {})
+        for _ in range(2):  # the second try finds the space that the first one gave back
+            with pytest.raises(checkpoint.SaveError) as e:
+                checkpoint.save(tiny_disk, 2, state(2, mib=9), {})
+            said.append(str(e.value))
+        checkpoint.save(tiny_disk, 3, state(3, mib=1), {})
+        return said
+
+    first, second = run_ranks(work, 2)
+    assert first == second
+    assert all(os.strerror(errno.ENOSPC) in words and "rank " in words for words in first)
+    assert sorted(p.name for p in tiny_disk.iterdir()) == ["step-00000001", "step-00000003"]
+    assert restored_step(tiny_disk) == 3
+
+
+def test_a_file_size_limit_on_one_rank_fails_all_of_them_alike(tmp_path: Path) -> None:
+    """Needs no privileges: the system refuses rank 1's write half-way, as a quota does."""
+
+    def work(rank: int, world: int) -> tuple[str, float]:
+        checkpoint.save(tmp_path, 1, state(1), {})
+        if rank == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        began = time.monotonic()
+        with pytest.raises(checkpoint.SaveError) as e:
+            checkpoint.save(tmp_path, 2, state(2), {})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return str(e.value), time.monotonic() - began
+
+    (first, _), (second, seconds) = run_ranks(work, 2)
+    assert first == second
+    assert "rank 1" in first
+    assert os.strerror(errno.EFBIG) in first
+    assert seconds < 20
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert restored_step(tmp_path) == 1
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_published(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, torch.Tensor], dict[str, Any], str]] = [
+        ({"w": torch.zeros(2, dtype=torch.complex64)}, {}, "'w' has dtype torch.complex64"),
+        (state(1), {"loss": float("nan")}, "JSON compliant"),
+        (state(1), {"rng": object()}, "JSON serializable"),
+    ]
+    for tensors, extra, words in wrong:
+        with pytest.raises(checkpoint.SaveError, match=words):
+            checkpoint.save(tmp_path, 1, tensors, extra)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_the_ranks_see_differently_is_not_published(tmp_path: Path) -> None:
+    """A tensor that only one rank has would be a hole: found when saving, not on the day of the resume."""
+
+    def work(rank: int, world: int) -> str:
+        tensors = {"w": torch.ones(4), **({"only here": torch.ones(8)} if rank == 0 else {})}
+        with pytest.raises(checkpoint.SaveError) as e:
+            checkpoint.save(tmp_path, 1, tensors, {})
+        return str(e.value)
+
+    said = run_ranks(work, 2)
+    assert said[0] == said[1]
+    assert "do not cover it exactly once" in said[0]
+    assert list(tmp_path.iterdir()) == []
