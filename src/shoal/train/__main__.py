@@ -1,1 +1,30 @@
-"""`torchrun -m shoal.train RUN.yaml`, and what the supervisor starts: `python -m shoal.train --worker RUN_DIR`."""
+"""What the supervisor starts: `python -m shoal.train --worker RUN_DIR`. Also `torchrun -m shoal.train RUN.yaml`.
+
+An edge of the program, as the command line is: it alone in this package looks up to `guard`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shoal.errors import ShoalError
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] == ["--worker"]:
+        from shoal.track.rundir import RunDir
+        from shoal.train import worker
+
+        return worker.main(RunDir(Path(argv[1])))
+    from shoal.guard import under_torchrun
+
+    try:
+        return under_torchrun.main(argv)
+    except ShoalError as e:
+        print(f"shoal: {e}", file=sys.stderr)
+        return e.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -34,18 +34,24 @@ from shoal.train.state import State, digest
 
 
 def main(run_dir: RunDir) -> int:
-    """Runs the worker and turns what happened into an exit code; the sentence goes to this rank's log."""
+    """A worker that the supervisor started."""
     stop = StopFlag()
+    return outcome(lambda: load(run_dir.spec_file).run, run_dir, stop)
+
+
+def outcome(get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined: Place | None = None) -> int:
+    """Does the work and turns what happened into an exit code; the sentence goes to this rank's log."""
     try:
-        run = load(run_dir.spec_file).run
-        place = join(run)
-        work(run_dir, run, place, stop)
+        run = get_run()
+        place = joined or join(run)
+        try:
+            work(run_dir, run, place, stop)
+        except Stopped as e:
+            print(f"shoal: {e}", file=sys.stderr)
+            leave(place)
+            return e.exit_code
         leave(place)
         return DONE
-    except Stopped as e:
-        leave(place)
-        print(f"shoal: {e}", file=sys.stderr)
-        return e.exit_code
     except ShoalError as e:
         print(f"shoal: {e}", file=sys.stderr)
         return e.exit_code

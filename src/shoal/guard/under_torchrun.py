@@ -1,0 +1,101 @@
+"""`torchrun -m shoal.train RUN.yaml [overrides]`: for those whose scripts and schedulers speak torchrun.
+
+torchrun is then the supervisor: it starts the processes, restarts them and keeps their logs. Rank 0 keeps the run
+directory as `shoal train` would, so that `ps`, `report`, `resume` and the trackers see no difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
+from shoal.guard import lock, mirroring
+from shoal.guard.begin import create, differences, writing
+from shoal.guard.history import History
+from shoal.parallel.place import join
+from shoal.spec import Run, load
+from shoal.spec.checks import local_inputs, trainable
+from shoal.spec.overrides import split_overrides
+from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir, workspace
+from shoal.train import worker
+from shoal.train.decide import Decided, decide
+
+STATUS = {DONE: "done", TOLD_TO_STOP: "stopped"}
+
+
+def main(argv: list[str]) -> int:
+    rest, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(prog="torchrun -m shoal.train", description=__doc__)
+    parser.add_argument("file", metavar="RUN.yaml")
+    parser.add_argument("--workspace", metavar="DIR")
+    args = parser.parse_args(rest)
+    if "RANK" not in os.environ:
+        raise UsageError("`python -m shoal.train` is for torchrun and the supervisor: use `shoal train RUN.yaml`.")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    run = load(args.file, overrides).run
+    trainable(run)
+    local_inputs(run)
+    run_dir = RunDir.of(run.name, workspace(args.workspace))
+    decided = decide(run, run_dir.workspace, world)
+    stop = worker.StopFlag()
+    with _session(run_dir, decided) if rank == 0 else nullcontext() as session:
+        place = join(decided.run)
+        (attempt,) = place.sum(session.attempt if session else 0)  # all ranks save under the same attempt
+        os.environ["SHOAL_ATTEMPT"] = str(int(attempt))
+        code = worker.outcome(lambda: decided.run, run_dir, stop, place)
+        if session:
+            session.journal.append(
+                "close",
+                session=session.number,
+                status=STATUS.get(code, "failed"),
+                exit_code=code,
+                reason="all steps are done" if code == DONE else f"rank 0 left with exit code {code}",
+            )
+        return code
+
+
+@dataclass(frozen=True)
+class Session:
+    journal: Journal
+    number: int
+    attempt: int
+
+
+@contextmanager
+def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
+    """Rank 0's part: the lock, the files of the run directory, the mirror, and the session's first records."""
+    with lock.hold(run_dir):
+        with writing(run_dir):
+            if not run_dir.exists():
+                create(run_dir, decided.run)
+        _refuse_another_history(run_dir, decided.run)
+        history, journal = History.of(run_dir), Journal(run_dir.journal_file)
+        session = Session(journal, history.sessions, history.attempts)
+        journal.append(
+            "open",
+            session=session.number,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            argv=sys.argv,
+            resumed=session.number > 0,
+        )
+        for decision in decided.decisions:
+            journal.append("decision", key=decision.key, value=decision.value, why=decision.why)
+        journal.append("attempt", attempt=session.attempt, world=decided.world, pids=[os.getpid()])
+        if mirroring.wanted(decided.run.track):
+            mirroring.Mirror(run_dir, mirroring.default_command(run_dir))
+        yield session
+
+
+def _refuse_another_history(run_dir: RunDir, run: Run) -> None:
+    before = load(run_dir.spec_file).run
+    if differ := [d for d in differences(before, run, auto_is_equal=True) if not d.safe]:
+        named = "; ".join(str(d) for d in differ)
+        raise SpecError(f"run '{run.name}' exists with another spec: {named}. Give this one another name (name=…).")
