@@ -58,8 +58,8 @@ def about(text: str) -> str:
 def filled(text: str, file: Path) -> str:
     """The template for this file: the run is named after it, and the commands in the comments are those to type."""
     name = file.stem if re.fullmatch(NAME_PATTERN, file.stem) else "run"
-    text = re.sub(r"^name: \S+", f"name: {name}", text, count=1, flags=re.MULTILINE)
-    return text.replace("NAME", name).replace("FILE", str(file))
+    put = {"NAME": name, "FILE": str(file)}
+    return re.sub(r"^name: \S+|\bNAME\b|\bFILE\b", lambda m: put.get(m[0], f"name: {name}"), text, flags=re.MULTILINE)
 
 
 def write(file: Path, text: str, force: bool) -> None:

@@ -67,7 +67,9 @@ def _apply_one(text: str, below: Layer, folder: str) -> Layer:
     name = _name(path, where)
     value = normal(_value(right, where), path, {path: right}, folder)
     if name.section and not name.is_list and not isinstance(value, dict) and not (value is None and name.optional):
-        raise SpecError(f"{where}: {left} is {allowed(name.field)}; set one of them, such as {left}.{_first(name)}=…")
+        raise SpecError(
+            f"{where}: {left} is {allowed(name.field)}; set one of them, as in {left}.{_first(name)}=VALUE."
+        )
     origin = Origin("command line", where)
     at = next((i for i, part in enumerate(path) if isinstance(part, int)), None)
     if at is not None:

@@ -151,15 +151,16 @@ def _said(stated: Layer, name: str) -> str:
 
 def _where(paths: Sequence[Path], stated: Layer, document: Document, file: File) -> str:
     """The place to look at for a problem with these values: where a person stated one, the command line first."""
-    origins = [origin for origin in map(stated.origin, paths) if origin]
+    origins = [stated.origins[path] for path in paths if path in stated.origins]
     if origins:
-        return min(origins, key=lambda o: o.label != "command line").where
-
+        return min(origins, key=lambda origin: origin.label != "command line").where
     for length in range(len(paths[0]), 0, -1):
         above = paths[0][:length]
-        origin = stated.origin(above) if isinstance(above[-1], int) else stated.origins.get(above)
+        origin = stated.origins.get(above)
+        if isinstance(above[-1], int) or above not in document.places:
+            origin = stated.origin(above)  # in a list, or in a section from the command line
         if origin:
-            return origin.where  # something is wrong or missing in an item of a list
+            return origin.where
 
         if above in document.places:
             return f"{file}:{document.places[above]}"

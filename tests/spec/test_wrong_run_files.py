@@ -1,0 +1,87 @@
+"""Every wrong run file is refused with a sentence that names the place, the value and the way out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.errors import ShoalError, SpecError
+from shoal.spec import load
+from tests.spec.wrong import ALL, GOOD, Wrong
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("row", ALL, ids=lambda row: row.what)
+def test_a_wrong_run_file_is_refused_with_its_place_and_the_way_out(row: Wrong) -> None:
+    Path("run.yaml").write_bytes(row.file if isinstance(row.file, bytes) else row.file.encode())
+    with pytest.raises(ShoalError) as refused:
+        load("run.yaml", row.overrides)
+    message = str(refused.value)
+    assert [part for part in row.says if part not in message] == [], message
+    assert refused.value.exit_code == row.code
+    assert all(line.endswith((".", "?")) for line in message.splitlines()), "an error is made of sentences"
+
+
+def test_a_password_on_the_command_line_is_not_repeated() -> None:
+    Path("run.yaml").write_text(GOOD)
+    with pytest.raises(SpecError) as refused:
+        load("run.yaml", ["track.mlflow=http://me:hunter2@host"])
+    assert "hunter2" not in str(refused.value)
+
+
+def test_everything_wrong_is_said_at_once_unknown_names_first() -> None:
+    Path("run.yaml").write_text(
+        "name: a b\nsteps: 3\ndata: {train: x, seq_len: -1}\ntrain: {steps: 5, optimizer: {lr: 0}}\n"
+    )
+    with pytest.raises(SpecError) as refused:
+        load("run.yaml")
+    lines = str(refused.value).splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["run.yaml:2:1", "run.yaml:1:1", "run.yaml:3:18", "run.yaml:4:31"]
+
+
+def test_a_misspelt_needed_name_is_one_sentence_not_two() -> None:
+    Path("run.yaml").write_text(GOOD.replace("steps", "stpes"))
+    with pytest.raises(SpecError) as refused:
+        load("run.yaml")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_unknown_preset_does_not_hide_what_else_is_wrong() -> None:
+    Path("run.yaml").write_text(GOOD + "model: {preset: nope}\nseeed: 1\n")
+    with pytest.raises(SpecError, match=r"(?s)no preset 'nope'.*did you mean seed\?"):
+        load("run.yaml")
+
+
+def test_a_rule_points_at_what_was_stated_not_at_the_preset() -> None:
+    Path("run.yaml").write_text(GOOD + "model:\n  preset: llama3-8b\n  heads: 33\n")
+    with pytest.raises(SpecError, match=r"run\.yaml:8:3: model\.dim 4096 is not a multiple of model\.heads 33"):
+        load("run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("gone.yaml", "there is no run file gone.yaml"), (".", "is a folder"), ("pipe", "is not a regular file")],
+)
+def test_what_is_no_file_is_refused(path: str, says: str) -> None:
+    if path == "pipe":
+        os.mkfifo("pipe")
+    with pytest.raises(SpecError, match=says):
+        load(path)
+
+
+def test_the_command_line_prints_one_sentence_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(GOOD)
+    assert main(["show", "run.yaml", "--train.stpes", "3"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "shoal: `train.stpes=3` on the command line: train.stpes is not a name of the run file; "
+        "did you mean train.steps?\n"
+    )

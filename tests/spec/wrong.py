@@ -1,0 +1,169 @@
+"""Wrong run files and overrides, each with what its error must say: `ALL` is the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GOOD = """\
+name: a-run
+data:
+  train: shards
+train:
+  steps: 100
+"""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    what: str
+    file: str | bytes  # what stands in run.yaml
+    says: tuple[str, ...]  # each of these is part of the error
+    overrides: tuple[str, ...] = ()
+    code: int = 2
+
+
+def _with(lines: str, *says: str) -> tuple[str, tuple[str, ...]]:
+    return GOOD + lines, says
+
+
+FILES = [
+    Wrong("empty file", "", ("run.yaml is empty", "shoal init pretrain")),
+    Wrong("only comments", "# nothing yet\n", ("run.yaml is empty",)),
+    Wrong("a list", "- name: a\n", ("run.yaml:1:1", "lines of `name: value`")),
+    Wrong("one word", "hello\n", ("run.yaml:1:1", "not a list or one value")),
+    Wrong("not UTF-8", b"name: caf\xe9\n", ("run.yaml:1", "0xe9", "is not UTF-8")),
+    Wrong("binary", b"\x80\x02\x7d\x71\x00", ("run.yaml:1", "is not UTF-8")),
+    Wrong("control character", "name: a\nseed: \x07\n", ("run.yaml:2", "U+0007", "remove it")),
+    Wrong("tab", "train:\n\tsteps: 3\n", ("run.yaml:2:1", "a tab indents this line", "only spaces")),
+    Wrong("unclosed bracket", "name: a\ndata: {train: [x\n", ("run.yaml:3:1", "is not YAML")),
+    Wrong("two colons", "name: a: b\n", ("run.yaml:1:8", "is not YAML", "mapping values are not allowed")),
+    Wrong("two documents", GOOD + "---\nname: b\n", ("run.yaml:6:1", "second document")),
+    Wrong("duplicate key", GOOD + "name: b\n", ("run.yaml:6:1", "name stands here and already on line 1")),
+    Wrong("duplicate inside", "train:\n  steps: 1\n  steps: 2\n", ("run.yaml:3:3", "steps", "already on line 2")),
+    Wrong("alias", "name: &n a\nseed: *n\n", ("run.yaml:1:7", "aliases", "write the value out")),
+    Wrong("alias bomb", "a: &a [x, x]\nb: &b [*a, *a]\n", ("run.yaml:1:4", "aliases")),
+    Wrong("python tag", "name: !!python/object/apply:os.system [ls]\n", ("run.yaml:1:7", "tags", "remove it")),
+    Wrong("list as key", "? [a, b]\n: 1\n", ("run.yaml:1:3", "a key is a plain name")),
+    Wrong("nested too deeply", "a: " + "[" * 5000, ("run.yaml", "nested too deeply")),
+    Wrong("a data set", "x" * 2_000_000, ("run.yaml is 2,000,000 bytes", "too large for a run file")),
+]
+
+NAMES = [
+    Wrong(
+        "misspelt value", GOOD.replace("steps", "stpes"), ("run.yaml:5:3", "train.stpes", "did you mean train.steps?")
+    ),
+    Wrong("misspelt section", GOOD + "modle: {dim: 64}\n", ("run.yaml:6:1: modle", "did you mean model?")),
+    Wrong("wrong section", GOOD + "steps: 5\n", ("run.yaml:6:1: steps", "steps belongs under train")),
+    Wrong("one level too high", GOOD + "  lr: 1e-3\n", ("run.yaml:6:3: train.lr", "lr belongs under train.optimizer")),
+    Wrong("in several sections", GOOD + "every: 5\n", ("run.yaml:6:1", "eval.every or checkpoint.every")),
+    Wrong("another trainer's name", GOOD + "learning_rate: 1\n", ("run.yaml:6:1", "Shoal calls it train.optimizer.lr")),
+    Wrong("dotted name", GOOD + "train.batch: 8\n", ("run.yaml:6:1", "write `batch:` inside the section `train:`")),
+    Wrong("nothing like it", GOOD + "xyzzy: 1\n", ("run.yaml:6:1: xyzzy", "the names there are name, seed, model")),
+    Wrong(
+        "misspelt in a list",
+        GOOD.replace("shards", "[{path: x, wieght: 2}]"),
+        ("run.yaml:3:21", "data.train.0.wieght", "did you mean data.train.0.weight?"),
+    ),
+    Wrong("missing section", "name: a\n", ("run.yaml: train is missing", "add a section `train:` with `steps:`")),
+    Wrong(
+        "missing value",
+        GOOD.replace("steps: 100", "batch: 8"),
+        ("run.yaml:4:1: train.steps is missing", "whole number"),
+    ),
+    Wrong("misspelt override", GOOD, ("`train.stpes=3` on the command line", "train.steps?"), ("train.stpes=3",)),
+    Wrong("override of a section", GOOD, ("`train=5`", "train is a section", "train.steps="), ("train=5",)),
+    Wrong("override inside a value", GOOD, ("`seed.x=5`", "seed is one value"), ("seed.x=5",)),
+    Wrong("override of no item", GOOD, ("data.train has 1 item", "count from 0"), ("data.train.1.weight=2",)),
+    Wrong("override of a list", GOOD, ("data.train is a list", "data.train.0.weight"), ("data.train.weight=2",)),
+    Wrong("override without a value", GOOD, ("an override is NAME=VALUE",), ("steps",)),
+    Wrong("override that is no YAML", GOOD, ("`data.train=[a`", "brackets and quotes"), ("data.train=[a",)),
+]
+
+VALUES = [
+    Wrong("text for a number", *_with("seed: many\n", "run.yaml:6:1: seed is 'many', but must be a whole number")),
+    Wrong("truth for a number", *_with("  batch: true\n", "run.yaml:6:3: train.batch is true, but must be a whole")),
+    Wrong("fraction of a step", GOOD.replace("100", "1.5"), ("run.yaml:5:3: train.steps is 1.5", "whole number")),
+    Wrong("zero steps", GOOD.replace("100", "0"), ("run.yaml:5:3: train.steps is 0", "at least 1")),
+    Wrong("nothing after the colon", GOOD.replace("100", ""), ("run.yaml:5:3: train.steps is empty", "at least 1")),
+    Wrong("section for a value", GOOD.replace("100", "{a: 1}"), ("run.yaml:5:3: train.steps is a section",)),
+    Wrong("value for a section", *_with("model: llama3-8b\n", "run.yaml:6:1: model is 'llama3-8b'", "such as preset")),
+    Wrong("negative seed", GOOD, ("`seed=-1`", "seed is -1", "at least 0"), ("seed=-1",)),
+    Wrong("infinite clip", GOOD, ("train.clip is inf", "a number above 0, or empty"), ("train.clip=.inf",)),
+    Wrong("unknown choice", GOOD, ("is 'fp16'", "`auto`, `fp32` or `bf16`"), ("train.precision=fp16",)),
+    Wrong("no choice of ours", GOOD, ("track.wandb is 'on'", "`off`, `online` or `offline`"), ("track.wandb=on",)),
+    Wrong(
+        "beta of one", GOOD, ("[0.9, 1]", "2 numbers, each at least 0 and below 1"), ("train.optimizer.betas=[0.9,1]",)
+    ),
+    Wrong("one beta", GOOD, ("is 0.9, but must be a list of 2",), ("train.optimizer.betas=0.9",)),
+    Wrong("bad run name", GOOD.replace("a-run", "a/run"), ("run.yaml:1:1: name is 'a/run'", "letters, digits")),
+    Wrong("no data", GOOD.replace("shards", "[]"), ("run.yaml:3:3: data.train is []", "a folder")),
+    Wrong("list in a list", GOOD, ("`data.train=[[a]]`", "data.train.0 is ['a']"), ("data.train=[[a]]",)),
+    Wrong("no path", GOOD, ("`data.train=[{weight: 2}]`", "0.path is missing"), ("data.train=[{weight: 2}]",)),
+    Wrong("weight of zero", GOOD, ("data.train.0.weight is 0", "above 0"), ("data.train.0.weight=0",)),
+    Wrong("unknown preset", *_with("model: {preset: lama3-8b}\n", "run.yaml:6:9", "'lama3-8b'", "mean llama3-8b?")),
+    Wrong("no weights there", *_with("model: {weights: gone}\n", "run.yaml:6:9", "gone/config.json"), code=78),
+]
+
+RULES = [
+    Wrong("dim over heads", *_with("model: {dim: 250}\n", "run.yaml:6:9", "model.heads 4", "use 248")),
+    Wrong("odd head", GOOD, ("model.head_dim 33 is odd", "even"), ("model.head_dim=33",)),
+    Wrong("odd head by division", GOOD, ("model.dim / model.heads = 63 is odd",), ("model.dim=252",)),
+    Wrong("kv_heads", GOOD, ("model.kv_heads 3 does not divide model.heads 4", "1, 2, 4"), ("model.kv_heads=3",)),
+    Wrong("preset and weights", GOOD, ("cannot both give the shape",), ("model.preset=tiny", "model.weights=/x")),
+    Wrong("batch over processes", GOOD, ("train.batch 32", "nearest that can is 33"), ("resources.processes=3",)),
+    Wrong("batch over mesh", GOOD, ("train.batch 32", "6 processes"), ("mesh.dp_shard=3", "mesh.dp_replicate=2")),
+    Wrong("batch over micro_batch", GOOD, ("mesh.micro_batch 5", "is 30"), ("mesh.micro_batch=5",)),
+    Wrong(
+        "mesh and processes",
+        GOOD,
+        ("`resources.processes=3`", "mesh.dp_replicate 2 x mesh.dp_shard 4 = 8"),
+        ("mesh.dp_shard=4", "mesh.dp_replicate=2", "resources.processes=3"),
+    ),
+    Wrong(
+        "half a mesh", GOOD, ("3 is not a multiple of mesh.dp_shard 2",), ("mesh.dp_shard=2", "resources.processes=3")
+    ),
+    Wrong(
+        "warm-up too long",
+        GOOD,
+        ("warmup_steps 100 is not below train.steps 100",),
+        ("train.schedule.warmup_steps=100",),
+    ),
+    Wrong(
+        "wsd too long",
+        GOOD,
+        ("warmup_steps 30", "decay of 80 steps exceed train.steps 100"),
+        ("train.schedule.name=wsd", "train.schedule.warmup_steps=30", "train.schedule.decay_steps=80"),
+    ),
+    Wrong("eval without data", *_with("eval: {every: 5}\n", "run.yaml:6:8: eval.every 5", "set data.eval")),
+    Wrong("eval on training data", GOOD, ("is also in data.train",), ("data.train=/x/y", "data.eval=/x/z/../y")),
+    Wrong("window too long", GOOD, ("data.seq_len 8192", "model.max_seq_len 4096"), ("data.seq_len=8192",)),
+    Wrong(
+        "too many full layers",
+        GOOD,
+        ("model.full_attention_layers 5 is more than model.layers 4",),
+        ("model.family=qwen2", "model.sliding_window=64", "model.full_attention_layers=5"),
+    ),
+    Wrong("top_k", GOOD, ("top_k 9", "8 experts"), ("model.experts={count: 8, top_k: 9, ffn_dim: 64}",)),
+    Wrong(
+        "no sparse layer",
+        GOOD,
+        ("dense_layers 4", "no layer of 4"),
+        ("model.experts={count: 8, top_k: 2, ffn_dim: 64, dense_layers: 4}",),
+    ),
+    Wrong("llama3 rope", GOOD, ("needs original_max_seq_len",), ("model.rope_scaling={kind: llama3, factor: 8}",)),
+    Wrong(
+        "rope factors",
+        GOOD,
+        ("high_freq_factor 1 is not above low_freq_factor 1",),
+        ("model.rope_scaling={kind: llama3, factor: 8, original_max_seq_len: 64, high_freq_factor: 1}",),
+    ),
+    Wrong(
+        "mlflow host",
+        GOOD,
+        ("'localhost:5000' is no address", "http://localhost:5000"),
+        ("track.mlflow=localhost:5000",),
+    ),
+    Wrong("mlflow password", GOOD, ("MLFLOW_TRACKING_PASSWORD",), ("track.mlflow=http://me:hunter2@host",)),
+]
+
+ALL = [*FILES, *NAMES, *VALUES, *RULES]
