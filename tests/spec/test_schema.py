@@ -33,15 +33,18 @@ def test_the_pages_can_be_written_anywhere(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == set(pages())
 
 
+def followed(node: dict[str, Any]) -> dict[str, Any]:
+    return dict(schema()["$defs"][node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else node)
+
+
 def described(node: dict[str, Any], path: str = "") -> set[str]:
-    """Every dotted name in the schema that has a description."""
+    """Every dotted name in the schema; each must have a description."""
     found: set[str] = set()
     for option in [node, *node.get("anyOf", []), *node.get("allOf", [])]:
-        target = schema()["$defs"][option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option
         if "items" in option:
             found |= described(option["items"], f"{path}*.")
-        for key, inner in target.get("properties", {}).items():
-            assert inner.get("description"), path + key
+        for key, inner in followed(option).get("properties", {}).items():
+            assert followed(inner).get("description"), path + key
             found |= {path + key} | described(inner, f"{path}{key}.")
     return found
 
