@@ -37,8 +37,7 @@ class Cache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
-                if not os.pread(lock, 32, 0):
-                    self._set_used(lock, sum(size for _, size, _ in self._blobs()))
+                self._set_used(lock, self._used(lock))
         except OSError as e:
             raise self._unusable(e) from None
 
@@ -65,13 +64,15 @@ class Cache:
             os.close(fd)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Keep the blob; those unused for longest go when it would not fit."""
+        """Keep the blob; those unused for longest go when it would not fit. One larger than the limit is not kept."""
+        if len(data) > self.limit_bytes:
+            return
         path = self.path(key)
         temporary = path.with_name(f"{key}.tmp")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
-                used = int(os.pread(lock, 32, 0) or 0)
+                used = self._used(lock)
                 if used + len(data) > self.limit_bytes:
                     used = self._evict(int(self.limit_bytes * _KEPT) - len(data))
                 # Counted before it is there: a kill in between can only make us free space too early.
@@ -122,6 +123,12 @@ class Cache:
             yield fd
         finally:
             os.close(fd)
+
+    def _used(self, lock: int) -> int:
+        try:
+            return int(os.pread(lock, 32, 0))
+        except ValueError:  # a new folder, or a power cut that left the number empty
+            return self.used_bytes()
 
     def _set_used(self, lock: int, used: int) -> None:
         os.pwrite(lock, f"{used:<32}".encode(), 0)

@@ -22,7 +22,7 @@ import xxhash
 from shoal.data.cache import Cache
 from shoal.data.index import INDEX_FILE, PIECE_BYTES, ShardFile, ShardInfo, parse_index, pieces_of
 from shoal.data.shards import DEFAULT_CACHE_BYTES, Array, Shard, TokenShards, map_file
-from shoal.data.store import connect, explained, get
+from shoal.data.store import connect, explained, get, past_the_end
 from shoal.errors import DataError
 
 PARALLEL_REQUESTS = 16
@@ -107,10 +107,9 @@ class RemoteFolder:
             try:
                 data = memoryview(obstore.get_range(self._store, file.name, start=start, length=size)).cast("B")
             except Exception as e:
-                if "range" in str(e).lower() and "not satisfiable" in str(e).lower():
-                    data = memoryview(b"")
-                else:
+                if not past_the_end(e):
                     raise explained(e, self.where, file.name) from None
+                data = memoryview(b"")
             got = len(data)
             if got == size and right(data):
                 return data

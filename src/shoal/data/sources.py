@@ -12,12 +12,9 @@ from shoal.spec.run import Data, Source
 
 
 def open_sources(sources: Sequence[Source], data: Data, workspace: Path) -> list[TokenShards]:
-    """Relative paths are relative to the workspace, so that a run resumed from another folder finds its data."""
-    cache = workspace / data.cache_dir if data.cache_dir else workspace / ".shoal" / "cache"
-    opened = []
-    for source in sources:
-        where = source.path if "://" in source.path else str(workspace / source.path)
-        opened.append(TokenShards.open(where, cache_dir=cache, cache_bytes=int(data.cache_gb * 1e9)))
+    """Local paths are absolute by now. Remote data is cached in the workspace unless the run file says where."""
+    cache = data.cache_dir or workspace / ".shoal" / "cache"
+    opened = [TokenShards.open(s.path, cache_dir=cache, cache_bytes=int(data.cache_gb * 1e9)) for s in sources]
     for other in opened[1:]:
         _same_tokens(opened[0], other)
     return opened

@@ -46,6 +46,11 @@ def get(store: Any, where: str, name: str) -> bytes:
         raise explained(e, where, name) from None
 
 
+def past_the_end(e: Exception) -> bool:
+    """Whether the object is too short to have the bytes that were asked for."""
+    return re.search(r"\b416\b|StartTooLarge", str(e)) is not None
+
+
 def explained(e: Exception, where: str, name: str) -> ShoalError:
     """obstore's many-line errors in one sentence, of the kind that says whether to try again."""
     from obstore import exceptions as obs

@@ -51,12 +51,12 @@ class ShardWriter:
             raise ValueError(f"token ids must be integers from 0 to {self._largest}")
         if (mask is not None) != self._with_mask:
             raise ValueError("a shard has a mask for all of its documents or for none")
+        bits = None if mask is None else np.asarray(mask).astype(np.uint8)
+        if bits is not None and (bits.size != ids.size or bits.max() > 1):
+            raise ValueError("a mask has one 0 or 1 a token")
         self._files["tokens"].write(ids.astype(self._dtype, copy=False))
         self._files["docs"].write((ends.astype(np.int64) + self.tokens).astype("<u8"))
-        if mask is not None:
-            bits = np.asarray(mask).astype(np.uint8)
-            if bits.size != ids.size or bits.max() > 1:
-                raise ValueError("a mask has one 0 or 1 a token")
+        if bits is not None:
             self._files["mask"].write(bits)
         self.tokens += ids.size
         self.documents += ends.size
