@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,14 +117,19 @@ def none_is_good(root: Path, skipped: Collection[Skipped]) -> CheckpointError:
     )
 
 
-def damage(found: Found, files: Collection[str] | None = None) -> list[str]:
-    """Reads the files (all unless told) and says what is wrong with them, a sentence for each damaged file or slice."""
+def damage(
+    found: Found, files: Collection[str] | None = None, on_bytes: Callable[[int], None] = lambda n: None
+) -> list[str]:
+    """Reads the files (all unless told) and says what is wrong with them, a sentence for each damaged file or slice.
+
+    `on_bytes` hears how much was read, for a progress bar.
+    """
     wrong: list[str] = []
     slices = _slices_by_file(found.manifest)
     for name in found.manifest.files if files is None else files:
         try:
             _check_header(found.path, found.manifest, name)
-            wrong += _damaged_slices(found.path, name, slices[name])
+            wrong += _damaged_slices(found.path, name, slices[name], on_bytes)
         except Corrupt as e:
             wrong.append(str(e))
     return wrong
@@ -178,9 +183,12 @@ def _check_header(folder: Path, manifest: Manifest, name: str) -> None:
             raise Corrupt(f"{name} has another header than was written (damaged, or a file from elsewhere)")
 
 
-def _damaged_slices(folder: Path, name: str, slices: Sequence[tuple[str, int, Slice]]) -> Iterator[str]:
+def _damaged_slices(
+    folder: Path, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
+) -> Iterator[str]:
     with opened(folder / name) as fd:
         for tensor, count, s in slices:
+            on_bytes(count)
             if digest_of(fd, s.at, count) != s.xxh3_128:
                 yield mismatch(name, tensor)
 

@@ -1,0 +1,86 @@
+"""The format is what docs/reference/checkpoint.md says; neither Shoal nor torch is needed to look at it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from tests.checkpoint.states import build, same_bits, tensors_of, train, whole
+from tests.ranks import run_ranks
+from xxhash import xxh3_128_hexdigest
+
+from shoal import checkpoint
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checkpoint.md"
+
+
+def save_on_two_ranks(root: Path) -> dict[str, torch.Tensor]:
+    def work(rank: int, world: int) -> dict[str, torch.Tensor]:
+        model, optimizer = build("fsdp-2", seed=1)
+        train(model, optimizer, steps=2)
+        tensors = tensors_of(model, optimizer)
+        saved = checkpoint.save(root, 100, tensors, {"position": 7}, piece_bytes=400)
+        assert saved.bytes == sum(f.stat().st_size for f in saved.path.glob("*.safetensors"))
+        return whole(tensors)
+
+    return run_ranks(work, 2)[0]
+
+
+def test_the_ten_lines_of_the_reference_read_a_checkpoint_without_shoal(tmp_path: Path) -> None:
+    expected = save_on_two_ranks(tmp_path)
+    code = re.search(r"```python\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
+    assert code is not None
+    program = code[1].replace("runs/demo/checkpoints/step-00000100", str(tmp_path / "step-00000100"))
+    assert str(tmp_path) in program
+    statements = [line for line in program.splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(statements) <= 10
+    assert "shoal" not in program.replace(str(tmp_path), "")
+    names: dict[str, dict[str, torch.Tensor]] = {}
+    exec(program, names)
+    assert same_bits(names["tensors"], expected)
+
+
+def test_the_files_are_safetensors_and_all_their_bytes_have_a_checksum(tmp_path: Path) -> None:
+    save_on_two_ranks(tmp_path)
+    folder = tmp_path / "step-00000100"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert sorted(p.name for p in folder.iterdir()) == sorted(["manifest.json", *manifest["files"]])
+    covered = {name: [(0, file["header_bytes"], file["header_xxh3_128"])] for name, file in manifest["files"].items()}
+    for entry in manifest["tensors"].values():
+        for s in entry["slices"]:
+            with safe_open(folder / s["file"], "pt") as f:
+                tensor = f.get_tensor(s["key"])
+            assert list(tensor.shape) == s["shape"]
+            covered[s["file"]].append((s["at"], s["at"] + tensor.numel() * tensor.element_size(), s["xxh3_128"]))
+    for name, ranges in covered.items():
+        data, end = (folder / name).read_bytes(), 0
+        for begin, stop, digest in sorted(ranges):
+            assert begin == end
+            assert xxh3_128_hexdigest(data[begin:stop]) == digest
+            end = stop
+        assert end == len(data) == manifest["files"][name]["bytes"]
+    text = (folder / "manifest.json").read_bytes()
+    assert manifest["xxh3_128"] == xxh3_128_hexdigest(text[: text.rindex(b",")])
+
+
+def test_the_reference_names_every_member_of_the_manifest(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"w": torch.ones(2)}, {})
+    manifest = json.loads((tmp_path / "step-00000001" / "manifest.json").read_text())
+    named = set(re.findall(r"`(\w+)`", REFERENCE.read_text()))
+    members = {*manifest, *manifest["files"]["rank-00000.safetensors"], *manifest["tensors"]["w"]}
+    assert members | set(manifest["tensors"]["w"]["slices"][0]) <= named
+
+
+def test_finding_verifying_and_pruning_need_no_torch(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"w": torch.ones(2)}, {})
+    program = (
+        "import sys, pathlib; from shoal import checkpoint; root = pathlib.Path(sys.argv[1])\n"
+        "found = checkpoint.newest(root, verify=True); checkpoint.prune(root, 1)\n"
+        "assert found.step == 1 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
