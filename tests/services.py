@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -17,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     ]  # fmt: skip
     endpoint = f"http://127.0.0.1:{ports[0]}"
     with open(folder / "weed.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, preexec_fn=_die_with_parent)
+        tied = [sys.executable, "-m", "shoal.guard.tied", str(os.getpid()), *command]
+        process = subprocess.Popen(tied, stdout=log, stderr=log, cwd=folder)
         try:
             server = S3Server(endpoint, access_key, secret_key)
             _await_buckets(server, process, folder / "weed.log")
@@ -108,9 +106,3 @@ def _await_buckets(server: S3Server, process: subprocess.Popen[bytes], log: Path
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"SeaweedFS did not start: {e}\n{log.read_text()[-3000:]}") from e
             time.sleep(0.1)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it died before we asked
-        os._exit(1)

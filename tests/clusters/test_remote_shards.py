@@ -39,7 +39,7 @@ def environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight shards, 26 MB with their masks: more than the smallest cache, and files large enough for multipart uploads."""
+    """Eight shards, 32 MB with their masks: more than the smallest cache, and one file of several multipart parts."""
     folder = tmp_path_factory.mktemp("prepared")
     rng = np.random.default_rng(0)
     shards = [[[*rng.integers(0, 256, 27_499).tolist(), EOS] for _ in range(40)] for _ in range(7)]
@@ -96,9 +96,9 @@ def test_a_damaged_object_is_refused(prepared: Path, tmp_path: Path, server: S3S
     last = int(data.starts[3])
     with pytest.raises(DataError, match=r"shard-00002\.tokens ends after"):
         data.read(last - 10, last)
-    client.delete_object(Bucket=BUCKET, Key="sets/damaged/shard-00003.docs")
-    with pytest.raises(DataError, match=r"sets/damaged/shard-00003\.docs is missing"):
-        data.read(last, last + 10)
+    client.delete_object(Bucket=BUCKET, Key="sets/damaged/shard-00007.docs")
+    with pytest.raises(DataError, match=r"sets/damaged/shard-00007\.docs is missing"):
+        data.read(data.tokens - 10, data.tokens)
 
 
 def test_missing_places_and_wrong_keys_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from shoal.data.shards import ShardWriter, TokenShards, write_index
 
@@ -55,3 +56,12 @@ def slow_window(
         numbers.append(number - piece[0][1] if mask_documents else 0)
         positions.append(place - (piece[0][2] if number == piece[0][1] else 0) if mask_documents else i)
     return tokens, targets, positions, numbers
+
+
+def key(i: int) -> str:
+    """The name of the i-th blob of a cache."""
+    return xxhash.xxh3_128_hexdigest(str(i).encode())
+
+
+def blob(i: int, size: int = 1000) -> bytes:
+    return (f"{i:09d}".encode() * (size // 9 + 1))[:size]

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import obstore
 import pytest
-import xxhash
 
 from shoal.data import cache as cache_module
 from shoal.data.cache import Cache
@@ -25,7 +24,7 @@ from shoal.data.remote import RemoteFolder, upload
 from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.errors import DataError, SetupError, SpecError
-from tests.data.reading import EOS, write_data_set
+from tests.data.reading import EOS, blob, key, write_data_set
 
 LENGTH = 128
 ROOT = Path(__file__).parents[2]
@@ -188,14 +187,6 @@ def test_a_data_set_larger_than_the_cache_is_read_right_and_within_the_limit(
 # The cache alone.
 
 
-def key(i: int) -> str:
-    return xxhash.xxh3_128_hexdigest(str(i).encode())
-
-
-def blob(i: int, size: int = 1000) -> bytes:
-    return (f"{i:09d}".encode() * (size // 9 + 1))[:size]
-
-
 def test_the_blobs_unused_for_longest_go_first(tmp_path: Path, small_caches: None) -> None:
     cache = Cache(tmp_path, 10_000, touch_after_s=0)
     for i in range(10):
@@ -260,7 +251,7 @@ FILL = """
 import sys
 from pathlib import Path
 from shoal.data import cache
-from tests.data.test_remote import blob, key
+from tests.data.reading import blob, key
 cache.SMALLEST_BYTES = 0
 c = cache.Cache(Path(sys.argv[1]), 3_000_000)
 print("ready", flush=True)
@@ -272,7 +263,7 @@ for i in range(10**9):
 def test_a_writer_killed_at_any_moment_leaves_only_whole_blobs_and_a_cache_that_works(
     tmp_path: Path, small_caches: None
 ) -> None:
-    for round in range(4):
+    for round in range(3):
         writer = subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
