@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from shoal.data import cache as cache_module
+from shoal.data.cache import Cache
 from shoal.data.shards import ShardWriter, TokenShards, write_index
 
 EOS = 256
@@ -65,3 +68,19 @@ def key(i: int) -> str:
 
 def blob(i: int, size: int = 1000) -> bytes:
     return (f"{i:09d}".encode() * (size // 9 + 1))[:size]
+
+
+def use_a_shared_cache(folder: str, limit: int, seed: int, worst: Queue[int]) -> None:
+    """What one of several processes does: read and fill, and note the most that it ever saw in the folder."""
+    cache_module.SMALLEST_BYTES = 0
+    cache = Cache(Path(folder), limit, touch_after_s=0)
+    rng = np.random.default_rng(seed)
+    most = 0
+    for i in rng.integers(0, 60, 200).tolist():
+        found = cache.read(key(i), 1000)
+        assert found is None or found == blob(i)
+        if found is None:
+            cache.put(key(i), blob(i))
+        with cache._locked():  # counted at one instant: no blob comes or goes meanwhile
+            most = max(most, cache.used_bytes())
+    worst.put(most)

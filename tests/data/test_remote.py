@@ -24,7 +24,7 @@ from shoal.data.remote import RemoteFolder, upload
 from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.errors import DataError, SetupError, SpecError
-from tests.data.reading import EOS, blob, key, write_data_set
+from tests.data.reading import EOS, blob, key, use_a_shared_cache, write_data_set
 
 LENGTH = 128
 ROOT = Path(__file__).parents[2]
@@ -158,11 +158,11 @@ def test_one_bad_download_is_tried_again(
 def test_what_a_crash_did_to_the_cache_is_repaired(prepared: Path, bucket: str, tmp_path: Path, damage: str) -> None:
     picks = np.arange(0, 9000, 101)
     assert_equal_windows(TokenShards.open(bucket, tmp_path / "cache"), TokenShards.open(prepared), picks)
-    for blob in (tmp_path / "cache").glob("*/*"):
+    for path in (tmp_path / "cache").glob("*/*"):
         if damage == "flipped":
-            flip(blob, blob.stat().st_size // 2)
+            flip(path, path.stat().st_size // 2)
         else:
-            os.truncate(blob, blob.stat().st_size // 2 if damage == "short" else 0)
+            os.truncate(path, path.stat().st_size // 2 if damage == "short" else 0)
     again = TokenShards.open(bucket, tmp_path / "cache")
     assert_equal_windows(again, TokenShards.open(prepared), picks)
     fresh = TokenShards.open(bucket, tmp_path / "cache")
@@ -219,26 +219,11 @@ def test_a_cache_that_somebody_deletes_is_made_again(tmp_path: Path, small_cache
     assert cache.read(key(0), 1000, 9, 9) == b"000000000"
 
 
-def use_a_shared_cache(folder: str, limit: int, seed: int, worst: multiprocessing.Queue) -> None:
-    cache_module.SMALLEST_BYTES = 0
-    cache = Cache(Path(folder), limit, touch_after_s=0)
-    rng = np.random.default_rng(seed)
-    most = 0
-    for i in rng.integers(0, 60, 300).tolist():
-        found = cache.read(key(i), 1000)
-        assert found is None or found == blob(i)
-        if found is None:
-            cache.put(key(i), blob(i))
-        with cache._locked():  # counted at one instant: no blob comes or goes meanwhile
-            most = max(most, cache.used_bytes())
-    worst.put(most)
-
-
 def test_processes_share_a_cache_without_breaking_the_limit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     worst: multiprocessing.Queue = context.Queue()
     limit = 20_000
-    workers = [context.Process(target=use_a_shared_cache, args=(str(tmp_path), limit, s, worst)) for s in range(4)]
+    workers = [context.Process(target=use_a_shared_cache, args=(str(tmp_path), limit, s, worst)) for s in range(3)]
     for worker in workers:
         worker.start()
     assert max(worst.get(timeout=60) for _ in workers) <= limit
