@@ -58,7 +58,7 @@ def about(text: str) -> str:
 def filled(text: str, file: Path) -> str:
     """The template for this file: the run is named after it, and the commands in the comments are those to type."""
     name = file.stem if re.fullmatch(NAME_PATTERN, file.stem) else "run"
-    put = {"NAME": name, "FILE": str(file)}
+    put = {"NAME": name, "FILE": file.name}
     return re.sub(r"^name: \S+|\bNAME\b|\bFILE\b", lambda m: put.get(m[0], f"name: {name}"), text, flags=re.MULTILINE)
 
 
