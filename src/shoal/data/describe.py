@@ -1,0 +1,96 @@
+"""`shoal data info`: what is in a data set, whether it is whole, and how it reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.data.index import INDEX_FILE
+from shoal.data.progress import ProgressLine
+from shoal.data.shards import TokenShards
+from shoal.data.tokenizer import load_tokenizer
+from shoal.errors import DataError
+from shoal.observe.words import count, size
+
+SAMPLE_TOKENS = 120
+
+
+def describe(where: str, verify: bool = False, sample: int = 0) -> list[dict[str, Any]]:
+    """One entry a data set; a folder that was made with --eval-fraction holds two."""
+    return [_describe(path, verify, sample) for path in _sets(where)]
+
+
+def _sets(where: str) -> list[str]:
+    inner = [os.path.join(where, side) for side in ("train", "eval")]
+    if "://" in where or (Path(where) / INDEX_FILE).is_file():
+        return [where]
+    found = [path for path in inner if (Path(path) / INDEX_FILE).is_file()]
+    if found:
+        return found
+    if (Path(where) / ".prepare").is_dir():
+        raise DataError(f"{where} is not finished; run the `shoal data prepare` that began it again.")
+    if not Path(where).is_dir():
+        raise DataError(f"there is no folder {where}.")
+    raise DataError(f"{where} is no data set: it has no {INDEX_FILE}; make one with `shoal data prepare`.")
+
+
+def _describe(path: str, verify: bool, sample: int) -> dict[str, Any]:
+    shards = TokenShards.open(path)
+    index = shards.index
+    if verify:
+        with ProgressLine("verify", index.tokens * shards.dtype.itemsize) as line:
+            shards.verify(lambda n: line.add(n, text_bytes=n))
+    return {
+        "path": path,
+        "documents": index.documents,
+        "tokens": index.tokens,
+        "tokens_per_document": index.tokens / index.documents,
+        "tokenizer": index.tokenizer,
+        "vocab_size": index.vocab_size,
+        "eos_id": index.eos_id,
+        "dtype": index.dtype,
+        "has_mask": index.has_mask,
+        "shards": len(index.shards),
+        "size_bytes": index.size_bytes,
+        "fingerprint": index.fingerprint,
+        "verified": verify,
+        "source": index.source,
+        "samples": _samples(path, shards, sample) if sample > 0 else [],
+    }
+
+
+def _samples(path: str, shards: TokenShards, number: int) -> list[str]:
+    """The beginnings of documents spread evenly over the data set."""
+    tokenizer = load_tokenizer(path)
+    texts = []
+    for i in np.linspace(0, len(shards.index.shards), num=number, endpoint=False):
+        which, within = int(i), i - int(i)
+        ends = shards.shard(which).ends
+        document = int(within * len(ends))
+        begin = int(shards.starts[which]) + (int(ends[document - 1]) if document else 0)
+        stop = min(int(shards.starts[which]) + int(ends[document]), begin + SAMPLE_TOKENS)
+        texts.append(tokenizer.decode(shards.read(begin, stop)[0].tolist()))
+    return texts
+
+
+def describe_text(sets: list[dict[str, Any]]) -> str:
+    lines = []
+    for one in sets:
+        lines += [
+            f"{one['path']}",
+            f"  {one['documents']:,} documents, {count(one['tokens'])} tokens, {one['tokens_per_document']:.0f} each",
+            f"  {size(one['size_bytes'])} of {one['dtype']}, shards: {one['shards']}"
+            + (", prompts masked out of the loss" if one["has_mask"] else ""),
+            f"  tokenizer {one['tokenizer']}, {one['vocab_size']:,} ids, documents end with {one['eos_id']}",
+            f"  fingerprint {one['fingerprint']}" + (", every checksum is right" if one["verified"] else ""),
+        ]
+        if named := one["source"].get("named"):
+            lines.append(f"  made from {', '.join(named[:5])}" + (" …" if len(named) > 5 else ""))
+        for reason, entry in one["source"].get("skipped", {}).items():
+            lines.append(f"  skipped {entry['count']:,}: {reason}, first at {entry['first']}")
+        for text in one["samples"]:
+            lines += ["  ---", *(f"  {line}" for line in text.splitlines())]
+    return "\n".join(lines)
