@@ -51,10 +51,15 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return None
 
 
+def duration_s(record: Mapping[str, Any]) -> float:
+    """Wall time of a record that says when it began; a clock that was set back gives 0."""
+    return max(0.0, float(record["t"]) - float(record.get("begin", record["t"])))
+
+
 def tokens_per_s(step: Mapping[str, Any]) -> float:
     """Tokens of a `step` record over its wall time, data wait included."""
-    duration_s = float(step["t"]) - float(step.get("begin", step["t"]))
-    return float(step["tokens"]) / duration_s if duration_s > 0 else 0.0
+    took_s = duration_s(step)
+    return float(step["tokens"]) / took_s if took_s > 0 else 0.0
 
 
 def mfu(rate_tokens_per_s: float, start: Mapping[str, Any] | None) -> float | None:
@@ -63,10 +68,3 @@ def mfu(rate_tokens_per_s: float, start: Mapping[str, Any] | None) -> float | No
         return None
     all_devices_flops = float(start["peak_flops"]) * int(start.get("world", 1))
     return rate_tokens_per_s * float(start["flops_per_token"]) / all_devices_flops
-
-
-def data_wait_share(step: Mapping[str, Any]) -> float:
-    """Share of a step's wall time spent waiting for data."""
-    duration_s = float(step["t"]) - float(step.get("begin", step["t"]))
-    waited_s = float(step.get("time", {}).get("data_s", 0.0))
-    return min(1.0, waited_s / duration_s) if duration_s > 0 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,11 @@ def number(value: Any, digits: int = 4) -> str:
     if value is None:
         return "-"
     return f"{float(value):.{digits}g}" if digits < 4 else f"{float(value):.{digits}f}"
+
+
+def json_number(value: float | str | None) -> float | str | None:
+    """JSON has no NaN and no infinity: as in the journal, a word says so."""
+    return value if value is None or math.isfinite(float(value)) else str(float(value))
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -1,0 +1,106 @@
+"""The live line of a run: one line that updates itself on a terminal, a plain line now and then anywhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from shoal.observe import words
+from shoal.observe.throughput import CONVENTION, mfu
+
+REDRAW_EVERY_S = 0.25  # more often is not read, and each write to a terminal costs
+PLAIN_EVERY_S = 10.0
+WINDOW_STEPS = 30  # speed is over the last steps: one slow step should not make the line jump
+
+
+class Console:
+    def __init__(self, total_steps: int | None, stream: TextIO | None = None) -> None:
+        self._total = total_steps
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW_STEPS)
+        self._start: Mapping[str, Any] | None = None
+        self._drawn_at = float("-inf")
+        self._shown = ""  # the live line on the screen now
+        self._fresh = False  # whether a step has come since the last drawing
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """A new attempt: its `start` record carries what MFU is measured against."""
+        self._start = record
+        self._total = int(record.get("total") or 0) or self._total
+        self._window.clear()
+        self._fresh = False
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._window.append(record)
+        self._fresh = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draws what has come since the last time, if it is time."""
+        every_s = REDRAW_EVERY_S if self._live else PLAIN_EVERY_S
+        if self._fresh and time.monotonic() - self._drawn_at >= every_s:
+            self._draw()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the live line."""
+        shown = self._shown
+        self._erase()
+        self._stream.write(text + "\n")
+        if shown:
+            self._show(shown)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the last line on the screen."""
+        if self._fresh:
+            self._draw()
+        if self._shown:
+            self._stream.write("\n")
+            self._shown = ""
+        self._stream.flush()
+
+    def line(self) -> str:
+        """The line for the steps seen last."""
+        last = self._window[-1]
+        parts = [f"step {last['step']}" + (f"/{self._total}" if self._total else "")]
+        parts.append(f"loss {words.number(last.get('loss'))}")
+        seconds = float(last["t"]) - float(self._window[0].get("begin", self._window[0]["t"]))
+        if seconds > 0:
+            rate = sum(float(r["tokens"]) for r in self._window) / seconds
+            waited_s = sum(float(r.get("time", {}).get("data_s", 0.0)) for r in self._window)
+            utilisation = mfu(rate, self._start)
+            named = f" ({CONVENTION})" if utilisation is not None else ""
+            parts.append(f"{words.count(rate)} tokens/s")
+            parts.append(f"MFU {words.percent(utilisation)}{named}")
+            parts.append(f"data wait {words.percent(waited_s / seconds)}")
+        if last.get("lr") is not None:
+            parts.append(f"lr {float(last['lr']):.2e}")
+        if self._total and seconds > 0:
+            left_s = seconds / len(self._window) * (self._total - int(last["step"]))
+            parts.append(f"ETA {words.duration(max(0.0, left_s))}")
+        return "  ".join(parts)
+
+    def _draw(self) -> None:
+        self._drawn_at, self._fresh = time.monotonic(), False
+        if self._live:
+            self._erase()
+            self._show(self.line())
+        else:
+            self._stream.write(self.line() + "\n")
+        self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        columns = shutil.get_terminal_size().columns  # a longer line would wrap, and \r could not go back to its start
+        self._shown = text
+        self._stream.write(text[: columns - 1])
+
+    def _erase(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[2K")
+            self._shown = ""

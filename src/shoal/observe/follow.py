@@ -1,0 +1,91 @@
+"""Follows a run's journal and tells it as it happens: what `shoal train` shows, also when one looks in later."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from shoal.observe import words
+from shoal.observe.console import Console
+from shoal.observe.throughput import duration_s
+from shoal.track.journal import Record, read
+from shoal.track.rundir import RunDir
+from shoal.track.tail import newest_session_offset
+
+
+class Follower:
+    """`poll()` a few times a second; it costs one `stat` when nothing happened.
+
+    Begins with the newest session in the journal, or with what comes next when `replay` is False.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, total_steps: int | None = None, stream: TextIO | None = None, replay: bool = True
+    ) -> None:
+        self._path = run_dir.journal_file
+        self._name = run_dir.name
+        self.console = Console(total_steps, stream)
+        self._offset = 0
+        if self._path.exists():
+            self._offset = newest_session_offset(self._path) if replay else self._path.stat().st_size
+
+    def poll(self) -> bool:
+        """Shows what is new; True once the session has been closed."""
+        closed = False
+        if self._path.exists() and self._path.stat().st_size > self._offset:
+            for record, after in read(self._path, self._offset):
+                self._offset = after
+                self._tell(record)
+                closed = record.get("kind") == "close" or (closed and record.get("kind") == "warning")
+        self.console.refresh()
+        return closed
+
+    def close(self) -> None:
+        self.console.close()
+
+    def _tell(self, record: Record) -> None:
+        if record.get("kind") == "step":
+            self.console.step(record)
+            return
+        if record.get("kind") == "start":
+            self.console.start(record)
+        elif record.get("kind") == "close":
+            self.console.close()
+        text = sentence(record, self._name)
+        if text:
+            self.console.say(text)
+
+
+def sentence(record: Record, name: str) -> str | None:
+    """A journal record as a line to read; None for those that say nothing to a person."""
+    step = f"step {record.get('step')}"
+    match record.get("kind"):
+        case "open":
+            return f"{'resuming' if record.get('resumed') else 'training'} {name}"
+        case "start":
+            return _started(record)
+        case "eval":
+            return f"{step}: evaluation loss {words.number(record.get('loss'))}"
+        case "checkpoint":
+            took_s = duration_s(record)
+            return f"{step}: checkpoint saved ({words.size(record.get('bytes') or 0)} in {words.duration(took_s)})"
+        case "checkpoint_failed":
+            return f"{step}: checkpoint not saved: {record.get('error')}"
+        case "failure":
+            return f"failure: {words.failure(record)}"
+        case "decision":
+            return f"chose {record.get('key')} = {record.get('value')}: {record.get('why')}"
+        case "warning":
+            return f"warning: {record.get('text')}"
+        case "stopping":
+            return f"told to stop ({record.get('signal')}): the state is saved first"
+        case "close":
+            return f"{record.get('status')}: {record.get('reason')}"
+    return None
+
+
+def _started(record: Record) -> str:
+    processes = int(record.get("world", 1))
+    where = f"{processes} process{'es' if processes > 1 else ''} on {record.get('device')}"
+    what = f"{words.count(record.get('params') or 0)} parameters in {record.get('precision')}"
+    begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
+    return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}"

@@ -1,0 +1,108 @@
+"""A journal sorted into what a report needs: the steps that count, those that were lost, and what happened between."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal.observe.throughput import duration_s, mfu, tokens_per_s
+from shoal.track.journal import Record
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where one attempt ended and the next took over."""
+
+    reached: int  # the furthest step before it
+    resumed_at: int  # steps that were kept
+    failed: bool  # a failure, or somebody stopped and resumed the run
+
+
+@dataclass
+class History:
+    steps: list[Record] = field(default_factory=list)  # in order; a step that was done twice counts as it was done last
+    lost: list[Record] = field(default_factory=list)  # the other times
+    evals: list[Record] = field(default_factory=list)
+    checkpoints: list[Record] = field(default_factory=list)
+    checkpoints_failed: int = 0
+    starts: list[Record] = field(default_factory=list)
+    failures: list[Record] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    sessions: int = 0
+    digest: str | None = None  # of the final parameters
+
+    @property
+    def start(self) -> Record:
+        """The newest attempt's."""
+        return self.starts[-1] if self.starts else {}
+
+
+def history(records: Iterable[Record]) -> History:
+    found = History()
+    steps: dict[int, Record] = {}
+    evals: dict[int, Record] = {}
+    for record in records:
+        match record.get("kind"):
+            case "step":
+                if (before := steps.pop(int(record["step"]), None)) is not None:
+                    found.lost.append(before)
+                steps[int(record["step"])] = record
+            case "eval":
+                evals[int(record["step"])] = record
+            case "start":
+                if found.starts:
+                    failed = any(f.get("attempt") == found.starts[-1].get("attempt") for f in found.failures)
+                    found.breaks.append(Break(max(steps, default=0), int(record.get("step", 0)), failed))
+                found.starts.append(record)
+            case "checkpoint":
+                found.checkpoints.append(record)
+            case "checkpoint_failed":
+                found.checkpoints_failed += 1
+            case "failure":
+                found.failures.append(record)
+            case "warning":
+                found.warnings.append(str(record.get("text")))
+            case "open":
+                found.sessions += 1
+            case "finished":
+                found.digest = record.get("digest")
+    found.steps = [steps[step] for step in sorted(steps)]
+    found.evals = [evals[step] for step in sorted(evals)]
+    return found
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of the steps that count. Percentiles, since the mean of step times is the mean of the hiccups."""
+
+    tokens: int
+    tokens_per_s: float
+    mfu: float | None
+    step_s: float  # median
+    step_p5_s: float
+    step_p95_s: float
+    data_wait_share: float
+
+
+def speed(found: History) -> Speed | None:
+    if not found.steps:
+        return None
+    durations = sorted(duration_s(r) for r in found.steps)
+    rate = statistics.median(tokens_per_s(r) for r in found.steps)
+    waited_s = sum(float(r.get("time", {}).get("data_s", 0.0)) for r in found.steps)
+    return Speed(
+        tokens=sum(int(r.get("tokens", 0)) for r in found.steps),
+        tokens_per_s=rate,
+        mfu=mfu(rate, found.start),
+        step_s=statistics.median(durations),
+        step_p5_s=_quantile(durations, 0.05),
+        step_p95_s=_quantile(durations, 0.95),
+        data_wait_share=waited_s / sum(durations) if sum(durations) else 0.0,
+    )
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    """The nearest rank: a value that was measured."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

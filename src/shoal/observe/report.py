@@ -1,0 +1,191 @@
+"""A run in one page: what it was, how it ended, where the time went, how fast it was, what it learned."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.observe import words
+from shoal.observe.curves import draw
+from shoal.observe.history import History, Speed, history, speed
+from shoal.observe.ledger import PARTS, Ledger, ledger
+from shoal.observe.plot import plot
+from shoal.observe.status import Status, status_of
+from shoal.observe.throughput import CONVENTION, tokens_per_s
+from shoal.track.journal import records
+from shoal.track.rundir import RunDir
+
+MOST_FAILURES = 20  # on the page; --json has them all
+
+
+@dataclass(frozen=True)
+class Report:
+    run_dir: RunDir
+    identity: str
+    status: Status
+    ledger: Ledger
+    history: History
+    speed: Speed | None
+    pictures: list[Path]
+
+
+def report(run_dir: RunDir, pictures: bool = True) -> Report:
+    told = records(run_dir.journal_file)
+    status = status_of(run_dir)
+    found = history(told)
+    identity = _identity(run_dir, found)
+    drawn = draw(found, run_dir.name, identity, run_dir.report) if pictures else []
+    # While it runs, the time since the last record is part of it.
+    accounts = ledger(told, time.time() if status.status == "running" else None)
+    return Report(run_dir, identity, status, accounts, found, speed(found), drawn)
+
+
+def as_json(r: Report) -> dict[str, Any]:
+    best = _best(r.history)
+    return {
+        **r.status.as_json(),
+        "identity": r.identity,
+        "sessions": r.history.sessions,
+        "attempts": len(r.history.starts),
+        "ledger": {
+            "total_s": r.ledger.total_s,
+            "parts_s": {part: r.ledger.seconds(part) for part in PARTS},
+            "between_sessions_s": r.ledger.between_us / 1e6,
+            "goodput": r.ledger.goodput,
+        },
+        "failures": r.history.failures,
+        "warnings": r.history.warnings,
+        "lost_steps": len(r.history.lost),
+        "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
+        "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
+        "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
+        "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
+        "checkpoints": [{k: c.get(k) for k in ("step", "bytes", "path")} for c in r.history.checkpoints],
+        "checkpoints_failed": r.history.checkpoints_failed,
+        "digest": r.history.digest,
+        "pictures": [str(p) for p in r.pictures],
+    }
+
+
+def as_text(r: Report) -> str:
+    sections = [
+        f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
+        _time(r),
+        _failures(r.history),
+        _results(r),
+        *_curves(r.history),
+        "\n".join(f"drawn: {_short(path)}" for path in r.pictures),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _time(r: Report) -> str:
+    total = r.ledger.total_us or 1
+    lines = [f"where {words.duration(r.ledger.total_s)} went"]
+    for part, meaning in PARTS.items():
+        us = r.ledger.parts_us[part]
+        if us:
+            name = part.replace("_", " ")
+            lines.append(f"  {name:<11} {words.duration(us / 1e6):>10} {words.percent(us / total):>7}  {meaning}")
+    lines.append(f"  {'total':<11} {words.duration(r.ledger.total_s):>10} {words.percent(1.0):>7}")
+    lines.append(f"  goodput {words.percent(r.ledger.goodput)} (training / total)")
+    if r.ledger.between_us:
+        between = words.duration(r.ledger.between_us / 1e6)
+        lines.append(f"  not counted: {between} between {r.ledger.sessions} sessions, when nobody was running")
+    return "\n".join(lines)
+
+
+def _failures(found: History) -> str:
+    if not found.failures:
+        return ""
+    lost = f", {len(found.lost)} steps done again" if found.lost else ""
+    lines = [f"{len(found.failures)} failure{'s' if len(found.failures) > 1 else ''}{lost}"]
+    lines += [
+        f"  attempt {record.get('attempt', '?')}: {words.failure(record)}" for record in found.failures[-MOST_FAILURES:]
+    ]
+    return "\n".join(lines)
+
+
+def _results(r: Report) -> str:
+    if r.speed is None:
+        return "no step was committed"
+    s, found = r.speed, r.history
+    mfu = f"{words.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
+    lines = [
+        f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}",
+        f"step        {_ms(s.step_s)} median, {_ms(s.step_p5_s)} to {_ms(s.step_p95_s)} (5th to 95th percentile), "
+        f"{words.percent(s.data_wait_share)} of it waiting for data",
+        f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
+        f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
+    ]
+    if best := _best(found):
+        final = words.number(found.evals[-1]["loss"])
+        lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
+    if found.checkpoints:
+        last = found.checkpoints[-1]
+        failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""
+        size = words.size(last.get("bytes") or 0)
+        lines.append(f"checkpoints {len(found.checkpoints)} saved, the newest at step {last['step']} ({size}){failed}")
+    if found.digest:
+        lines.append(f"digest      {found.digest} (of the final parameters)")
+    return "\n".join(lines)
+
+
+def _curves(found: History) -> list[str]:
+    if len(found.steps) < 2:
+        return []
+    losses = [(float(r["step"]), float(r["loss"])) for r in found.steps]
+    evals = [(float(r["step"]), float(r["loss"])) for r in found.evals]
+    rates = [(float(r["step"]), tokens_per_s(r)) for r in found.steps]
+    breaks = [float(b.reached) for b in found.breaks]
+    legend = ("  (o evaluation)" if evals else "") + ("  (dotted line: restart)" if breaks else "")
+    return [
+        f"loss{legend}\n{plot(losses, evals, breaks)}",
+        f"tokens/s\n{plot(rates, breaks=breaks, from_zero=True, height=5)}",
+    ]
+
+
+def _identity(run_dir: RunDir, found: History) -> str:
+    """What ran, in one line: enough to tell two reports apart."""
+    start, parts = found.start, []
+    if start:
+        mesh = start.get("mesh") or {}
+        layout = " x ".join(f"{k} {v}" for k, v in mesh.items() if k.startswith("dp_") and v not in (1, None))
+        processes = int(start.get("world", 1))
+        parts.append(f"{words.count(start.get('params') or 0)} parameters")
+        where = f"{processes} process{'es' if processes > 1 else ''} on {start.get('device')}"
+        parts.append(f"{where} ({layout})" if layout else where)
+        parts.append(str(start.get("precision")))
+    try:
+        known = json.loads(run_dir.identity_file.read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    git = known.get("git") if isinstance(known.get("git"), dict) else known
+    commit = git.get("commit") or git.get("git_commit")
+    if commit:
+        parts.append(f"commit {str(commit)[:10]}" + (" (dirty)" if git.get("dirty") or git.get("git_dirty") else ""))
+    if known.get("seed") is not None:
+        parts.append(f"seed {known['seed']}")
+    return " · ".join(parts) or "not started"
+
+
+def _best(found: History) -> tuple[int, float] | None:
+    evals = [(float(r["loss"]), int(r["step"])) for r in found.evals]
+    finite = [(loss, step) for loss, step in evals if math.isfinite(loss)]
+    return (min(finite)[1], min(finite)[0]) if finite else None
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _short(path: Path) -> str:
+    """Relative to where the reader is, when that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

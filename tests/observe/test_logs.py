@@ -1,0 +1,105 @@
+"""`shoal logs`: every rank's lines in one stream, and following goes on over a restart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from tests.track.journals import Story, make_run
+
+
+def log(story: Story, attempt: int, rank: int, text: str) -> None:
+    folder = story.run_dir.logs / f"attempt-{attempt:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"rank-{rank:05d}.log", "a") as f:
+        f.write(text)
+
+
+def logs(story: Story, capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    assert main(["logs", "demo", *options, "--workspace", str(story.run_dir.workspace)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_ranks_are_merged_by_time_where_lines_have_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = make_run(tmp_path).open()
+    log(story, 0, 0, "2026-11-15 10:00:01,500 one\n  its second line\n2026-11-15 10:00:03 three\n")
+    log(story, 0, 1, "2026-11-15T10:00:02.000 two\nhalf a line")
+    assert logs(story, capsys) == [
+        "[0] 2026-11-15 10:00:01,500 one",
+        "[0]   its second line",
+        "[1] 2026-11-15T10:00:02.000 two",
+        "[1] half a line",
+        "[0] 2026-11-15 10:00:03 three",
+    ]
+    assert logs(story, capsys, "-n", "2")[0] == "[1] half a line"
+    assert logs(story, capsys, "--rank", "1") == ["[1] 2026-11-15T10:00:02.000 two", "[1] half a line"]
+
+
+def test_the_newest_attempt_is_meant_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = make_run(tmp_path).open()
+    for attempt in (0, 1, 10):
+        log(story, attempt, 0, f"attempt {attempt}\n")
+    assert logs(story, capsys) == ["[0] attempt 10"]
+    assert logs(story, capsys, "--attempt", "1") == ["[0] attempt 1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--attempt", "7"], "run 'demo' has no attempt 7; it has 0 to 0."),
+        (["--rank", "7"], "attempt 0 of run 'demo' has no rank 7; it has 0 to 1."),
+        (["-n", "many"], "argument -n/--lines: invalid int value: 'many'; see `shoal logs --help`."),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    story = make_run(tmp_path).open()
+    log(story, 0, 0, "a\n")
+    log(story, 0, 1, "b\n")
+    assert main(["logs", "demo", *options, "--workspace", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"shoal: {sentence}\n"
+
+
+def test_following_goes_on_over_a_restart_and_ends_with_the_run(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start()
+    log(story, 0, 0, "old 1\nold 2\nold 3\n")
+    command = [sys.executable, "-m", "shoal", "logs", "demo", "-f", "-n", "2", "--workspace", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    killer = threading.Timer(60, process.kill)
+    killer.start()
+    out = process.stdout
+    assert out is not None
+
+    def next_line() -> str:
+        return out.readline().rstrip("\n")
+
+    assert [next_line(), next_line()] == ["[0] old 2", "[0] old 3"]
+    log(story, 0, 0, "new, but not ")
+    log(story, 0, 1, "a rank that spoke late\n")
+    assert next_line() == "[1] a rank that spoke late"
+    log(story, 0, 0, "whole\n")
+    assert next_line() == "[0] new, but not whole"
+    log(story, 0, 0, "last words without an end")
+    log(story, 1, 0, "again\n")
+    assert [next_line(), next_line()] == ["--- attempt 1 ---", "[0] again"]
+    story.close()
+    assert next_line() == "[0] last words without an end"
+    assert process.wait(30) == 0
+    killer.cancel()
+    out.close()
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open()
+    log(story, 0, 0, "line\n" * 200_000)
+    command = f"{sys.executable} -m shoal logs demo --workspace {tmp_path} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["[0] line", "0"]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,139 @@
+"""`shoal report`: one page that says what happened, in numbers that agree with each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.observe.curves import smooth
+from shoal.observe.history import history, speed
+from shoal.observe.plot import plot
+from tests.track.journals import crash_and_finish, loss_at, make_run
+
+
+def test_the_page_says_how_it_ended_where_the_time_went_and_what_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash_and_finish(make_run(tmp_path))
+    assert main(["report", "demo", "--no-png", "--workspace", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert (
+        "demo: 1M parameters · 2 processes on cpu (dp_replicate 2) · fp32 · commit 0123abcd01 (dirty) · seed 7" in page
+    )
+    assert "finished: 200 steps are done" in page
+    assert "where 2 m 17 s went" in page
+    assert "  lost            25.2 s   18.5%" in page
+    assert "1 failure, 50 steps done again\n  attempt 0: rank 1: killed (ended by SIGKILL); restarting" in page
+    assert "4.1k tokens/s (median), MFU - (the device's peak is not known)" in page
+    assert "500 ms median, 500 ms to 500 ms (5th to 95th percentile), 4.0% of it waiting for data" in page
+    assert "410k in 200 steps" in page
+    assert f"{loss_at(200):.4f} at the last step" in page
+    assert "2 saved, the newest at step 200 (11.4 MiB)" in page
+    assert "⣀" in page
+    assert "drawn:" not in page
+    assert not (tmp_path / "runs" / "demo" / "report").exists()
+
+
+def test_json_has_the_same_numbers_and_its_ledger_sums_to_its_total(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crash_and_finish(make_run(tmp_path))
+    assert main(["report", "demo", "--json", "--workspace", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["ledger"]["parts_s"].values()) == pytest.approx(found["ledger"]["total_s"], abs=1e-6)
+    assert found["ledger"]["goodput"] == pytest.approx(96 / found["ledger"]["total_s"])
+    assert (found["step"], found["lost_steps"], found["attempts"]) == (200, 50, 2)
+    assert found["failures"][0]["signal"] == 9
+    assert found["speed"]["tokens"] == 200 * 2048
+    assert found["speed"]["mfu_convention"] == "causal"
+    assert found["best_eval_loss"]["step"] == 200
+    for picture in found["pictures"]:
+        assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert {Path(p).name for p in found["pictures"]} == {"loss.png", "throughput.png"}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_run_that_hardly_began_has_a_report_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    make_run(tmp_path).open().start().steps(steps).close("failed", 78, "the data is gone")
+    assert main(["report", "demo", "--workspace", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert "failed: the data is gone" in page
+    assert ("no step was committed" in page) == (steps == 0)
+    only_open = make_run(tmp_path, "open-only").open()
+    assert main(["report", only_open.run_dir.name, "--workspace", str(tmp_path)]) == 0
+    assert "no step was committed" in capsys.readouterr().out
+
+
+def test_a_loss_that_blew_up_is_reported_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = make_run(tmp_path).open().start().steps(20).eval()
+    with open(story.run_dir.journal_file, "a") as f:
+        f.write(json.dumps({**story.records[-2], "step": 21, "loss": "inf"}) + "\n")
+    story.close("failed", 78, "step 21 has loss inf")
+    assert main(["report", "demo", "--workspace", str(tmp_path)]) == 0
+    assert "inf at the last step" in capsys.readouterr().out
+    assert main(["report", "demo", "--json", "--workspace", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+    assert found["final_loss"] == "inf"
+
+
+def test_an_unknown_run_is_refused_with_the_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    crash_and_finish(make_run(tmp_path))
+    for verb in (["report", "dem"], ["logs", "dem"], ["track", "sync", "dem"]):
+        assert main([*verb, "--workspace", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("shoal: there is no run 'dem' in ")
+        assert "did you mean 'demo'?" in said
+
+
+def test_a_step_done_twice_counts_as_it_was_done_last(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(20).failure().start(at_step=10).steps(30, loss_shift=1.0).close()
+    found = history(story.records)
+    assert [r["step"] for r in found.steps] == list(range(1, 31))
+    assert [r["loss"] - loss_at(r["step"]) for r in found.steps] == pytest.approx([0.0] * 10 + [1.0] * 20)
+    assert [r["step"] for r in found.lost] == list(range(11, 21))
+    assert [(b.reached, b.resumed_at, b.failed) for b in found.breaks] == [(20, 10, True)]
+    measured = speed(found)
+    assert measured is not None
+    assert measured.tokens == 30 * 2048
+
+
+def test_a_terminal_plot_shows_the_shape_and_the_ends() -> None:
+    falling = plot([(float(x), 1000.0 - 10 * x) for x in range(101)], breaks=[50.0], width=20, height=5)
+    rows = falling.splitlines()
+    assert len(rows) == 7
+    assert rows[0].startswith("1k ┤⠙")
+    assert rows[4].startswith(" 0 ┤⠀")
+    assert rows[4][-1] not in "⠀┤", "the lower right corner of a falling line is not empty"
+    assert rows[6].split() == ["0", "100"]
+    assert rows[0][-1] == "⠀", "the top right corner of a falling line is empty"
+    assert plot([]) == "(nothing to draw)"
+    assert plot([(1.0, math.nan)]) == "(nothing to draw)"
+    assert plot([(1.0, 2.0)])  # one point, no range
+    spike = plot([(float(x), 9.0 if x == 5000 else 1.0) for x in range(10_000)], width=20, height=4)
+    assert "⠀" * 20 not in spike.splitlines()[0], "a spike in ten thousand points is not lost"
+
+
+def test_smoothing_keeps_the_ends_and_the_mean() -> None:
+    straight = [(x, float(x)) for x in range(50)]
+    assert [y for _, y in smooth(straight, 9)] == pytest.approx([y for _, y in straight])
+
+
+def test_nothing_of_track_and_observe_imports_torch() -> None:
+    code = (
+        "import pkgutil, importlib, sys, shoal.track, shoal.observe\n"
+        "for p in (shoal.track, shoal.observe):\n"
+        "    for m in pkgutil.iter_modules(p.__path__): importlib.import_module(f'{p.__name__}.{m.name}')\n"
+        "for v in ('report', 'ps', 'logs', 'track'): importlib.import_module(f'shoal.cli.{v}')\n"
+        "heavy = [m for m in ('torch', 'matplotlib', 'mlflow', 'wandb', 'tensorboard', 'pandas') if m in sys.modules]\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

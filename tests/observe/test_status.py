@@ -1,0 +1,134 @@
+"""What `shoal ps` says of a run: its state, and one plain sentence why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.observe.status import status_of, total_steps
+from shoal.track.rundir import RunDir
+from tests.track.journals import Story, crash_and_finish, make_run
+
+
+@contextmanager
+def supervised(run_dir: RunDir) -> Iterator[None]:
+    """A real process that holds the run's lock, as its supervisor does."""
+    code = (
+        "import fcntl, json, os, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX)\n"
+        "json.dump({'pid': os.getpid(), 'host': 'box', 'started': 0}, f)\n"
+        "f.flush(); print('', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(run_dir.pid_file)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_each_state_has_its_name_and_its_sentence(tmp_path: Path) -> None:
+    done = crash_and_finish(make_run(tmp_path, "done"))
+    assert status_of(done.run_dir).status == "finished"
+    assert status_of(done.run_dir).why == "200 steps are done"
+
+    stopped = make_run(tmp_path, "stopped").open().start().steps(9).close("stopped", 143, "told to stop by SIGINT.")
+    assert status_of(stopped.run_dir).status == "stopped"
+    assert status_of(stopped.run_dir).why == "told to stop by SIGINT; `shoal resume stopped` goes on"
+
+    failed = make_run(tmp_path, "failed").open().start().steps(9).failure().close("failed", 78, "the data is gone")
+    failed.write("warning", text="the tracker is slow")
+    assert status_of(failed.run_dir).status == "failed"
+    assert "the data is gone" in status_of(failed.run_dir).why
+
+
+def test_a_live_run_says_what_it_is_doing_and_a_dead_one_that_it_is_dead(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open()
+    with supervised(story.run_dir):
+        assert (status_of(story.run_dir).status, status_of(story.run_dir).why) == ("running", "starting")
+        story.start().steps(120)
+        now = status_of(story.run_dir, now=story.t + 1)
+        assert (now.status, now.step, now.total) == ("running", 120, 200)
+        assert now.why == "training, 40.1 s left"
+        assert now.tokens_per_s == pytest.approx(4096, rel=1e-3)
+        assert "no step for 5 m 00 s" in status_of(story.run_dir, now=story.t + 300).why
+        story.failure()
+        assert status_of(story.run_dir, now=story.t).why.startswith("recovering: rank 1: killed")
+        story.start(at_step=100)
+        assert status_of(story.run_dir, now=story.t).why.startswith("recovering: rank 1: killed")
+        story.steps(110)
+        assert status_of(story.run_dir, now=story.t).why.startswith("training")
+        story.write("stopping", signal="SIGTERM")
+        assert status_of(story.run_dir, now=story.t).why == "told to stop (SIGTERM); saving the state"
+    dead = status_of(story.run_dir, now=story.t + 180)
+    assert dead.status == "dead"
+    assert "on box) went away without a word 3 m 00 s ago, at step 110; `shoal resume demo` goes on" in dead.why
+
+
+def test_a_run_without_a_supervisor_is_judged_by_its_silence(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(5)  # torchrun: there is no lock file
+    assert status_of(story.run_dir, now=story.t + 10).status == "running"
+    assert status_of(story.run_dir, now=story.t + 1000).status == "dead"
+
+
+def test_the_number_of_steps_is_found_in_any_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    assert total_steps(file) is None
+    file.write_text("name: x\nschedule:\n  steps: 7\ntrain:\n  schedule:\n    steps: 8\n  batch: 2\n  steps: 55\n")
+    assert total_steps(file) == 55
+    file.write_text("train: {steps: 66}\n")
+    assert total_steps(file) == 66
+    file.write_text("- nonsense\n")
+    assert total_steps(file) is None
+
+
+def test_a_thousand_runs_are_listed_in_a_few_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = crash_and_finish(make_run(tmp_path, "run-0000"))
+    journal, spec = first.run_dir.journal_file.read_bytes(), first.run_dir.spec_file.read_bytes()
+    for i in range(1, 1000):
+        folder = tmp_path / "runs" / f"run-{i:04d}"
+        folder.mkdir()
+        (folder / "journal.jsonl").write_bytes(journal)
+        (folder / "run.yaml").write_bytes(spec)
+    began = time.perf_counter()
+    assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
+    took_s = time.perf_counter() - began
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 1000
+    assert {s["status"] for s in found} == {"finished"}
+    assert took_s < 5  # 0.4 s on an idle machine
+    print(f"{took_s:.2f} s")
+
+
+def test_ps_is_a_table_with_the_newest_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--workspace", str(tmp_path)]) == 0
+    assert "no runs in" in capsys.readouterr().out
+    crash_and_finish(make_run(tmp_path, "b-first"))
+    second: Story = make_run(tmp_path, "a-second")
+    second.wait(1000)
+    crash_and_finish(second)
+    assert main(["ps", "--workspace", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "STATUS", "STEP", "LOSS", "TOKENS/S", "AGE", "WHY"]
+    assert [line.split()[0] for line in lines[1:]] == ["b-first", "a-second"]
+    assert "200/200" in lines[1]
+    assert "200 steps are done" in lines[1]
+
+
+def test_a_loss_that_is_no_number_is_still_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = make_run(tmp_path).open().start().steps(2)
+    with open(story.run_dir.journal_file, "a") as f:
+        f.write(json.dumps({**story.records[-1], "loss": "nan"}) + "\n")
+    assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
+    (found,) = json.loads(capsys.readouterr().out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
+    assert found["loss"] == "nan"
