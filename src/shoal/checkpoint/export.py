@@ -25,7 +25,7 @@ def export(found: Found, run: Run, folder: str | os.PathLike[str], tokenizer: st
     like = run.model.weights if tokenizer is None and _has_config(run.model.weights) else None
     chosen, vocab_size = None, None
     if like is None and tokenizer != NO_TOKENIZER:
-        chosen = load_tokenizer(tokenizer) if tokenizer is not None else _tokenizer_of_data(run)
+        chosen = load_tokenizer(tokenizer) if tokenizer is not None else tokenizer_of_data(run)
         vocab_size = chosen.vocab_size
     shape = shape_of(run.model, vocab_size)
     save_folder(folder, shape, read_full(found), chosen, like, DTYPES[dtype] if dtype else None)
@@ -36,7 +36,8 @@ def _has_config(weights: str | None) -> bool:
     return weights is not None and (Path(weights) / "config.json").is_file()
 
 
-def _tokenizer_of_data(run: Run) -> Tokenizer:
+def tokenizer_of_data(run: Run) -> Tokenizer:
+    """The tokenizer whose ids the run was trained on."""
     try:
         data = TokenShards.open(run.data.train[0].path)
         if data.tokenizer == BYTE:
@@ -45,6 +46,5 @@ def _tokenizer_of_data(run: Run) -> Tokenizer:
         return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id)
     except (ShoalError, OSError) as e:
         raise DataError(
-            f"the tokenizer is not to be had from the run's data ({str(e).rstrip('.')}): "
-            f"give --tokenizer PATH, or --tokenizer {NO_TOKENIZER}."
+            f"the run's data gives no tokenizer ({str(e).rstrip('.')}): name one with --tokenizer PATH."
         ) from e

@@ -202,9 +202,15 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     for file, names in zip(files, shards, strict=True):
         whole = {hf_name(n): tensors[n].detach().to("cpu", dtype or tensors[n].dtype).contiguous() for n in names}
         save_file(whole, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o666 & ~_umask())  # safetensors lets only the owner read what it writes
     if len(shards) > 1:
         weight_map = {hf_name(n): file for file, names in zip(files, shards, strict=True) for n in names}
         _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0))  # there is no way to ask but to set it
+    return mask
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

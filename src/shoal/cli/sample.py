@@ -1,0 +1,131 @@
+"""Generate text from a run's newest checkpoint, or from a Hugging Face folder.
+
+  shoal sample RUN --prompt "The whale"
+  shoal sample --weights FOLDER --prompt "The whale"
+
+RUN is the name of a run in the workspace, or the path of its directory. The same seed gives the same text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import CheckpointError, UsageError
+from shoal.track.rundir import RunDir, find_run, workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.data.tokenizer import Tokenizer
+    from shoal.model.decoder import Decoder
+    from shoal.spec.shape import Shape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run's name, or the path of its directory")
+    parser.add_argument("--weights", metavar="FOLDER", help="a Hugging Face folder instead of a run")
+    parser.add_argument("--prompt", default="The", metavar="TEXT", help="what to go on from (default: The)")
+    parser.add_argument("--max-tokens", type=int, default=100, metavar="N", help="at most this many (default: 100)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens only")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    parser.add_argument("--tokenizer", metavar="PATH", help="another than that of the run's data, or 'byte'")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument(
+        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.run is None) == (args.weights is None):
+        raise UsageError("say what to sample from: `shoal sample RUN` or `shoal sample --weights FOLDER`.")
+    for name, least in (("max_tokens", 1), ("top_k", 1), ("temperature", 0), ("seed", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}, but {least} is the least it can be.")
+    run_dir = None if args.run is None else find_run(args.run, workspace(args.workspace))
+
+    import torch  # after the checks above: a typing mistake is answered at once
+
+    from shoal.model.generate import generate
+
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if args.device == "cuda" and device.type == "cpu":
+        raise UsageError("--device is cuda, but torch sees no GPU here; leave it out.")
+    if run_dir is None:
+        model, tokenizer, step = *_of_folder(Path(args.weights), args.tokenizer), None
+    else:
+        model, tokenizer, step = _of_run(run_dir, args.step, args.tokenizer)
+    ids = tokenizer.encode(args.prompt)
+    drawn = {"temperature": args.temperature, "top_k": args.top_k, "seed": args.seed}
+    bounds = {"eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}
+    new = generate(model.to(device), ids, args.max_tokens, **drawn, **bounds)
+    if args.json:
+        print(json.dumps({"step": step, "prompt": args.prompt, "text": tokenizer.decode(new), "tokens": new}))
+    else:
+        print(tokenizer.decode([*ids, *new]))  # decoded as one: a word may go across the seam
+    return 0
+
+
+def _of_run(run_dir: RunDir, step: int | None, tokenizer: str | None) -> tuple[Decoder, Tokenizer, int]:
+    from shoal.checkpoint.export import tokenizer_of_data
+    from shoal.data.tokenizer import load_tokenizer
+    from shoal.spec import load
+    from shoal.spec.shape import shape_of
+
+    spec = load(run_dir.spec_file).run
+    chosen = load_tokenizer(tokenizer) if tokenizer else tokenizer_of_data(spec)
+    model = _on_meta(shape_of(spec.model, chosen.vocab_size))
+    found, tensors = _weights(run_dir, step)
+    model.load_state_dict(tensors, assign=True)
+    return model, chosen, found
+
+
+def _weights(run_dir: RunDir, step: int | None) -> tuple[int, dict[str, torch.Tensor]]:
+    """The newest good checkpoint's weights (or those of a step). Damage shows only when they are read."""
+    from shoal.checkpoint import Corrupt, newest, open_checkpoint, read_full
+    from shoal.checkpoint.find import folder_of
+
+    if step is not None:
+        folder = folder_of(run_dir.checkpoints, step)
+        if not folder.is_dir():
+            raise UsageError(
+                f"run '{run_dir.name}' has no checkpoint of step {step}; `shoal checkpoint ls` lists them."
+            )
+        return step, read_full(open_checkpoint(folder))
+    before = None
+    while (found := newest(run_dir.checkpoints, before=before)) is not None:
+        try:
+            return found.step, read_full(found)
+        except Corrupt as e:
+            print(f"shoal: passed over {e}", file=sys.stderr)
+            before = found.step
+    raise CheckpointError(f"run '{run_dir.name}' has no checkpoint to sample from (looked in {run_dir.checkpoints}).")
+
+
+def _of_folder(folder: Path, tokenizer: str | None) -> tuple[Decoder, Tokenizer]:
+    from shoal.data.tokenizer import load_tokenizer
+    from shoal.model.hf import load_shape, load_weights
+
+    model = _on_meta(load_shape(folder)).to_empty(device="cpu")
+    load_weights(model, folder)
+    return model, load_tokenizer(tokenizer or folder)
+
+
+def _on_meta(shape: Shape) -> Decoder:
+    import torch
+
+    from shoal.model.decoder import Decoder
+
+    with torch.device("meta"):
+        return Decoder(shape)
