@@ -70,7 +70,10 @@ class FakeRun:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream:
+                    stream.close()
 
 
 def until(happened: Callable[[], Any], within_s: float = 15.0) -> Any:

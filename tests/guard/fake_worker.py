@@ -110,7 +110,9 @@ def main() -> int:
             return 143
         time.sleep(PLAN["step_s"])
         if journal:
-            journal.append("step", attempt=ATTEMPT, step=step, loss=1.0 / step)
+            now = time.time()
+            times = {"begin": now - PLAN["step_s"], "time": {"data_s": 0.0}}
+            journal.append("step", attempt=ATTEMPT, step=step, loss=1.0 / step, tokens=100, lr=0.1, **times)
             if step % PLAN["save_every"] == 0:
                 save(step)
     misbehave(PLAN["steps"] + 1)

@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
         step = newest_checkpoint_step(run_dir)
         print(f"run {run_dir.name} continues at step {step} of {decided.run.train.steps}")
-        for d in differ:
-            print(f"  {d}")
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
 
 

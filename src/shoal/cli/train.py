@@ -58,10 +58,6 @@ def _begin(run_dir: RunDir, spec: Run) -> int:
                     print(f"the old run is now {set_aside(run_dir)}")
             held.enter_context(lock.hold(run_dir))
             create(run_dir, decided.run)
-        resources = decided.run.resources
-        print(f"run {spec.name}: {spec.train.steps} steps, {decided.world} x {resources.device}, in {run_dir.path}")
-        for decision in decided.decisions:
-            print(f"  {decision.key} = {decision.value} ({decision.why})")
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
 
 

@@ -42,6 +42,7 @@ class Failure:
     evidence: str
     exit_code: int | None = None
     signal: int | None = None
+    at: float | None = None  # wall time at which the worker was seen to have ended
 
     @property
     def retry(self) -> bool:
@@ -57,7 +58,7 @@ def classify(death: Death, around: Change | None = None) -> Failure:
     around = around or Change()
     lines = last_words(death.log)
     cause, evidence = _by_code(death, lines, around)
-    return Failure(death.rank, cause, _clean(evidence), death.exit_code, death.signal)
+    return Failure(death.rank, cause, _clean(evidence), death.exit_code, death.signal, death.t)
 
 
 def culprit(failures: Iterable[Failure]) -> Failure | None:

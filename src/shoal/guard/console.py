@@ -1,37 +1,77 @@
-"""What the person at the terminal sees: the live line while it trains, a sentence when something happens, a summary."""
+"""What the person at the terminal sees: the live line, a sentence when something happens, and a summary at the end.
+
+What happened is told by the journal's follower, the same one as in `shoal logs -f`; here is only what it cannot know.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import traceback
+from collections.abc import Callable
 
 from shoal.guard.history import History
+from shoal.observe.follow import Follower
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 
 
 class Console:
-    """Sentences go to stderr, the summary to stdout."""
+    """A screen that goes away or fails costs the run nothing: it goes on unseen."""
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self.run_dir, self.run = run_dir, run
+        self._follower: Follower | None = None
+        self._blind = False
 
     def tick(self) -> None:
-        """Brings the live line up to date."""
-
-    def say(self, sentence: str) -> None:
-        print(f"shoal: {sentence}", file=sys.stderr, flush=True)
-
-    def summary(self, status: str, reason: str, history: History) -> None:
-        self.close()
-        name, steps = self.run.name, self.run.train.steps
-        loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
-        print(f"run {name} {status} at step {history.step} of {steps}{loss}: {reason}.")
-        print(f"  directory  {self.run_dir.path}")
-        if status == "done":
-            print(f"  next       `shoal report {name}` shows where the time went, `shoal sample {name}` lets it speak")
-        else:
-            print(f"  next       `shoal report {name}` shows what happened, `shoal resume {name}` goes on")
-        sys.stdout.flush()
+        """Brings the screen up to date with the journal. The first call must come after the session's `open`."""
+        self._show(self._poll)
 
     def close(self) -> None:
-        """Ends the live line."""
+        """Leaves the last live line on the screen."""
+        self._show(self._end)
+
+    def say(self, sentence: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._follower:
+                self._follower.console.say(f"shoal: {sentence}")
+            else:
+                print(f"shoal: {sentence}", file=sys.stderr, flush=True)
+
+    def summary(self, status: str, reason: str, history: History) -> None:
+        name = self.run.name
+        loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
+        where = f"step {history.step} of {self.run.train.steps}{loss}"
+        if status == "failed":
+            self.say(f"run {name} failed at {where}: {reason}.")
+        with contextlib.suppress(OSError):
+            if status != "failed":
+                print(f"run {name} {status} at {where}: {reason}.")
+            print(f"  directory  {self.run_dir.path}")
+            if status == "done":
+                print(f"  next       `shoal report {name}`: where the time went; `shoal sample {name}`: what it learnt")
+            else:
+                print(f"  next       `shoal report {name}`: what happened; `shoal resume {name}`: go on")
+            sys.stdout.flush()
+
+    def _poll(self) -> None:
+        self._follower = self._follower or Follower(self.run_dir, self.run.train.steps)
+        self._follower.poll()
+
+    def _end(self) -> None:
+        if self._follower:
+            self._follower.close()
+        self._follower, self._blind = None, True
+
+    def _show(self, draw: Callable[[], None]) -> None:
+        if self._blind:
+            return
+        try:
+            draw()
+        except OSError:  # the terminal is gone
+            self._blind, self._follower = True, None
+        except Exception as e:  # a defect of the display must not take the workers with it
+            self._blind, self._follower = True, None
+            where = traceback.extract_tb(e.__traceback__)[-1].name
+            self.say(f"nothing more is shown ({type(e).__name__}: {e} in {where}); the run goes on, please report it.")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
 from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
@@ -81,10 +81,11 @@ def supervise(
         try:
             end = session.attempts(command)
         except BaseException as e:
-            session.close(
-                End("failed", getattr(e, "exit_code", TRANSIENT), f"the supervisor failed: {type(e).__name__}: {e}")
-            )
+            code = e.exit_code if isinstance(e, ShoalError) else TRANSIENT
+            session.close(End("failed", code, f"the supervisor failed: {type(e).__name__}: {e}"))
             raise
+        session.console.tick()
+        session.console.close()
         session.close(end)
         session.console.summary(end.status, end.reason, session.history)
         if mirror:
@@ -174,14 +175,14 @@ class Session:
         if not ended.failure.retry:
             self._fail(ended.failure, attempt, "give up: a retry cannot help")
             assert ended.failure.exit_code in NOT_RETRIED
-            return End("failed", ended.failure.exit_code, self._sentence(ended.failure))
+            return End("failed", ended.failure.exit_code, _sentence(ended.failure))
         return None
 
     def _give_up(self, failure: Failure, attempt: int) -> End:
         restarts = self.run.guard.restarts
         self._fail(failure, attempt, f"give up: {restarts} restarts in a row made no progress")
         after = f"after {restarts} restarts in a row without progress" if restarts else "(guard.restarts is 0)"
-        return End("failed", TRANSIENT, f"gave up {after}: {self._sentence(failure)}")
+        return End("failed", TRANSIENT, f"gave up {after}: {_sentence(failure)}; {failure.advice}")
 
     def _stopped(self, number: int, saved: bool) -> End:
         if not self._said_stopping:  # it came while no worker was there to be told, or only the workers heard it
@@ -193,8 +194,10 @@ class Session:
     def _stopping(self, number: int) -> None:
         self._said_stopping = True
         self._note("stopping", signal=signal_name(number))
-        most = f"at most {self.run.guard.grace_s:g} s"
-        self.console.say(f"{signal_name(number)}: saving and stopping, {most}; Ctrl-C ends it at once, unsaved.")
+        self.console.tick()
+        self.console.say(
+            f"this takes at most {self.run.guard.grace_s:g} s; Ctrl-C now ends it at once, without saving."
+        )
 
     def _fail(self, failure: Failure, attempt: int, action: str) -> None:
         self._note(
@@ -205,14 +208,9 @@ class Session:
             evidence=failure.evidence,
             exit_code=failure.exit_code,
             signal=None if failure.signal is None else signal_name(failure.signal),
+            at=failure.at,
             action=action,
         )
-        if failure.cause != "supervisor-lost":
-            self.console.say(f"{self._sentence(failure)}; {action}.")
-
-    def _sentence(self, failure: Failure) -> str:
-        who = "the run" if failure.rank is None else f"rank {failure.rank}"
-        return f"{who} failed ({failure.cause}) at step {self.history.step}: {failure.evidence.rstrip('.')}"
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -226,3 +224,7 @@ class Session:
             self._journal.append(kind, **fields)
         except OSError as e:
             self.console.say(f"cannot write {self.run_dir.journal_file} ({e.strerror}); free space, the run goes on.")
+
+
+def _sentence(failure: Failure) -> str:
+    return f"rank {failure.rank} failed ({failure.cause}): {failure.evidence.rstrip('.')}"

@@ -22,7 +22,9 @@ from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.workers import Death, Workers
 
 TICK_S = 0.2  # the live line is redrawn this often; events do not wait for it
-END_S = 2.0  # between SIGTERM and SIGKILL for workers whose peer has died: most wait in a collective and hear nothing
+# Between SIGTERM and SIGKILL for workers whose peer has died. Most wait in a collective and hear nothing, none can save
+# without all ranks, and tearing down torch in order would take longer than this for no use.
+END_S = 0.5
 SETTLE_S = 3.0  # for a culprit that is still unwinding while its peers have already lost it
 
 
