@@ -9,7 +9,8 @@
     values = run_ranks(work, 4, x)     # one value a rank; a failing rank's traceback is raised here
 
 A rank that fails ends the others, a rank that hangs is killed after `timeout_s` and its stack is shown, and no
-process outlives the call (nor a killed pytest). Ranks start in tenths of a second; `spawn` takes seconds.
+process outlives the call (nor a killed pytest). Ranks start in tenths of a second; `spawn` takes seconds. For the CPU
+only: a process forked from one that has touched CUDA cannot use it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +121,6 @@ def test_killed_while_an_old_one_is_deleted_nothing_half_deleted_is_seen(tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small tmpfs is not permitted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_fails_the_save_on_all_ranks_and_training_goes_on(tiny_disk: Path) -> None:
     def work(rank: int, world: int) -> list[str]:
         said = []
@@ -149,6 +137,16 @@ def test_a_full_disk_fails_the_save_on_all_ranks_and_training_goes_on(tiny_disk:
     assert all(os.strerror(errno.ENOSPC) in words and "rank " in words for words in first)
     assert sorted(p.name for p in tiny_disk.iterdir()) == ["step-00000001", "step-00000003"]
     assert restored_step(tiny_disk) == 3
+
+
+def test_a_disk_that_turns_read_only_stops_saving_and_nothing_else(tiny_disk: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tiny_disk, step, state(step), {})
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(checkpoint.SaveError, match=re.escape(os.strerror(errno.EROFS))):
+        checkpoint.save(tiny_disk, 3, state(3), {})
+    assert checkpoint.prune(tiny_disk, keep=1) == []
+    assert restored_step(tiny_disk) == 2
 
 
 def test_a_file_size_limit_on_one_rank_fails_all_of_them_alike(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory that this rank holds of it, to read from or write into."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def held_boxes(name: str, tensor: torch.Tensor) -> list[Held]:

@@ -6,6 +6,7 @@ hidden name that no reader looks at and that the next `prune` deletes. No torch 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -57,12 +58,15 @@ def prune(root: Path, keep: int, attempt: int | None = None) -> list[Path]:
     old = [path for step, path in published(root) if len(good) == keep and step < good[-1]]
     leftovers = [path for _, path in matching(root, SET_ASIDE)]
     leftovers += [path for of, path in matching(root, TEMPORARY) if attempt is None or of < attempt]
-    leftovers += [_set_aside(path, "old") for path in old]
+    deleted = []
+    # What cannot be deleted now is left for the next time: an old checkpoint too many is no reason to end a run.
+    with contextlib.suppress(OSError):
+        for path in old:
+            leftovers.append(_set_aside(path, "old"))
+            deleted.append(path)
     for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)  # what cannot be deleted now is a leftover for the next time
-    if leftovers:
-        sync_folder(root)
-    return old
+        shutil.rmtree(path, ignore_errors=True)
+    return deleted
 
 
 def _is_good(path: Path) -> bool:
