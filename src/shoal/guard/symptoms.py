@@ -11,8 +11,8 @@ import re
 CAUSES = {
     "user-error": "correct the run file or the command, then start again",
     "environment": "mend what the sentence names, then `shoal resume`",
-    "data": "check the data set, then `shoal resume`",
-    "checkpoint": "look at `shoal checkpoint list`",
+    "data": "`shoal data info FOLDER --verify` finds the damage; then `shoal resume`",
+    "checkpoint": "`shoal checkpoint ls` shows which ones are good",
     "numerics": "lower the learning rate or lengthen the warm-up, then `shoal resume`",
     "host-memory": "use fewer processes, a smaller mesh.micro_batch, or a machine with more memory",
     "device-memory": "lower mesh.micro_batch or data.seq_len, or raise mesh.dp_shard",

@@ -100,6 +100,5 @@ def _ended(deaths: tuple[Death, ...], signals: Signals, around: Surroundings, gr
         return Ended(deaths, stop_signal, saved=all(death.exit_code in clean for death in deaths))
     late = next(death for death in deaths if death.told)
     first = next(death for death in alone if death.exit_code == DONE)
-    return Ended(
-        deaths, None, Failure(late.rank, "hang", f"still running {grace_s:g} s after rank {first.rank} had finished")
-    )
+    evidence = f"still running {grace_s:g} s after rank {first.rank} had finished"
+    return Ended(deaths, None, Failure(late.rank, "hang", evidence, at=late.t))
