@@ -125,6 +125,16 @@ def test_all_workers_leaving_with_143_is_a_stop_not_a_failure(fake: FakeRun) -> 
     assert fake.records("close")[-1]["status"] == "stopped"
 
 
+def test_losing_a_peer_that_has_saved_and_left_is_part_of_the_stop(fake: FakeRun) -> None:
+    lost = "RuntimeError: Connection reset by peer"
+    fake.plan(
+        {"rank": 0, "step": 4, "do": "exit", "code": 143},
+        {"rank": 1, "step": 4, "do": "exit", "code": 75, "say": lost, "after_s": 0.2},
+    )
+    assert fake.supervise() == 143
+    assert fake.records("failure") == []
+
+
 def test_the_culprit_is_the_rank_that_failed_by_itself_even_if_it_is_seen_last(fake: FakeRun) -> None:
     lost = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
     fake.plan(

@@ -76,9 +76,7 @@ def last_words(log: Path) -> list[str]:
     except OSError:
         return []
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    starts = [
-        i for i, line in enumerate(lines) if line.startswith(_STARTS) or "Traceback (most recent call last)" in line
-    ]
+    starts = [i for i, line in enumerate(lines) if line.startswith(_STARTS) or _TRACEBACK in line]
     if not starts:
         return lines[-TAIL_LINES:]
     begin = starts.pop()

@@ -119,9 +119,8 @@ class Session:
         )
         if before:  # nobody was left to say how that session ended
             who = f"pid {before.get('pid')} on {before.get('host')}"
-            lost = Failure(
-                None, "supervisor-lost", f"session {before['session']} ({who}) ended without closing the journal"
-            )
+            evidence = f"session {before['session']} ({who}) ended without closing the journal"
+            lost = Failure(None, "supervisor-lost", evidence)
             self._fail(lost, max(0, self._next_attempt - 1), "go on from the newest checkpoint")
         for decision in decisions:
             self._note("decision", key=decision.key, value=decision.value, why=decision.why)

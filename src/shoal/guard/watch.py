@@ -88,16 +88,18 @@ def _ended(deaths: tuple[Death, ...], signals: Signals, around: Surroundings, gr
     alone = [death for death in deaths if death.by_itself]
     # Told to stop, a worker that leaves with an error code (it could not save) has something to say all the same.
     witnesses = alone if stop_signal is None else [d for d in deaths if d.by_itself or d.exit_code is not None]
-    failed = [death for death in witnesses if death.exit_code not in clean]
-    if failed:
-        change = around.change()
-        return Ended(deaths, stop_signal, culprit(classify(death, change) for death in failed), saved=False)
-    if stop_signal is None and any(death.exit_code == TOLD_TO_STOP for death in alone):
-        stop_signal = signal.SIGTERM  # from a scheduler that signals every process; the workers told each other
+    change = around.change()
+    failure = culprit(classify(death, change) for death in witnesses if death.exit_code not in clean)
+    saved = any(death.exit_code == TOLD_TO_STOP for death in witnesses)  # that takes all ranks: one has, so all have
+    if saved and (failure is None or failure.cause in CONSEQUENCES):
+        # At worst one lost a peer that had left before it. Without a signal to us, a scheduler has signalled the workers.
+        failure, stop_signal = None, stop_signal or signal.SIGTERM
+    if failure:
+        return Ended(deaths, stop_signal, failure, saved=False)
     if all(death.exit_code == DONE for death in deaths):
         return Ended(deaths)
     if stop_signal is not None:
-        return Ended(deaths, stop_signal, saved=all(death.exit_code in clean for death in deaths))
+        return Ended(deaths, stop_signal, saved=saved)
     late = next(death for death in deaths if death.told)
     first = next(death for death in alone if death.exit_code == DONE)
     evidence = f"still running {grace_s:g} s after rank {first.rank} had finished"
