@@ -92,7 +92,7 @@ def _ended(deaths: tuple[Death, ...], signals: Signals, around: Surroundings, gr
     failure = culprit(classify(death, change) for death in witnesses if death.exit_code not in clean)
     saved = any(death.exit_code == TOLD_TO_STOP for death in witnesses)  # that takes all ranks: one has, so all have
     if saved and (failure is None or failure.cause in CONSEQUENCES):
-        # At worst one lost a peer that had left before it. Without a signal to us, a scheduler has signalled the workers.
+        # At worst one lost a peer that had left before it. Not told ourselves, a scheduler has signalled the workers.
         failure, stop_signal = None, stop_signal or signal.SIGTERM
     if failure:
         return Ended(deaths, stop_signal, failure, saved=False)
