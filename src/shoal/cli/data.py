@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # `datasets` imports torch wherever it is installed, for seconds and for nothing; this is how to decline.
+    os.environ.setdefault("USE_TORCH", "0")
     return {"prepare": _prepare, "tokenizer": _tokenizer, "info": _info}[args.verb](args)
 
 

@@ -177,6 +177,6 @@ def writing_to(out: str | os.PathLike[str]) -> Iterator[None]:
                 f"there is no room left to write {os.fspath(out)} ({e.strerror}); make room and run the same command "
                 "again: it goes on where it stopped."
             ) from None
-        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise SetupError(f"{e.filename or os.fspath(out)} cannot be written ({e.strerror}).") from None
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from shoal.data.inputs import Input
@@ -133,8 +134,6 @@ def _disk_rows(piece: Piece, reading: Reading, problems: Problems, on_bytes: Cal
 
 def pinned(one: Input, reading: Reading) -> Reading:
     """Of a dataset on the hub, the revision that is there now, so that a rerun reads the same thing."""
-    from pathlib import Path
-
     if one.kind != "hf-stream" or Path(one.path).exists():
         return reading
     _datasets()
