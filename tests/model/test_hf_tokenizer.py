@@ -1,0 +1,77 @@
+"""AutoTokenizer opens what Shoal exports, and says what Shoal's own tokenizer says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tests.model.families  # noqa: F401  # sets transformers offline before it is imported
+from shoal.data.tokenizer import Tokenizer, load_tokenizer
+from shoal.data.tokenizer_train import train_tokenizer
+from shoal.model.decoder import Decoder
+from shoal.model.hf import save_folder
+from shoal.spec.model import Model
+from shoal.spec.shape import Shape, shape_of
+
+TEXT = "Call me Ishmael. Some years ago — never mind how long\tprecisely —\n\nnaïve café, 鯨, 🐋  two  spaces, \x00\x7f"
+SHAPE = shape_of(Model(vocab_size=320, dim=16, layers=1, heads=2, ffn_dim=24, max_seq_len=99))
+
+
+def export(folder: Path, tokenizer: Tokenizer | None = None, like: Path | None = None, shape: Shape = SHAPE) -> None:
+    model = Decoder(shape)
+    model.init_weights(0)
+    save_folder(folder, shape, dict(model.named_parameters()), tokenizer, like)
+
+
+def trained_bpe(folder: Path) -> Tokenizer:
+    (folder / "text.txt").write_text(TEXT * 3)
+    train_tokenizer([str(folder / "text.txt")], folder / "bpe", vocab_size=300, quiet=True)
+    return load_tokenizer(folder / "bpe")
+
+
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
+def test_the_exported_tokenizer_gives_the_same_ids_and_ends_alike(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    ours = load_tokenizer("byte") if kind == "byte" else trained_bpe(tmp_path)
+    export(tmp_path / "hf", ours)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = theirs(TEXT, add_special_tokens=False).input_ids
+    assert ids == ours.encode(TEXT)
+    assert theirs.decode(ids) == TEXT == ours.decode(ids)
+    assert theirs.eos_token_id == ours.eos_id
+    assert theirs(TEXT + theirs.eos_token, add_special_tokens=False).input_ids == [*ids, ours.eos_id]
+    assert theirs.decode([*ids, ours.eos_id], skip_special_tokens=True) == TEXT
+    assert theirs.model_max_length == 99
+    config = AutoConfig.from_pretrained(tmp_path / "hf")
+    assert (config.eos_token_id, config.bos_token_id) == (ours.eos_id, None)
+
+
+def test_every_byte_has_its_own_id_in_the_exported_byte_tokenizer(tmp_path: Path) -> None:
+    export(tmp_path / "hf", load_tokenizer("byte"))
+    from tokenizers import Tokenizer as Library
+
+    library = Library.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    every_character_of_two_bytes = "".join(map(chr, range(0x800)))
+    assert library.encode(every_character_of_two_bytes).ids == list(every_character_of_two_bytes.encode())
+    assert library.get_vocab_size() == 257
+    assert load_tokenizer(tmp_path / "hf").eos_id == 256  # Shoal reads its own export, too
+
+
+def test_a_fine_tuned_model_keeps_the_text_files_and_token_ids_it_came_with(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    export(base, load_tokenizer("byte"))
+    config = json.loads((base / "config.json").read_text()) | {"eos_token_id": [256, 7], "bos_token_id": 3}
+    (base / "config.json").write_text(json.dumps(config))
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    (base / "generation_config.json").write_text('{"eos_token_id": [256, 7]}')
+    (base / "notes.txt").write_text("not about text")
+    export(tmp_path / "tuned", like=base)
+    tuned = {p.name: p for p in (tmp_path / "tuned").iterdir()}
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert tuned[name].read_bytes() == (base / name).read_bytes()
+    assert "notes.txt" not in tuned
+    said = json.loads(tuned["config.json"].read_text())
+    assert (said["eos_token_id"], said["bos_token_id"]) == ([256, 7], 3)

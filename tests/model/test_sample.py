@@ -1,0 +1,107 @@
+"""`shoal sample`: text from a run that was really trained, and from what it exports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.track.rundir import RunDir
+from tests.train.tiny import make_run, train_on
+
+Captured = pytest.CaptureFixture[str]
+TEXT = "the whale swims in the deep sea. " * 100
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the run `tiny`, which has read its one sentence often enough to know it."""
+    space = tmp_path_factory.mktemp("workspace")
+    (space / "text.txt").write_text(TEXT)
+    assert main(["data", "prepare", str(space / "text.txt"), "--out", str(space / "data"), "--workers", "1"]) == 0
+    changes = {
+        "train.steps": 80,
+        "train.batch": 8,
+        "train.optimizer.lr": 1e-2,
+        "checkpoint.every": 40,
+        "data.seq_len": 64,
+    }
+    train_on(make_run(space / "data", **changes), space, world=1)
+    return space
+
+
+def sample(space: Path, *argv: str) -> int:
+    return main(["sample", *argv, "--workspace", str(space)])
+
+
+def test_it_says_what_it_was_taught(space: Path, capsys: Captured) -> None:
+    assert sample(space, "tiny", "--prompt", "the whale swims", "--temperature", "0", "--max-tokens", "40") == 0
+    assert capsys.readouterr().out.startswith("the whale swims in the deep sea. the whale swims")
+
+
+def test_a_seed_decides_the_text_and_json_says_where_it_came_from(space: Path, capsys: Captured) -> None:
+    said = []
+    for seed in ("1", "1", "2"):
+        argv = ["tiny", "--prompt", "the ", "--temperature", "3", "--max-tokens", "20", "--seed", seed, "--json"]
+        assert sample(space, *argv) == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0] == said[1] != said[2]
+    assert said[0]["step"] == 80
+    assert len(said[0]["tokens"]) <= 20
+    assert all(token < 257 for token in said[0]["tokens"])
+
+
+def test_an_exported_folder_says_the_same_as_the_run(space: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["checkpoint", "export", "tiny", str(tmp_path / "hf"), "--workspace", str(space)]) == 0
+    capsys.readouterr()
+    argv = ["--prompt", "the sea", "--seed", "3", "--max-tokens", "30"]
+    assert sample(space, "tiny", *argv) == 0
+    assert main(["sample", "--weights", str(tmp_path / "hf"), *argv]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_an_older_one_can_be_asked_for(
+    space: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    broken = shutil.copytree(space, tmp_path / "broken")
+    file = RunDir.of("tiny", broken).checkpoints / "step-00000080" / "rank-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1  # in the last tensor; those of the model may lie before it, so all of the file's end is flipped
+    data[len(data) // 10 :] = bytes(b ^ 1 for b in data[len(data) // 10 :])
+    file.write_bytes(data)
+    assert sample(broken, "tiny", "--json") == 0
+    captured = capsys.readouterr()
+    assert "passed over" in captured.err
+    assert json.loads(captured.out)["step"] == 40
+    assert sample(space, "tiny", "--step", "40", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 40
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        ([], 2, "say what to sample from"),
+        (["tiny", "--weights", "x"], 2, "say what to sample from"),
+        (["tinny"], 2, "did you mean 'tiny'"),
+        (["tiny", "--max-tokens", "0"], 2, "--max-tokens is 0"),
+        (["tiny", "--temperature", "-1"], 2, "--temperature is -1.0"),
+        (["tiny", "--prompt", ""], 2, "at least one token"),
+        (["tiny", "--step", "7"], 2, "no checkpoint of step 7"),
+        (["tiny", "--device", "cuda"], 2, "no GPU"),
+        (["--weights", "/nowhere/model"], 78, "/nowhere/model/config.json is not there"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(argv: list[str], code: int, said: str, space: Path, capsys: Captured) -> None:
+    import torch
+
+    if "cuda" in argv and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert sample(space, *argv) == code
+    error = capsys.readouterr().err
+    assert error.startswith("shoal: ")
+    assert said in error
+    assert error.count("\n") == 1
