@@ -83,21 +83,21 @@ def test_steps_read_ahead_equal_steps_assembled_on_the_spot_in_any_sequence(coun
 
 def test_the_next_step_is_made_while_this_one_computes(counted: Windows) -> None:
     feed = Feed(counted, Order(counted.sizes, [1.0], 3), 12)
-    made: dict[int, threading.Event] = {t: threading.Event() for t in range(4)}
+    made: dict[int, threading.Event] = {t: threading.Event() for t in range(8)}
     original = feed.assemble
 
     def watched(t: int) -> list[Batch]:
-        time.sleep(0.05)
+        time.sleep(0.3)
         result = original(t)
         made[t].set()
         return result
 
     feed.assemble = watched  # type: ignore[method-assign]  # the real one, with a clock
     feed.step(0)
-    assert feed.wait_s > 0.04
+    assert feed.wait_s > 0.25
     assert made[1].wait(5)  # without anybody asking for step 1
     feed.step(1)
-    assert feed.wait_s < 0.04
+    assert feed.wait_s < 0.25
     feed.close()
 
 

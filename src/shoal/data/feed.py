@@ -1,15 +1,20 @@
-"""The feed: hands a rank its micro-batches of any step, with the next step assembled while this one computes."""
+"""The feed: hands a rank its micro-batches of any step, with the next steps assembled while this one computes."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from concurrent.futures import Future
 
-from shoal.data.order import Order
+import numpy as np
+
+from shoal.data.order import I64, Order
 from shoal.data.windows import Batch, Windows
 from shoal.errors import SpecError
+
+# More than one, so that a slow download or a busy core now and then is not felt, and threads need not take turns.
+STEPS_AHEAD = 4
+PLANNED_STEPS = 16
 
 
 class Feed:
@@ -31,36 +36,55 @@ class Feed:
         self.batch, self.rank, self.world = batch, rank, world
         self.share = batch // world
         self.micro_batch = min(micro_batch or self.share, self.share)
+        self._planned: tuple[int, I64, I64] = (0, np.empty((0, 0), np.int64), np.empty((0, 0), np.int64))
         self.wait_s = 0.0
         """How long the last `step` had to wait for its data."""
-        self._ahead: tuple[int, Future[list[Batch]]] | None = None
-        self._jobs: queue.SimpleQueue[tuple[int, Future[list[Batch]]] | None] = queue.SimpleQueue()
+        # Steps are asked for in rounds of t, t + 1, …; a seek starts a new round, and what an old one made is dropped.
+        self._round = 0
+        self._asked = 0  # the next step to ask the thread for
+        self._next: int | None = None  # the step that the thread hands over next
+        self._jobs: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[tuple[int, list[Batch] | BaseException]] = queue.SimpleQueue()
         # A daemon: a download that hangs must not keep a process alive that wants to leave.
         self._thread = threading.Thread(target=self._work, name="shoal-feed", daemon=True)
         self._thread.start()
 
     def step(self, t: int) -> list[Batch]:
-        """The micro-batches of this rank for step t (from 0). The next step is prepared in the background."""
+        """The micro-batches of this rank for step t (from 0). The steps after it are prepared in the background."""
         began = time.perf_counter()
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] != t:
-            ahead[1].cancel()  # a seek: do not spend time on what nobody asks for
-            ahead = None
-        future = ahead[1] if ahead else self._order_ahead(t)
-        batches = future.result()
+        if self._next != t:  # a seek, or the first call: what was asked for before is of no use
+            self._round += 1
+            self._asked = t
+        self._next = None
+        self._ask_up_to(t + STEPS_AHEAD)
+        while True:
+            round, made = self._made.get()
+            if round == self._round:
+                break
         self.wait_s = time.perf_counter() - began
-        self._ahead = (t + 1, self._order_ahead(t + 1))
-        return batches
+        if isinstance(made, BaseException):
+            raise made
+        self._next = t + 1
+        return made
 
     def assemble(self, t: int) -> list[Batch]:
         """What `step` returns, made here and now."""
-        sources, windows = self.order.at(t * self.batch + self.rank * self.share, self.share)
+        sources, windows = self._samples(t)
         cuts = range(0, self.share, self.micro_batch)
         return [self.windows.batch(sources[i : i + self.micro_batch], windows[i : i + self.micro_batch]) for i in cuts]
 
+    def _samples(self, t: int) -> tuple[I64, I64]:
+        """This rank's part of the order in step t, looked up for some steps at once: one call costs as much as many."""
+        first, sources, windows = self._planned
+        if not first <= t < first + len(sources):
+            steps = np.arange(t, t + PLANNED_STEPS, dtype=np.uint64)[:, None] * np.uint64(self.batch)
+            mine = np.arange(self.rank * self.share, (self.rank + 1) * self.share, dtype=np.uint64)
+            sources, windows = (a.reshape(PLANNED_STEPS, -1) for a in self.order.pick((steps + mine).reshape(-1)))
+            self._planned = first, sources, windows = t, sources, windows
+        return sources[t - first], windows[t - first]
+
     def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead[1].cancel()
+        self._round += 1
         self._jobs.put(None)
         self._thread.join(timeout=5.0)
 
@@ -70,19 +94,21 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _order_ahead(self, t: int) -> Future[list[Batch]]:
+    def _ask_up_to(self, last: int) -> None:
         if not self._thread.is_alive():
             raise RuntimeError("this feed is closed")
-        future: Future[list[Batch]] = Future()
-        self._jobs.put((t, future))
-        return future
+        while self._asked <= last:
+            self._jobs.put((self._round, self._asked))
+            self._asked += 1
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            t, future = job
-            if not future.set_running_or_notify_cancel():
-                continue
+            round, t = job
+            if round != self._round:
+                continue  # nobody waits for it any more
+            made: list[Batch] | BaseException
             try:
-                future.set_result(self.assemble(t))
+                made = self.assemble(t)
             except BaseException as e:
-                future.set_exception(e)  # raised again by `step`, in the thread that can do something about it
+                made = e  # raised by `step`, in the thread that can do something about it
+            self._made.put((round, made))

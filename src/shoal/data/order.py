@@ -26,6 +26,7 @@ I64: TypeAlias = npt.NDArray[np.int64]
 ROUNDS = 8
 LARGEST = 1 << 62  # so that a·b and every sum below stay inside 64 bits
 _GAMMA = 0x9E3779B97F4A7C15  # the golden ratio: splitmix64's increment
+_ROUND_GAMMAS = np.array([[_GAMMA * (i + 1) % 2**64] for i in range(ROUNDS)], np.uint64)  # [ROUNDS, 1]
 _SAMPLES, _BLOCKS = 1, 2  # two uses of the seed that must not share keys
 
 
@@ -52,7 +53,10 @@ class Order:
         """The sources and windows at positions [position, position + count). Step t of batch B is `at(t * B, B)`."""
         if position < 0 or count < 0:
             raise ValueError(f"there is no position {position} (count {count})")
-        positions = np.arange(position, position + count, dtype=np.uint64)
+        return self.pick(np.arange(position, position + count, dtype=np.uint64))
+
+    def pick(self, positions: U64) -> tuple[I64, I64]:
+        """The sources and windows at any positions: many at once cost little more than one."""
         if len(self.sizes) == 1:
             source = np.zeros(1, np.int64)  # broadcasts
             nth = positions
@@ -60,11 +64,11 @@ class Order:
             source, nth = self._deal(positions)
         n = self._n[source]
         epoch = nth // n
-        if len(source) == 1 and count and epoch[0] == epoch[-1]:
-            epoch = epoch[:1]  # one key for the whole batch: the usual case
+        if len(source) == 1 and epoch.size and epoch.min() == epoch.max():
+            epoch = epoch[:1]  # one key for all of them: the usual case
         key = _fold(self._keys[source], epoch)
         window = _permute(nth % n, n, self._a[source], self._b[source], key)
-        return np.broadcast_to(source, count).astype(np.int64), window.astype(np.int64)
+        return np.broadcast_to(source, positions.shape).astype(np.int64), window.astype(np.int64)
 
     def _deal(self, positions: U64) -> tuple[I64, U64]:
         """For each position of a mixture: the source, and how many samples of that source come before this one."""
@@ -85,7 +89,7 @@ def _radices(n: int) -> tuple[int, int]:
 
 def _permute(x: U64, n: U64, a: U64, b: U64, key: U64) -> U64:
     """Where x goes in the permutation of range(n) that `key` names. All arguments are [count] or [1]."""
-    round_keys = [_mix(key + np.uint64((_GAMMA * (i + 1)) & 0xFFFFFFFFFFFFFFFF)) for i in range(ROUNDS)]
+    round_keys = list(_mix(key + _ROUND_GAMMAS))
     y = _feistel(x, a, b, round_keys)
     while True:
         outside = np.flatnonzero(y >= n)

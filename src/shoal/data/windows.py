@@ -6,14 +6,15 @@ Documents are packed end to end; one longer than a window goes on in the next, a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.shards import TokenShards
+from shoal.data.shards import Shard, TokenShards
 from shoal.errors import DataError
 
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -50,76 +51,91 @@ class Windows:
                     f"{source.where} has {source.tokens:,} tokens and one window needs {seq_len + 1:,} "
                     f"(data.seq_len {seq_len:,} and the token after it); add text or lower data.seq_len."
                 )
+        self._dtype = np.result_type(*(source.dtype for source in self.sources))
+        self._masked = any(source.has_mask for source in self.sources)
         self.sizes = tuple((source.tokens - 1) // seq_len for source in self.sources)
 
     def batch(self, sources: npt.ArrayLike, windows: npt.ArrayLike) -> Batch:
         """The given windows, one a row, in the given order."""
         source, window = np.asarray(sources, np.int64), np.asarray(windows, np.int64)
-        rows, length = len(window), self.seq_len
-        tokens = np.empty((rows, length), np.int64)
-        targets = np.empty((rows, length), np.int64)
-        borders: list[I64] = []  # flat places of the inputs that end a document
-        for k in range(len(self.sources)) if len(self.sources) > 1 else (0,):
+        rows = _Rows(len(window), self.seq_len, self._dtype, self._masked)
+        for k in range(len(self.sources)):
             mine = np.flatnonzero(source == k)
             if mine.size:
-                borders += _fill(self.sources[k], mine, window[mine] * length, tokens, targets)
-        ends = np.concatenate(borders) if borders else np.empty(0, np.int64)
+                rows.fill(self.sources[k], mine, window[mine] * self.seq_len)
+        ends = np.concatenate(rows.borders) if rows.borders else np.empty(0, np.int64)
+        targets = rows.ids[:, 1:].astype(np.int64)
         targets.reshape(-1)[ends] = NO_TARGET  # the next document is no continuation of this one
-        positions, documents = self._layout(rows, ends)
-        return Batch(tokens, targets, positions, documents)
+        if rows.trained is not None:
+            targets[rows.trained == 0] = NO_TARGET
+        positions, documents = self._layout(len(window), ends)
+        return Batch(rows.ids[:, :-1].astype(np.int64), targets, positions, documents)
 
     def _layout(self, rows: int, ends: I64) -> tuple[I64, npt.NDArray[np.int32]]:
-        length = self.seq_len
-        places = np.arange(length)
+        """Positions and document numbers, [rows, seq], from the flat places of the inputs that end a document."""
+        length, size = self.seq_len, rows * self.seq_len
         begins = ends[ends % length != length - 1] + 1 if self.mask_documents else ends[:0]
-        if not begins.size:  # every window is one document, as far as the model can tell
-            return np.tile(places, (rows, 1)), np.zeros((rows, length), np.int32)
-        documents = np.zeros((rows, length), np.int32)
-        documents.reshape(-1)[begins] = 1
-        np.cumsum(documents, axis=1, out=documents)
-        begin = np.zeros((rows, length), np.int64)
-        begin.reshape(-1)[begins] = begins % length
-        np.maximum.accumulate(begin, axis=1, out=begin)
-        return np.subtract(places, begin, out=begin), documents
+        # Every row is cut into stretches of one document; each stretch is a run of equal values, which repeat() lays.
+        row_begins = np.arange(0, size, length)
+        cuts = np.concatenate([row_begins, begins])
+        cuts.sort()
+        lengths = np.diff(cuts, append=size)
+        first = cuts.searchsorted(row_begins)  # which stretch a row begins with
+        number = np.arange(len(cuts)) - first.repeat(np.diff(first, append=len(cuts)))
+        positions = np.arange(size)
+        positions -= cuts.repeat(lengths)
+        documents = number.astype(np.int32).repeat(lengths)
+        return positions.reshape(rows, length), documents.reshape(rows, length)
 
 
-def _fill(source: TokenShards, rows: I64, starts: I64, tokens: I64, targets: I64) -> list[I64]:
-    """Copy the windows that begin at `starts` into `rows`; the flat places of the inputs that end a document come back.
+class _Rows:
+    """The rows of a batch while they are read."""
 
-    Goes shard by shard, so that a batch asks for each shard once, and looks up all borders of a shard at once: Python's
-    work is per shard plus one copy a window.
-    """
-    length = tokens.shape[1]
-    source.want(starts, length + 1)
-    shard_of = np.searchsorted(source.starts, starts, side="right") - 1
-    crossing = starts + length >= source.starts[shard_of + 1]
-    borders = [
-        _fill_crossing(source, int(r), int(s), tokens, targets)
-        for r, s in zip(rows[crossing], starts[crossing], strict=True)
-    ]
-    for i in np.unique(shard_of[~crossing]):
-        inside = (shard_of == i) & ~crossing
-        shard = source.shard(int(i))
-        row, start = rows[inside], starts[inside] - source.starts[i]
-        for r, s in zip(row.tolist(), start.tolist(), strict=True):
-            tokens[r] = shard.tokens[s : s + length]
-            targets[r] = shard.tokens[s + 1 : s + length + 1]
-            if shard.mask is not None:
-                targets[r, shard.mask[s + 1 : s + length + 1] == 0] = NO_TARGET
-        first = np.searchsorted(shard.ends, start, side="right")
-        count = np.searchsorted(shard.ends, start + length, side="right") - first
-        # All [first, first + count) ranges laid end to end: document numbers of the borders in these windows.
-        number = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
-        borders.append(shard.ends[number] - 1 + np.repeat(row * length - start, count))
-    return borders
+    def __init__(self, rows: int, length: int, dtype: npt.DTypeLike, masked: bool) -> None:
+        self.length = length
+        self.ids: npt.NDArray[Any] = np.empty((rows, length + 1), dtype)
+        self.trained = np.ones((rows, length), np.uint8) if masked else None  # 0: the target is context only
+        self.borders: list[I64] = []  # flat places, in [rows, length], of the inputs that end a document
 
+    def fill(self, source: TokenShards, rows: I64, starts: I64) -> None:
+        """Read the windows that begin at `starts` into `rows`.
 
-def _fill_crossing(source: TokenShards, row: int, start: int, tokens: I64, targets: I64) -> I64:
-    """A window that lies in more than one shard."""
-    length = tokens.shape[1]
-    ids, ends, mask = source.read(start, start + length + 1)
-    tokens[row] = ids[:-1]
-    targets[row] = ids[1:]
-    if mask is not None:
-        targets[row, mask[1:] == 0] = NO_TARGET
-    return ends[ends <= length] - 1 + row * length
+        Goes shard by shard, so that each is asked for once, and looks up all borders in a shard at once: Python's work
+        is a few calls a shard and one copy a window.
+        """
+        source.want(starts, self.length + 1)
+        shard_of = source.starts.searchsorted(starts, side="right") - 1
+        local = starts - source.starts[shard_of]
+        crossing = starts + self.length >= source.starts[shard_of + 1]
+        if crossing.any():
+            for row, start in zip(rows[crossing].tolist(), starts[crossing].tolist(), strict=True):
+                self._fill_crossing(source, row, start)
+            inside = ~crossing
+            rows, local, shard_of = rows[inside], local[inside], shard_of[inside]
+        by_shard = np.argsort(shard_of, kind="stable")
+        rows, local, shard_of = rows[by_shard], local[by_shard], shard_of[by_shard]
+        cuts = [0, *(np.flatnonzero(np.diff(shard_of)) + 1).tolist(), len(rows)]
+        for lo, hi in itertools.pairwise(cuts):
+            if lo < hi:
+                self._fill_inside(source.shard(int(shard_of[lo])), rows[lo:hi], local[lo:hi])
+
+    def _fill_inside(self, shard: Shard, rows: I64, starts: I64) -> None:
+        length, ids, tokens = self.length, self.ids, shard.tokens
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            ids[row] = tokens[start : start + length + 1]
+            if shard.mask is not None and self.trained is not None:
+                self.trained[row] = shard.mask[start + 1 : start + length + 1]
+        first = shard.ends.searchsorted(starts, side="right")
+        count = shard.ends.searchsorted(starts + length, side="right") - first
+        # All ranges [first, first + count) laid end to end: the documents that end in these windows.
+        total = np.cumsum(count)
+        number = np.arange(total[-1]) + (first - total + count).repeat(count)
+        self.borders.append(shard.ends[number] + (rows * length - starts - 1).repeat(count))
+
+    def _fill_crossing(self, source: TokenShards, row: int, start: int) -> None:
+        """A window that lies in more than one shard."""
+        ids, ends, mask = source.read(start, start + self.length + 1)
+        self.ids[row] = ids
+        if mask is not None and self.trained is not None:
+            self.trained[row] = mask[1:]
+        self.borders.append(ends[ends <= self.length] - 1 + row * self.length)
