@@ -6,7 +6,7 @@ import io
 import os
 import pty
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,17 @@ from shoal.observe import console as console_module
 from shoal.observe.console import Console
 from shoal.observe.follow import Follower
 from tests.track.journals import crash_and_finish, make_run
+
+
+def fastest_s(call: Callable[[], object], times: int = 500, repetitions: int = 10) -> float:
+    """Seconds a call, of the best of several rounds: what the code costs, not what the neighbours cost."""
+    rounds = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        rounds.append((time.perf_counter() - began) / times)
+    return min(rounds)
 
 
 def test_the_line_has_everything_and_names_the_convention(tmp_path: Path) -> None:
@@ -94,10 +105,7 @@ def test_a_step_costs_the_loop_next_to_nothing(tmp_path: Path) -> None:
     story = make_run(tmp_path).open().start().steps(2)
     console = Console(200, io.StringIO())
     console.step(story.records[-1])
-    began = time.perf_counter()
-    for _ in range(10_000):
-        console.step(story.records[-1])
-    assert (time.perf_counter() - began) / 10_000 < 50e-6
+    assert fastest_s(lambda: console.step(story.records[-1])) < 50e-6
 
 
 def test_a_run_is_told_as_it_happens(tmp_path: Path) -> None:
@@ -150,7 +158,4 @@ def test_looking_when_nothing_happened_costs_nothing(tmp_path: Path) -> None:
     story = crash_and_finish(make_run(tmp_path))
     follower = Follower(story.run_dir, 200, io.StringIO())
     follower.poll()
-    began = time.perf_counter()
-    for _ in range(1000):
-        follower.poll()
-    assert (time.perf_counter() - began) / 1000 < 200e-6
+    assert fastest_s(follower.poll) < 200e-6

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.observe.ledger import PARTS, Ledger, ledger
@@ -40,11 +40,13 @@ def check(found: Ledger) -> None:
     assert 0 <= found.goodput <= 1
 
 
+@settings(deadline=None)
 @given(st.lists(any_record(), max_size=60), st.one_of(st.none(), st.floats(0, 2e4)))
 def test_the_parts_sum_to_the_total_exactly_for_any_journal(records: list[dict[str, Any]], now: float | None) -> None:
     check(ledger(records, now))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["steps", "eval", "checkpoint", "failure", "stop"]), st.integers(1, 9)), max_size=25

@@ -10,18 +10,16 @@ import fcntl
 import logging
 import math
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from shoal.errors import needs_extra
 from shoal.track.about import About
 from shoal.track.cursor import Cursor
 from shoal.track.events import Event
+from shoal.track.knock import knock
 from shoal.track.rundir import RunDir
 from shoal.track.secrets import mask
 
@@ -173,15 +171,6 @@ class ToMlflow:
         with open(lock, "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
             yield
-
-
-def knock(uri: str) -> None:
-    """Raises at once when nobody listens: importing the client costs 6 s of CPU, which a dead server is not worth."""
-    url = urlsplit(uri)
-    if url.scheme not in ("http", "https") or not url.hostname or getproxies().get(url.scheme):
-        return
-    port = url.port or (443 if url.scheme == "https" else 80)
-    socket.create_connection((url.hostname, port), timeout=float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])).close()
 
 
 def _standard_tags(about: About) -> dict[str, str]:

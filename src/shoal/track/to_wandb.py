@@ -8,6 +8,7 @@ the rest is sent again. Offline, the points are in `track/wandb/offline-run-*` w
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from shoal.errors import SetupError, needs_extra
 from shoal.track.about import About
 from shoal.track.cursor import Cursor
 from shoal.track.events import Event
+from shoal.track.knock import knock
 from shoal.track.rundir import RunDir
+from shoal.track.secrets import mask
 
 if TYPE_CHECKING:
     import wandb
@@ -46,20 +49,23 @@ class ToWandb:
     def __init__(self, run_dir: RunDir, offline: bool) -> None:
         self._folder = run_dir.track
         self._offline = self.durable = offline
-        server = os.environ.get("WANDB_BASE_URL", "api.wandb.ai")
-        self.address = "offline" if offline else server
-        self.label = f"W&B files in {run_dir.track / 'wandb'}" if offline else f"W&B at {server}"
+        self._server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        self.address = "offline" if offline else mask(self._server)
+        self.label = f"W&B files in {run_dir.track / 'wandb'}" if offline else f"W&B at {self.address}"
         self._run: wandb.Run | None = None
         self._failed = False
 
     def open(self, about: About, cursor: Cursor) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             import wandb
         except ImportError:
             raise needs_extra("wandb", "wandb", "tracking with W&B") from None
-        if not self._offline and not wandb.api.api_key:
+        if not self._offline and not _logged_in():
             raise SetupError("W&B has no API key: run `wandb login` or set WANDB_API_KEY")
         self._drop()
+        if not self._offline:
+            knock(self._server)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=about.track.experiment,
@@ -101,3 +107,12 @@ class ToWandb:
                 run.finish(exit_code=1)
             except Exception:  # it failed before, that is why we are here; the pump has said so
                 return
+
+
+def _logged_in() -> bool:
+    """Without asking: a mirror has no keyboard."""
+    import wandb
+
+    if "prompt" in inspect.signature(wandb.login).parameters:
+        return bool(wandb.login(prompt=False, verify=False))
+    return bool(wandb.api.api_key)  # before 0.30
