@@ -160,11 +160,10 @@ def _as_text(prepared: Prepared) -> str:
 
 
 def _tokenizer(args: argparse.Namespace) -> int:
-    from shoal.data.tokenizer_train import train_tokenizer
+    from shoal.data.tokenizer_train import Lesson, train_tokenizer
 
-    trained = train_tokenizer(
-        args.inputs, args.out, args.vocab_size, _reading(args), args.format, skip_bad=args.skip_bad, max_mb=args.max_mb
-    )
+    lesson = Lesson(args.inputs, args.vocab_size, _reading(args), args.format, args.skip_bad, args.max_mb)
+    trained = train_tokenizer(lesson, args.out)
     if args.json:
         print(json.dumps(trained))
         return 0

@@ -97,7 +97,7 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
     _check(options)
     tokenizer = load_tokenizer(options.tokenizer, options.eos)
     inputs, passed_over = expand(named, options.format, options.reading.split, leave_out=Path(out))
-    reading = _pinned(inputs, options.reading)
+    reading = pin_streams(inputs, options.reading)
     found = Problems(options.skip_bad)
     units = plan_units(inputs, reading, found)
     if not units:
@@ -249,7 +249,8 @@ def _check(options: Options) -> None:
         raise UsageError("--separator is empty; give what stands between two documents, such as '\\n\\n\\n'.")
 
 
-def _pinned(inputs: Sequence[Input], reading: Reading) -> Reading:
+def pin_streams(inputs: Sequence[Input], reading: Reading) -> Reading:
+    """What is read from the hub stays the same revision to the end, and to the end of a rerun."""
     streams = [i for i in inputs if i.kind == "hf-stream"]
     if not streams:
         return reading

@@ -15,11 +15,11 @@ import selectors
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import IO, Any
 
 from shoal import errors
+from shoal.data.messages import from_error, to_error
 from shoal.data.prepare_folder import writing_to
 from shoal.data.prepare_unit import Job, Progress, Report, process
 from shoal.data.tokenizer import load_tokenizer
@@ -59,7 +59,7 @@ def run_in_workers(job: Job, units: Sequence[Unit], workers: int, lock_fd: int, 
                 for line in lines:
                     message = json.loads(line)
                     if "error" in message:
-                        raise _error(message)
+                        raise to_error(message)
                     if "progress" in message:
                         report(Progress(*message["progress"]))
                         continue
@@ -107,15 +107,6 @@ def _ended(worker: subprocess.Popen[bytes], unit: Unit | None) -> ShoalError:
     return TransientError(f"a worker {how}{doing}{likely}; run the same command again to go on.")
 
 
-def _error(message: dict[str, Any]) -> Exception:
-    kind: type[ShoalError] | None = getattr(errors, message["error"], None)
-    if kind is not None:
-        return kind(message["message"])
-    unexpected = RuntimeError(f"{message['error']}: {message['message']}")
-    unexpected.add_note(message["traceback"])
-    return unexpected
-
-
 def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
     """A worker that has no unit ends when its input does; one that has is not waited for."""
     for worker in workers:
@@ -157,10 +148,8 @@ def main() -> None:
             with writing_to(job.out):
                 process(job, Unit.from_json(json.loads(line)), tokenizer, lambda progress: send(progress=progress))
             send(done=True, peak_rss_bytes=peak_rss_bytes())
-    except ShoalError as e:
-        send(error=type(e).__name__, message=str(e))
     except Exception as e:
-        send(error=type(e).__name__, message=str(e), traceback=traceback.format_exc())
+        send(**from_error(e))
 
 
 if __name__ == "__main__":
