@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -175,3 +177,12 @@ def test_tokenizers_that_differ_only_in_settings_that_change_no_ids_may_be_mixed
         (tmp_path / name / "tokenizer.json").write_text(text)
     spec = data_spec(tmp_path / "a", tmp_path / "b")
     assert len(open_sources(spec.train, spec, tmp_path)) == 2
+
+
+def test_reading_data_does_not_import_torch() -> None:
+    """The supervisor and the planner look at data sets too, and start in a fraction of a second."""
+    code = (
+        "import sys, shoal.data.feed, shoal.data.sources, shoal.data.remote; "
+        "sys.exit('torch' in sys.modules or 'obstore' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

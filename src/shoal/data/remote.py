@@ -27,7 +27,7 @@ from shoal.errors import DataError
 
 PARALLEL_REQUESTS = 16
 TRIES = 3
-_FIRST_RETRIES, _RETRIES = 2, 7  # a wrong address should be told at once; hours into a run patience pays
+_FIRST_RETRIES, _RETRIES = 2, 10  # a wrong address should be told at once; hours into a run patience pays
 
 
 class RemoteFolder:

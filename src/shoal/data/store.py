@@ -31,7 +31,11 @@ def connect(url: str, retries: int, create: bool = False) -> Any:
         return from_url(
             url,
             client_options={"allow_http": plain, "timeout": "120s", "connect_timeout": "5s"},
-            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=90)},
+            retry_config={
+                "max_retries": retries,
+                "retry_timeout": timedelta(seconds=120),
+                "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=8), "base": 3},
+            },
         )
     except Exception as e:
         raise explained(e, url, "") from None
@@ -71,5 +75,6 @@ def explained(e: Exception, where: str, name: str) -> ShoalError:
         return DataError(f"there is no folder for {where}; check the path.")
     if "169.254.169.254" in str(e):
         return SetupError(f"no keys for {where} were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
-    first_line = str(e).splitlines()[0] if str(e) else type(e).__name__
-    return TransientError(f"{where} cannot be reached{said}: {first_line}; check AWS_ENDPOINT_URL and the network.")
+    # The first line is "what was tried in how long, after n retries - what went wrong".
+    reason = (str(e).splitlines() or [type(e).__name__])[0].rpartition(" - ")[2].strip().rstrip(".")
+    return TransientError(f"{where} cannot be reached{said}: {reason}; check AWS_ENDPOINT_URL and the network.")
