@@ -149,8 +149,12 @@ def _evaluator(run: Run, run_dir: RunDir, place: Place, model: torch.nn.Module, 
 
 def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int], None]:
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
+    newest = -1
 
     def save(step: int) -> None:
+        nonlocal newest
+        if step == newest:
+            return  # told to stop right after a checkpoint
         begin = round(time.time(), 6)
         try:
             saved = checkpoint.save(run_dir.checkpoints, step, state.tensors(), state.extra(step), attempt)
@@ -159,6 +163,7 @@ def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int
             if step == run.train.steps:
                 raise  # the end of a run that was not saved is no end
             return  # training goes on; the older checkpoints are untouched
+        newest = step
         tell("checkpoint", step=step, begin=begin, bytes=saved.bytes, path=saved.path.name)
         if int(os.environ.get("RANK", "0")) == 0:
             checkpoint.prune(run_dir.checkpoints, run.checkpoint.keep)
