@@ -30,7 +30,7 @@ data: {{train: data, seq_len: 128}}
 train:
   steps: 6
   batch: 4
-  optimizer: {{lr: 5e-5, weight_decay: 0.0}}
+  optimizer: {{lr: 1e-4, weight_decay: 0.0}}
   schedule: {{name: constant, warmup_steps: 1}}
 mesh: {{dp_replicate: 1, dp_shard: 2}}
 checkpoint: {{every: 0}}
@@ -69,12 +69,18 @@ def compare(folder: Path, ids: torch.Tensor) -> float:
     return float((ours - theirs).abs().max())
 
 
+@torch.no_grad()
+def loss_on(model: Decoder, ids: torch.Tensor) -> float:
+    return float(model(ids[:, :-1], targets=ids[:, 1:]) / (ids.shape[1] - 1))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_real_model_is_imported_fine_tuned_and_exported(smollm2: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    ids = AutoTokenizer.from_pretrained(smollm2)(SENTENCES, return_tensors="pt").input_ids
+    read = AutoTokenizer.from_pretrained(smollm2)
+    ids = read(SENTENCES, return_tensors="pt").input_ids
     assert compare(smollm2, ids) < TOLERANCE
 
     (tmp_path / "run.yaml").write_text(RUN.format(weights=smollm2))
@@ -85,13 +91,15 @@ def test_a_real_model_is_imported_fine_tuned_and_exported(smollm2: Path, tmp_pat
     losses = [r["loss"] for r in steps]
     assert len(losses) == 6
     assert losses[0] < 5  # it reads English before the first step: an untrained model starts at ln(49152) = 10.8
-    assert sum(losses[-2:]) < sum(losses[:2]) - 0.2
+    assert sum(losses[-2:]) < sum(losses[:2])
 
     shoal("checkpoint", "export", "smol", tmp_path / "hf", "--workspace", tmp_path, cwd=tmp_path)
     assert compare(tmp_path / "hf", ids) < TOLERANCE
     tuned = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert tuned.decode(tuned(SENTENCES).input_ids, skip_special_tokens=True) == SENTENCES
-    changed = load_shape(tmp_path / "hf") == load_shape(smollm2) and not torch.equal(
-        imported(tmp_path / "hf").norm.weight, imported(smollm2).norm.weight
-    )
-    assert changed  # the same model with other weights
+    assert load_shape(tmp_path / "hf") == load_shape(smollm2)
+    # Different batches differ by more than six steps teach, so the same page is asked before and after.
+    page = read(MOBY_DICK.read_text(encoding="utf-8")[600_000:602_000], return_tensors="pt").input_ids
+    before, after = loss_on(imported(smollm2), page), loss_on(imported(tmp_path / "hf"), page)
+    print(f"loss a step: {losses}; on one page: {before:.3f} before, {after:.3f} after")
+    assert after < before - 0.05
