@@ -132,3 +132,17 @@ def test_a_loss_that_is_no_number_is_still_json(tmp_path: Path, capsys: pytest.C
     assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
     (found,) = json.loads(capsys.readouterr().out, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
     assert found["loss"] == "nan"
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    crash_and_finish(make_run(tmp_path, "good"))
+    newer = make_run(tmp_path, "newer").run_dir
+    newer.journal_file.write_text(json.dumps({"v": 99, "kind": "open", "t": 0}) + "\n")
+    empty = make_run(tmp_path, "empty").run_dir
+    empty.journal_file.touch()
+    assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
+    found = {s["name"]: s for s in json.loads(capsys.readouterr().out)}
+    assert found["good"]["status"] == "finished"
+    assert found["newer"]["status"] == "unreadable"
+    assert "upgrade Shoal" in found["newer"]["why"]
+    assert found["empty"]["status"] == "running"  # it was made this moment and has said nothing yet

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 
-from shoal.track.rundir import runs_in, workspace
+from shoal.track.rundir import workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.observe import words
-    from shoal.observe.status import status_of
+    from shoal.observe.status import statuses
 
     folder, now = workspace(args.workspace), time.time()
-    found = sorted((status_of(run_dir, now) for run_dir in runs_in(folder)), key=lambda s: s.started)
+    found = statuses(folder)
     if args.json:
         print(json.dumps([s.as_json() for s in found], indent=2))
         return 0

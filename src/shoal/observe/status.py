@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
+from shoal.errors import ShoalError
 from shoal.observe import words
 from shoal.observe.throughput import tokens_per_s
 from shoal.track.journal import Record
-from shoal.track.rundir import RunDir
+from shoal.track.rundir import RunDir, runs_in
 from shoal.track.tail import REMARKS, head, tail
 
 TAIL_BYTES = (8 * 1024, 512 * 1024)  # the second only where the first holds no step
@@ -43,7 +44,7 @@ class Status:
 
 def status_of(run_dir: RunDir, now: float | None = None) -> Status:
     now = time.time() if now is None else now
-    first = head(run_dir.journal_file) or {}
+    first = head(run_dir.journal_file) or {"t": run_dir.journal_file.stat().st_mtime}  # nothing whole in it yet
     records = tail(run_dir.journal_file, TAIL_BYTES[0])
     if not any(r.get("kind") == "step" for r in records):
         records = tail(run_dir.journal_file, TAIL_BYTES[1])
@@ -57,6 +58,19 @@ def status_of(run_dir: RunDir, now: float | None = None) -> Status:
     name, why = _state(run_dir, said, last, step, total, now)
     loss = float(steps[-1]["loss"]) if steps else None
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
+
+
+def statuses(folder: Path) -> list[Status]:
+    """Every run of a workspace, the newest last; one that cannot be read does not hide the others."""
+    now = time.time()
+    found = []
+    for run_dir in runs_in(folder):
+        try:
+            found.append(status_of(run_dir, now))
+        except ShoalError as e:
+            written = run_dir.journal_file.stat().st_mtime
+            found.append(Status(run_dir.name, "unreadable", 0, None, None, None, written, written, str(e)))
+    return sorted(found, key=lambda s: s.started)
 
 
 def _state(

@@ -23,6 +23,9 @@ from shoal.track.rundir import RunDir
 from shoal.track.tail import is_closed
 
 GRACE_S = 15.0
+# On a machine that training keeps busy, a niced mirror may only just have loaded its client when the run ends: one that
+# is getting on with it has this many times longer than one whose server does not answer.
+LONGER_WHEN_HEALTHY = 4
 LOOK_EVERY_S = 0.5
 # Without a supervisor's lock and without a new record for this long, nobody is running any more.
 QUIET_S = 10.0
@@ -52,7 +55,7 @@ class Mirror:
             pump.start()
 
     def follow(self, grace_s: float) -> bool:
-        """Until the session has ended and all is uploaded, or `grace_s` later. True when all is uploaded."""
+        """Until the session has ended and all is uploaded, or its grace has passed. True when all is uploaded."""
         self.start()
         watch = Watch(self._run_dir)
         while self._ended is None:
@@ -61,9 +64,12 @@ class Mirror:
             time.sleep(LOOK_EVERY_S)
             self._ended = watch.ended()
         self._hurry.set()
-        deadline = time.monotonic() + grace_s
-        for pump in self.pumps:
-            pump.join(max(0.0, deadline - time.monotonic()))
+        ended_at = time.monotonic()
+        while left := [pump for pump in self.pumps if pump.is_alive()]:
+            healthy = any(not pump.failing for pump in left)
+            if time.monotonic() - ended_at > grace_s * (LONGER_WHEN_HEALTHY if healthy else 1):
+                break
+            left[0].join(LOOK_EVERY_S)
         for pump in self.pumps:
             if not pump.complete:
                 why = pump.failing or "it was too slow"

@@ -18,7 +18,7 @@ from shoal.track.events import Event, Reader
 from shoal.track.rundir import RunDir
 from shoal.track.secrets import mask
 
-FLUSH_EVERY_S = 2.0  # between uploads: small requests cost a server more than late ones cost a reader
+FLUSH_EVERY_S = 5.0  # between uploads: small requests cost more CPU than late ones cost a reader
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
 HURRY_BACKOFF_S = 1.0  # once the run has ended there is little time left

@@ -67,9 +67,10 @@ class ToWandb:
         if not self._offline:
             knock(self._server)
         self._folder.mkdir(parents=True, exist_ok=True)
+        run_id = str(cursor.remote.get("run_id") or about.key)
         self._run = wandb.init(
             project=about.track.experiment,
-            id=about.key,
+            id=run_id,
             name=about.name,
             dir=str(self._folder),
             mode="offline" if self._offline else "online",
@@ -81,7 +82,7 @@ class ToWandb:
         self._run.define_metric("*", step_metric="step")
         if not self._offline:
             cursor.offset = int(self._run.summary.get(OFFSET) or 0) if self._run.resumed else 0
-        cursor.remote = {"run_id": about.key}
+        cursor.remote = {"run_id": run_id}
 
     def send(self, events: list[Event], cursor: Cursor) -> None:
         assert self._run is not None
