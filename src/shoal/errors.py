@@ -63,4 +63,6 @@ class Stopped(ShoalError):
 
 def needs_extra(package: str, extra: str, use: str) -> SetupError:
     """The one way to say that an optional dependency is missing."""
-    return SetupError(f"{use} needs the package '{package}', which is not installed: run `pip install 'shoal[{extra}]'`.")
+    return SetupError(
+        f"{use} needs the package '{package}', which is not installed: run `pip install 'shoal[{extra}]'`."
+    )

@@ -10,6 +10,7 @@ import argparse
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.begin import create, differences, writing
 from shoal.guard.history import History
+from shoal.observe.follow import Follower
 from shoal.parallel.place import join
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
@@ -91,7 +93,28 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
         journal.append("attempt", attempt=session.attempt, world=decided.world, pids=[os.getpid()])
         if mirroring.wanted(decided.run.track):
             mirroring.Mirror(run_dir, mirroring.default_command(run_dir))
-        yield session
+        with _shown(run_dir, decided.run.train.steps):
+            yield session
+
+
+@contextmanager
+def _shown(run_dir: RunDir, steps: int) -> Iterator[None]:
+    """The live line, as `shoal train` shows it. A thread, because here the supervisor is a worker too."""
+    follower, over = Follower(run_dir, steps), threading.Event()
+
+    def follow() -> None:
+        while not over.wait(0.5):
+            follower.poll()
+        follower.poll()
+        follower.close()
+
+    thread = threading.Thread(target=follow, name="shoal-follow", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=5.0)
 
 
 def _refuse_another_history(run_dir: RunDir, run: Run) -> None:
