@@ -23,9 +23,10 @@ def test_the_page_says_how_it_ended_where_the_time_went_and_what_failed(
     crash_and_finish(make_run(tmp_path))
     assert main(["report", "demo", "--no-png", "--workspace", str(tmp_path)]) == 0
     page = capsys.readouterr().out
-    assert (
-        "demo: 1M parameters · 2 processes on cpu (dp_replicate 2) · fp32 · commit 0123abcd01 (dirty) · seed 7" in page
+    assert page.startswith(
+        "demo: 1M parameters · 2 processes on cpu (dp_replicate 2) · fp32 · commit 0123abcd01 (dirty)"
     )
+    assert " · data f00df00d · seed 7\n" in page
     assert "finished: 200 steps are done" in page
     assert "where 2 m 17 s went" in page
     assert "  lost            25.2 s   18.5%" in page

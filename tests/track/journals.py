@@ -8,23 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from shoal.spec import Run, dump, load
+from shoal.spec.run import Track
 from shoal.track.rundir import RunDir
 
-SPEC: dict[str, Any] = {
-    "name": "demo",
-    "seed": 7,
-    "model": {"preset": "tiny", "dim": 64, "layers": 2},
-    "data": {"train": [{"path": "data/train", "weight": 1.0}], "seq_len": 128},
-    "train": {"steps": 200, "batch": 16, "optimizer": {"lr": 0.001, "betas": [0.9, 0.95]}},
-    "track": {"experiment": "shoal", "mlflow": True, "wandb": "off", "tensorboard": False},
-}
+RUN = Run.model_validate(
+    {
+        "name": "demo",
+        "seed": 7,
+        "model": {"dim": 64, "layers": 2},
+        "data": {"train": "/data/train"},
+        "train": {"steps": 200, "batch": 16, "optimizer": {"lr": 0.001}},
+    }
+)
 IDENTITY: dict[str, Any] = {
     "shoal": "0.1.0",
     "git": {"commit": "0123abcd" * 5, "dirty": True},
-    "data": {"train": ["f00d" * 8]},
+    "python": "3.11.7",
+    "packages": {"torch": "2.13.0"},
     "seed": 7,
+    "argv": ["shoal", "train", "http://me:hunter2@host"],
+    "data": {"/data/train": "f00d" * 8, "s3://bucket/eval": None},
 }
 
 
@@ -152,10 +156,21 @@ def make_run(workspace: Path, name: str = "demo", **track: Any) -> Story:
     """A run directory with a spec and an identity, and an empty story to tell in it."""
     run_dir = RunDir.of(name, workspace)
     run_dir.path.mkdir(parents=True)
-    spec = {**SPEC, "name": name, "track": {**SPEC["track"], **track}}
-    run_dir.spec_file.write_text(yaml.safe_dump(spec))
+    write_spec(run_dir, RUN.model_copy(update={"name": name, "track": Track(**track)}))
     run_dir.identity_file.write_text(json.dumps(IDENTITY))
     return Story(run_dir)
+
+
+def write_spec(run_dir: RunDir, run: Run) -> None:
+    run_dir.spec_file.write_text(dump(run))
+
+
+def change_spec(run_dir: RunDir, **changes: Any) -> None:
+    """As a resume with overrides does: `change_spec(run_dir, train={"steps": 400})`."""
+    now = load(run_dir.spec_file).run.model_dump()
+    for section, values in changes.items():
+        now[section] |= values
+    write_spec(run_dir, Run.model_validate(now))
 
 
 def crash_and_finish(story: Story) -> Story:

@@ -6,14 +6,12 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from shoal.track.mirror import Mirror
 from shoal.track.rundir import RunDir
-from tests.track.journals import Story, crash_and_finish, loss_at, make_run
+from tests.track.journals import Story, change_spec, crash_and_finish, loss_at, make_run
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +73,13 @@ def test_parameters_tags_status_and_artifacts_are_there(finished: tuple[Story, T
     story, there = finished
     params, tags = there.run.data.params, there.run.data.tags
     assert params["train.steps"] == "200"
-    assert params["data.train.0.path"] == "data/train"
+    assert params["data.train.0.path"] == "/data/train"
     assert params["train.optimizer.betas.1"] == "0.95"
     assert tags["mlflow.source.git.commit"] == "0123abcd" * 5
-    assert tags["shoal.git.dirty"] == "True"
-    assert tags["shoal.data.train.0"] == "f00d" * 8
+    assert (tags["shoal.git_commit"], tags["shoal.git_dirty"]) == ("0123abcd" * 5, "True")
+    assert tags["shoal.data_fingerprint"] == "f00d" * 8
+    assert (tags["shoal.version"], tags["shoal.torch"]) == ("0.1.0", "2.13.0")
+    assert tags["shoal.command"] == "shoal train http://***@host"
     assert (tags["shoal.seed"], tags["shoal.host"]) == ("7", "box")
     assert tags["shoal.run_dir"] == str(story.run_dir.path)
     assert (tags["shoal.attempts"], tags["shoal.failures"]) == ("2", "1")
@@ -108,9 +108,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(workspace: Path) -> None:
     story = make_run(workspace).open().start().steps(40).checkpoint().close("stopped", 143, "told to stop")
     sync(story.run_dir)
     assert There(workspace).run.info.status == "KILLED"
-    spec: dict[str, Any] = yaml.safe_load(story.run_dir.spec_file.read_text())
-    spec["train"]["steps"] = 400  # MLflow refuses to change a parameter
-    story.run_dir.spec_file.write_text(yaml.safe_dump(spec))
+    change_spec(story.run_dir, train={"steps": 400})  # MLflow refuses to change a parameter
     story.wait(3600).open(resumed=True).start().steps(45)
     sync(story.run_dir)
     there = There(workspace)
@@ -147,9 +145,7 @@ def test_a_run_that_was_deleted_over_there_is_uploaded_anew(workspace: Path) -> 
 
 def test_a_long_value_is_cut_and_a_loss_that_is_no_number_stays_one(workspace: Path) -> None:
     story = make_run(workspace)
-    spec = yaml.safe_load(story.run_dir.spec_file.read_text())
-    spec["data"]["train"][0]["path"] = "x" * 9000
-    story.run_dir.spec_file.write_text(yaml.safe_dump(spec))
+    change_spec(story.run_dir, data={"train": "/" + "x" * 9000})
     story.open().start().steps(3)
     record = {**story.records[-1], "step": 4, "loss": "inf", "grad_norm": "nan"}
     with open(story.run_dir.journal_file, "a") as f:

@@ -164,10 +164,11 @@ def _identity(run_dir: RunDir, found: History) -> str:
         known = json.loads(run_dir.identity_file.read_bytes())
     except (OSError, ValueError):
         known = {}
-    git = known.get("git") if isinstance(known.get("git"), dict) else known
-    commit = git.get("commit") or git.get("git_commit")
-    if commit:
-        parts.append(f"commit {str(commit)[:10]}" + (" (dirty)" if git.get("dirty") or git.get("git_dirty") else ""))
+    git, data = known.get("git") or {}, known.get("data") or {}
+    if git.get("commit"):
+        parts.append(f"commit {git['commit'][:10]}" + (" (dirty)" if git.get("dirty") else ""))
+    if prints := [str(found)[:8] for found in data.values() if found]:
+        parts.append(f"data {', '.join(prints)}")
     if known.get("seed") is not None:
         parts.append(f"seed {known['seed']}")
     return " · ".join(parts) or "not started"

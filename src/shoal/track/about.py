@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from shoal.spec import load
 from shoal.spec.run import Track
 from shoal.track.rundir import RunDir
 from shoal.track.secrets import mask
@@ -32,21 +31,39 @@ def about(run_dir: RunDir) -> About:
     first = head(run_dir.journal_file) or {}
     started = float(first.get("t", 0.0))
     host = str(first.get("host") or socket.gethostname())
-    resolved = yaml.safe_load(run_dir.spec_file.read_text()) or {}
-    track = Track(**resolved.get("track", {}))  # before masking: the mirror itself needs the credentials
-    spec = _masked(resolved)
-    tags = {f"shoal.{key}": value for key, value in _flat(_identity(run_dir))}
-    tags |= {"shoal.run_dir": str(run_dir.path), "shoal.host": host, "shoal.seed": str(spec.get("seed", ""))}
+    run = load(run_dir.spec_file).run
+    spec = _masked(run.model_dump(mode="json"))
     key = hashlib.sha256(f"{host}\0{run_dir.path}\0{started}".encode()).hexdigest()[:16]
-    return About(run_dir.name, key, started, track, spec, dict(_flat(spec)), tags | {"shoal.key": key})
+    tags = {"run_dir": str(run_dir.path), "host": host, "seed": str(run.seed), "key": key, **_identity(run_dir)}
+    return About(
+        name=run_dir.name,
+        key=key,
+        started=started,
+        track=run.track,  # not masked: the mirror itself needs the credentials
+        spec=spec,
+        params=dict(_flat(spec)),
+        tags={f"shoal.{name}": value for name, value in tags.items()},
+    )
 
 
-def _identity(run_dir: RunDir) -> dict[str, Any]:
+def _identity(run_dir: RunDir) -> dict[str, str]:
+    """What made this run what it is, by names that trackers can filter on; what is not known is left out."""
     try:
-        found = json.loads(run_dir.identity_file.read_bytes())
+        known = _masked(json.loads(run_dir.identity_file.read_bytes()))
     except (FileNotFoundError, ValueError):
         return {}
-    return _masked(found) if isinstance(found, dict) else {}
+    git, packages, data = (known.get(part) or {} for part in ("git", "packages", "data"))
+    found = {
+        "version": known.get("shoal"),
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+        "data_fingerprint": ",".join(str(print_) for print_ in data.values() if print_),
+        "python": known.get("python"),
+        "torch": packages.get("torch"),
+        "platform": known.get("platform"),
+        "command": " ".join(known.get("argv") or []),
+    }
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

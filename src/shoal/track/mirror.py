@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.errors import DONE, TRANSIENT
+from shoal.errors import DONE, TRANSIENT, ShoalError
 from shoal.track.about import about
 from shoal.track.destination import Destination, destinations
 from shoal.track.journal import Journal
@@ -84,17 +84,26 @@ class Mirror:
         return self.pumps
 
     def _warn(self, text: str) -> None:
-        try:
-            journal = Journal(self._run_dir.journal_file)
-            journal.append("warning", text=text, source="track")
-            journal.close()
-        except OSError as e:  # a full disk is for the supervisor to report
-            self._log(f"cannot write to the journal: {e}")
+        warn(self._run_dir, text)
 
     def _log(self, text: str) -> None:
-        self._run_dir.track.mkdir(parents=True, exist_ok=True)
-        with open(self._run_dir.track / "mirror.log", "a") as f:
-            f.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+        log(self._run_dir, text)
+
+
+def warn(run_dir: RunDir, text: str) -> None:
+    """Into the journal, which is what the person at the terminal sees."""
+    try:
+        journal = Journal(run_dir.journal_file)
+        journal.append("warning", text=text, source="track")
+        journal.close()
+    except OSError as e:  # a full disk is for the supervisor to report
+        log(run_dir, f"cannot write to the journal: {e}")
+
+
+def log(run_dir: RunDir, text: str) -> None:
+    run_dir.track.mkdir(parents=True, exist_ok=True)
+    with open(run_dir.track / "mirror.log", "a") as f:
+        f.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
 
 class Watch:
@@ -126,7 +135,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     run_dir = RunDir(args.run_dir.resolve())
     os.nice(NICENESS - os.nice(0))
-    mirror = Mirror(run_dir, args.until_closed)
+    try:
+        mirror = Mirror(run_dir, args.until_closed)
+    except ShoalError as e:
+        warn(run_dir, f"nothing is uploaded to the trackers: {e}")
+        return e.exit_code
     if args.until_closed:
         return DONE if mirror.follow(args.grace_s) else TRANSIENT
     return DONE if all(pump.complete for pump in mirror.sync()) else TRANSIENT

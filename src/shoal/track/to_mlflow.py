@@ -176,7 +176,7 @@ class ToMlflow:
 def _standard_tags(about: About) -> dict[str, str]:
     """What MLflow's own page shows of a run."""
     tags: dict[str, Any] = {"mlflow.source.name": f"shoal train {about.name}", "mlflow.source.type": "LOCAL"}
-    commit = next((v for k, v in about.tags.items() if k.endswith("commit") and v), None)
+    commit = about.tags.get("shoal.git_commit")
     return {**tags, "mlflow.source.git.commit": commit} if commit else tags
 
 
