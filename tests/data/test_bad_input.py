@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -285,13 +287,37 @@ def test_without_a_network_a_dataset_of_the_hub_is_one_sentence(
 
     # A port where nobody listens, on this very machine: the same wherever the test runs.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert main(["data", "prepare", "hf:org/name", "--out", str(tmp_path / "out")]) == 78
     err = capsys.readouterr().err
     assert "the Hugging Face hub cannot be reached to read org/name" in err
     assert "hf download --repo-type dataset org/name" in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_that_the_hub_does_not_have_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    class NotThere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), NotThere) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        assert main(["data", "prepare", "hf:org/name", "--out", str(tmp_path / "out")]) == 78
+        hub.shutdown()
+    err = capsys.readouterr().err
+    assert "the Hugging Face hub refuses the dataset org/name (404" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused_until_one_is_named(

@@ -333,6 +333,17 @@ def test_a_terminal_sees_a_bar_and_a_log_sees_lines(tmp_path: Path) -> None:
     assert "tokens/s" in out
 
 
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (1, 24):
+        text = "\n".join(make_texts(200)) + "\n"
+        (tmp_path / "a.txt").write_text(text * (megabytes * 1_000_000 // len(text.encode())))
+        arguments = ("data", "prepare", tmp_path / "a.txt", "--per-line", "--workers", 1, "--json")
+        with shoal(*arguments, "--out", tmp_path / f"{megabytes}") as p:
+            peaks.append(json.loads(p.communicate()[0])["work"]["peak_rss_bytes"] / 1e6)
+    assert peaks[1] < peaks[0] + 30
+
+
 def test_no_torch_is_imported_to_prepare(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_jsonl(tmp_path / "in" / "a.jsonl", make_texts(5))

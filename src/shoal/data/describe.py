@@ -11,7 +11,7 @@ import numpy as np
 from shoal.data.index import INDEX_FILE
 from shoal.data.progress import ProgressLine
 from shoal.data.shards import TokenShards
-from shoal.data.tokenizer import load_tokenizer
+from shoal.data.tokenizer import tokenizer_of
 from shoal.errors import DataError
 from shoal.observe.words import count, size
 
@@ -58,13 +58,13 @@ def _describe(path: str, verify: bool, sample: int) -> dict[str, Any]:
         "fingerprint": index.fingerprint,
         "verified": verify,
         "source": index.source,
-        "samples": _samples(path, shards, sample) if sample > 0 else [],
+        "samples": _samples(shards, sample) if sample > 0 else [],
     }
 
 
-def _samples(path: str, shards: TokenShards, number: int) -> list[str]:
+def _samples(shards: TokenShards, number: int) -> list[str]:
     """The beginnings of documents spread evenly over the data set."""
-    tokenizer = load_tokenizer(path)
+    tokenizer = tokenizer_of(shards)
     texts = []
     for i in np.linspace(0, len(shards.index.shards), num=number, endpoint=False):
         which, within = int(i), i - int(i)

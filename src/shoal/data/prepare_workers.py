@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from shoal import errors
@@ -123,8 +124,13 @@ def _pipe(end: IO[bytes] | None) -> IO[bytes]:
 
 
 def peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory this process ever had. Not ru_maxrss, which begins at the size of the parent on Linux."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:  # not Linux
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def main() -> None:

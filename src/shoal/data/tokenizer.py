@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,16 @@ from shoal.data.index import INDEX_FILE, dtype_for, parse_index
 from shoal.data.words import WordIds, splits_before_spaces
 from shoal.errors import DataError
 
+if TYPE_CHECKING:
+    from shoal.data.shards import TokenShards
+
 BYTE = "byte"
 TOKENIZER_FILE = "tokenizer.json"
 # The names that published tokenizers give the token after which a document is over.
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+
+# What the library makes of a text (strings, offsets, masks) is 100 times as large as its ids: not too much at once.
+GROUP_CHARS = 1 << 19
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -105,7 +111,16 @@ class JsonTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._words is not None:
             return [self._words.encode(text) for text in texts]
-        return [np.array(e.ids, self.dtype) for e in self._encode_batch(list(texts), add_special_tokens=False)]
+        ids: list[Ids] = []
+        group: list[str] = []
+        chars = 0
+        for i, text in enumerate(texts):
+            group.append(text)
+            chars += len(text)
+            if chars >= GROUP_CHARS or i == len(texts) - 1:
+                ids += [np.array(e.ids, self.dtype) for e in self._encode_batch(group, add_special_tokens=False)]
+                group, chars = [], 0
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=True))
@@ -125,7 +140,7 @@ def load_tokenizer(where: str | os.PathLike[str], eos: str | int | None = None) 
             raise DataError("the byte-level tokenizer ends documents with its own id 256; leave out --eos.")
         return ByteTokenizer()
     path = Path(where)
-    if path.is_dir() and (path / INDEX_FILE).is_file():
+    if (path / INDEX_FILE).is_file():
         index = parse_index((path / INDEX_FILE).read_bytes(), str(path))
         if index.tokenizer == BYTE:
             return ByteTokenizer()
@@ -140,6 +155,14 @@ def load_tokenizer(where: str | os.PathLike[str], eos: str | int | None = None) 
     except UnicodeDecodeError as e:
         raise DataError(f"{file} is no tokenizer.json: it is not UTF-8 text (byte {e.start}).") from None
     return JsonTokenizer(content, str(file), eos, _eos_beside(file))
+
+
+def tokenizer_of(data: TokenShards) -> Tokenizer:
+    """The tokenizer whose ids an open data set holds, wherever that is."""
+    if data.tokenizer == BYTE:
+        return ByteTokenizer()
+    content = data.folder.read(data.tokenizer).decode()
+    return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id)
 
 
 def _eos_id(ids: dict[str, int], where: str, eos: str | int | None, hint: str | None) -> int:
