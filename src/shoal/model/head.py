@@ -58,8 +58,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        # Chunks are summed in float32, whatever they are computed in.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
@@ -73,21 +72,30 @@ class _SummedCrossEntropy(torch.autograd.Function):
             # d loss / d logits = softmax - one_hot; rows without a target are zeroed where they are narrow (dim).
             slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).to(h.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = (slope @ weight) * counts
-            if grad_weight is not None:
-                h = h * counts
-                if h.dtype == torch.float32:
-                    grad_weight.addmm_(slope.t(), h)
-                else:
-                    grad_weight += slope.t() @ h
-        ctx.save_for_backward(*(g for g in (grad_hidden, grad_weight) if g is not None))
-        ctx.wants, ctx.weight_dtype = (wants_hidden, wants_weight), weight.dtype
+                torch.mul(slope @ weight, counts, out=grad_hidden[rows])
+            if wants_weight:
+                grad_weight = _add_product(grad_weight, slope.t(), h * counts)
+        ctx.grads = grad_hidden, grad_weight
+        ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        wants_hidden, wants_weight = ctx.wants
-        saved = list(ctx.saved_tensors)
-        grad_hidden = saved.pop(0) * grad if wants_hidden else None
-        grad_weight = (saved.pop(0) * grad).to(ctx.weight_dtype) if wants_weight else None
+        if ctx.grads is None:
+            raise RuntimeError("the gradient of this loss was taken already: compute the loss again")
+        grad_hidden, grad_weight = ctx.grads
+        ctx.grads = None  # they are scaled in place, which can be done once
+        if grad_hidden is not None:
+            grad_hidden.mul_(grad)
+        if grad_weight is not None:
+            grad_weight = grad_weight.mul_(grad).to(ctx.weight_dtype)
         return grad_hidden, grad_weight, None, None
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, summed in float32 whatever the factors are."""
+    if total is None:
+        return (a @ b).float()
+    if a.dtype == torch.float32:
+        return total.addmm_(a, b)  # no product to hold
+    return total.add_(a @ b)
