@@ -242,6 +242,10 @@ def test_a_finished_data_set_is_not_made_again_and_not_replaced_unasked(tmp_path
     prepare([str(corpus)], tmp_path / "out", QUIET)
     before = files_of(tmp_path / "out")
     assert prepare([str(corpus)], tmp_path / "out", options(workers=2)).already
+    (tmp_path / "out" / "shard-00000.docs").unlink()
+    with pytest.raises(DataError, match=r"shard-00000.docs is missing"):
+        prepare([str(corpus)], tmp_path / "out", QUIET)
+    (tmp_path / "out" / "shard-00000.docs").write_bytes(before["shard-00000.docs"])
     with pytest.raises(DataError, match=r"made from other input or with other options.*--overwrite"):
         prepare([str(corpus)], tmp_path / "out", options(eval_fraction=0.5))
     assert files_of(tmp_path / "out") == before

@@ -56,12 +56,18 @@ def expand(
 
 def _expand(name: str, format: str, split: str, leave_out: Path | None, passed_over: list[str]) -> Iterator[Input]:
     if name.startswith(HUB):
-        yield Input(name.removeprefix(HUB), "hf-stream")
+        local = name.removeprefix(HUB)
+        if os.path.isdir(local):
+            yield from _expand(local, "hf", split, leave_out, passed_over)
+        else:
+            yield Input(local, "hf-stream")
     elif os.path.isdir(name):
         if saved := _saved_by_datasets(Path(name), split):
             yield saved
         elif format == "hf":
-            yield Input(name, "hf-stream")
+            files = [p.stat() for p in Path(name).rglob("*") if p.is_file()]
+            newest_ns = max((f.st_mtime_ns for f in files), default=0)
+            yield Input(name, "hf-stream", "", sum(f.st_size for f in files), newest_ns)
         else:
             yield from _folder(Path(name), format, leave_out, passed_over)
     elif os.path.exists(name):
@@ -124,7 +130,10 @@ def _file(path: Path, kind: Kind) -> Input:
 def _saved_by_datasets(folder: Path, split: str) -> Input | None:
     """The folder that `datasets` wrote with save_to_disk, or the split of it that is wanted."""
     if (folder / "dataset_dict.json").is_file():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        try:
+            splits = list(json.loads((folder / "dataset_dict.json").read_text())["splits"])
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"{folder}/dataset_dict.json is not what `datasets` writes; save it again.") from None
         if split not in splits:
             raise DataError(f"the dataset {folder} has no split '{split}'; --split names one of {', '.join(splits)}.")
         folder = folder / split

@@ -19,13 +19,14 @@ from types import FrameType
 from typing import Any
 
 from shoal import __version__
-from shoal.data.index import INDEX_FILE, Index, ShardInfo, parse_index, write_index
+from shoal.data.index import Index, ShardInfo, write_index
 from shoal.data.inputs import Input, expand
 from shoal.data.prepare_folder import OutFolder, digest, writing_to
 from shoal.data.prepare_unit import WORK_FOLDER, Job, Progress
 from shoal.data.prepare_workers import peak_rss_bytes, run_here, run_in_workers
 from shoal.data.problems import Problems
 from shoal.data.progress import ProgressLine
+from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import BYTE, TOKENIZER_FILE, Tokenizer, load_tokenizer
 from shoal.data.units import Reading, Unit, plan_units
 from shoal.errors import DataError, Stopped, UsageError
@@ -94,7 +95,7 @@ def prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options 
 
 def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options) -> Prepared:
     began_s = time.monotonic()
-    _check(options)
+    _check(options, out)
     tokenizer = load_tokenizer(options.tokenizer, options.eos)
     inputs, passed_over = expand(named, options.format, options.reading.split, leave_out=Path(out))
     reading = pin_streams(inputs, options.reading)
@@ -113,8 +114,8 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
     )
     with writing_to(out), OutFolder(job, digest(job, units, tokenizer), options.overwrite) as folder:
         if folder.complete:
-            indexes = {side: parse_index((p / INDEX_FILE).read_bytes(), str(p)) for side, p in folder.sides.items()}
-            return Prepared({side: (folder.sides[side], i) for side, i in indexes.items()}, Work(), already=True)
+            sets = {side: (path, TokenShards.open(path).index) for side, path in folder.sides.items()}
+            return Prepared(sets, Work(), already=True)
         tokenizer.save(folder.work)
         folder.sweep(units)
         done = [unit for unit in units if folder.record(unit) is not None]
@@ -238,7 +239,9 @@ def _source(named: Sequence[str], inputs: Sequence[Input], options: Options, rea
     }
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, out: str | os.PathLike[str]) -> None:
+    if "://" in os.fspath(out):
+        raise UsageError(f"--out {os.fspath(out)} is no folder of this machine; prepare into one and copy it there.")
     if options.eval_fraction is not None and not 0 < options.eval_fraction < 1:
         raise UsageError(f"--eval-fraction is a share between 0 and 1, and {options.eval_fraction} is not.")
     if options.shard_tokens < 1:
@@ -274,7 +277,10 @@ def told_to_stop(state: str) -> Iterator[None]:
         name = signal.Signals(number).name
         raise Stopped(f"stopped by {name}: {state}.")
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the terminal may go away
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ from shoal.errors import DataError, SetupError
 
 PLAN_VERSION = 1  # counts up when the same input and options begin to give other shards
 LOCK_WAIT_S = 10.0
-_OURS = re.compile(r"shard-\d{5}(-\d+)?\.(tokens|docs|mask|sums)(\.tmp)?|\.?index\.json(\.tmp)?|tokenizer\.json")
+_OURS = re.compile(r"shard-\d{5,}(-\d+)?\.(tokens|docs|mask|sums)(\.tmp)?|\.?index\.json(\.tmp)?|tokenizer\.json")
 _RECORD = re.compile(r"unit-\d{5,}\.json(\.tmp)?")
 
 

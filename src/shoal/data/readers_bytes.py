@@ -70,7 +70,7 @@ def _unzstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     # Published corpora are packed with --long=31; without this their frames are refused.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     stream = decompressor.decompressobj()
-    fresh = False
+    whole = False
     try:
         for block in blocks:
             for i in range(0, len(block), ZSTD_BLOCK_BYTES):
@@ -80,10 +80,10 @@ def _unzstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
                         stream = decompressor.decompressobj()
                     yield stream.decompress(part)
                     part = stream.unused_data if stream.eof else b""
-                fresh = stream.eof
+                whole = stream.eof
     except zstandard.ZstdError as e:
         raise Broken(f"is a damaged zstandard file ({e})") from None
-    if not fresh:
+    if not whole:
         raise Broken("is a truncated zstandard file")
 
 

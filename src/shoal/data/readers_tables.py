@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,13 @@ def _disk_rows(piece: Piece, reading: Reading, problems: Problems, on_bytes: Cal
     rows = piece.stop - piece.start
     for lo in range(piece.start, piece.stop, ROWS_AT_ONCE):
         hi = min(lo + ROWS_AT_ONCE, piece.stop)
-        yield from _rows_of(table[lo:hi], hi - lo, lambda n: f"{piece.input.path} row {n:,}", lo)
+        try:
+            columns = table[lo:hi]
+        except Exception as e:  # of pyarrow, of the file system, of the decoders of `datasets`
+            where = partial("{} row {:,}".format, piece.input.path, lo)
+            problems.found("broken file", where, f"cannot be read ({_first_line(e)})", "save the dataset again")
+            return
+        yield from _rows_of(columns, hi - lo, lambda n: f"{piece.input.path} row {n:,}", lo)
         on_bytes(piece.size_bytes * (hi - lo) // rows)
 
 
