@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from shoal.errors import SpecError
+from shoal.model.decoder import Decoder
 from shoal.spec.hf_config import from_hf, to_hf
 from shoal.spec.model import Experts, Model
+from shoal.spec.presets import presets
 from shoal.spec.shape import shape_of
 
 BASE = {
@@ -50,6 +53,17 @@ def test_layer_types_say_where_the_window_begins() -> None:
 def test_a_config_survives_the_way_there_and_back(kind: str) -> None:
     shape = shape_of(Model(**from_hf(config(kind, num_key_value_heads=2))))
     assert shape_of(Model(**from_hf(to_hf(shape)))) == shape
+
+
+def test_every_dense_preset_is_a_model_that_transformers_has_and_shoal_builds() -> None:
+    shapes = {name: shape_of(Model(**preset.model), 4096) for name, preset in presets().items()}
+    dense = {name: shape for name, shape in shapes.items() if shape.experts is None}
+    assert len(dense) > 10
+    for name, shape in dense.items():
+        assert shape_of(Model(**from_hf(to_hf(shape)))) == shape, name
+        with torch.device("meta"):
+            model = Decoder(shape)
+        assert sum(p.numel() for p in model.parameters()) == shape.params, name
 
 
 def test_dynamic_rope_is_written_with_the_length_it_stretches_from() -> None:
