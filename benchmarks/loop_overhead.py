@@ -2,8 +2,8 @@
 
 Peer: a plain loop (forward, backward, clip_grad_norm_, fused AdamW, zero_grad) over the same `Decoder` and the same
 batches, already in memory. Shoal: the real `train_step` with feed, masks, global normalisation and journal, while the
-tracking mirror uploads the journal to MLflow (SQLite) from its own process. Both run in turns in this process, a few
-steps each, so that the noise of the machine falls on both; compared are the medians of the steps.
+tracking mirror uploads the journal to MLflow (SQLite) from its own process. Both run in this process in turns, a step
+each, so that the noise of the machine falls on both; the ratio is the median over the pairs of steps.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from shoal.train.loop import Training, loss_sum, train_step
 from shoal.train.optim import Optimizers
 
 BAR = 1.03
+WARM_UP = 5
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=4, help="steps of each side a round")
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--dim", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=4)
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         bare, shoal = measure(Path(folder), args)
-    ratio = statistics.median(shoal) / statistics.median(bare)
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(shoal, bare, strict=True))
     print(f"{'loop':<34}{'median step':>14}{'steps':>8}")
     print(f"{'bare PyTorch ' + torch.__version__:<34}{statistics.median(bare) * 1e3:>11.1f} ms{len(bare):>8}")
     print(f"{'Shoal, journal and MLflow mirror':<34}{statistics.median(shoal) * 1e3:>11.1f} ms{len(shoal):>8}")
@@ -72,21 +72,18 @@ def measure(folder: Path, args: argparse.Namespace) -> tuple[list[float], list[f
     )
     try:
         windows = Windows([TokenShards.open(folder / "data")], run.data.seq_len, run.data.mask_documents)
-        bare_step, shoal_step, feed = bare_loop(run, windows), None, None
+        bare_step = bare_loop(run, windows)
         shoal_step, feed = shoal_loop(run, windows, journal)
         journal.append("start", attempt=0, step=0, world=1, mesh={}, device="cpu", params=0, total=run.train.steps)
         time.sleep(15)  # the mirror's start-up (importing MLflow, creating the data base) is no cost of a step
-        bare, shoal, step = [], [], 0
-        for n in range(args.rounds):
-            for side, times in (
-                ((bare_step, bare), (shoal_step, shoal)) if n % 2 else ((shoal_step, shoal), (bare_step, bare))
-            ):
-                for i in range(args.steps):
-                    began = time.perf_counter()
-                    side(step + i)
-                    if n:  # the first round warms both up
-                        times.append(time.perf_counter() - began)
-            step += args.steps
+        bare, shoal = [], []
+        sides = [(bare_step, bare), (shoal_step, shoal)]
+        for i in range(WARM_UP + args.pairs):
+            for step, times in sides if i % 2 else reversed(sides):
+                began = time.perf_counter()
+                step(i)
+                if i >= WARM_UP:
+                    times.append(time.perf_counter() - began)
         feed.close()
         journal.append("close", session=0, status="done", exit_code=0, reason="")
         mirror.wait(60)
@@ -100,9 +97,9 @@ def make_run(folder: Path, args: argparse.Namespace) -> Run:
     rng = np.random.default_rng(0)
     with ShardWriter(folder / "data", "shard-00000", "uint16") as writer:
         for _ in range(400):
-            writer.add(np.append(rng.integers(0, 4095, int(rng.integers(20, 2000))), 4095))
+            writer.add(np.append(rng.integers(0, 2047, int(rng.integers(20, 2000))), 2047))
         shard = writer.close()
-    write_index(folder / "data", [shard], vocab_size=4096, eos_id=4095, tokenizer="byte")
+    write_index(folder / "data", [shard], vocab_size=2048, eos_id=2047, tokenizer="byte")
     spec = {
         "name": "overhead",
         "model": {"dim": args.dim, "layers": args.layers, "heads": 4},
@@ -128,7 +125,7 @@ def bare_loop(run: Run, windows: Windows):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
