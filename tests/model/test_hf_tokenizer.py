@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tests.model.families  # noqa: F401  # sets transformers offline before it is imported
+from shoal.cli.main import main
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
-from shoal.data.tokenizer_train import train_tokenizer
 from shoal.model.decoder import Decoder
 from shoal.model.hf import save_folder
 from shoal.spec.model import Model
@@ -27,8 +27,9 @@ def export(folder: Path, tokenizer: Tokenizer | None = None, like: Path | None =
 
 def trained_bpe(folder: Path) -> Tokenizer:
     (folder / "text.txt").write_text(TEXT * 3)
-    train_tokenizer([str(folder / "text.txt")], folder / "bpe", vocab_size=300, quiet=True)
-    return load_tokenizer(folder / "bpe")
+    out = str(folder / "tokenizer.json")
+    assert main(["data", "tokenizer", str(folder / "text.txt"), "--vocab-size", "300", "--out", out]) == 0
+    return load_tokenizer(out)
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
