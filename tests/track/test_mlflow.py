@@ -132,15 +132,19 @@ def test_redone_steps_that_truly_differ_are_uploaded_and_count_as_the_latest(wor
     assert there.run.data.metrics["loss"] == loss_at(20) + 0.5
 
 
-def test_a_run_that_was_deleted_over_there_is_uploaded_anew(workspace: Path) -> None:
+def test_a_run_that_was_deleted_over_there_is_uploaded_anew_when_it_goes_on(workspace: Path) -> None:
     story = crash_and_finish(make_run(workspace))
     sync(story.run_dir)
     first = There(workspace)
     first.client.delete_run(first.run.info.run_id)
+    sync(story.run_dir)  # nothing is new: who deletes a run does not want it back
+    with pytest.raises(ValueError, match="not enough values"):
+        There(workspace)
+    story.open(resumed=True).start().steps(201).close()
     sync(story.run_dir)
     second = There(workspace)
     assert second.run.info.run_id != first.run.info.run_id
-    assert len(second.history("loss")) == 200
+    assert len(second.history("loss")) == 201
 
 
 def test_a_long_value_is_cut_and_a_loss_that_is_no_number_stays_one(workspace: Path) -> None:

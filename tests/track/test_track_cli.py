@@ -27,6 +27,15 @@ def test_each_tracker_of_each_run_gets_a_line_and_a_failure_the_retry_code(
     assert f"good: TensorBoard files in {tmp_path}/runs/good/tensorboard: everything is uploaded" in said
     assert "none: no tracker is switched on" in said
 
+    broken = crash_and_finish(make_run(tmp_path, "broken")).run_dir
+    broken.spec_file.write_text("name: broken\n")
+    assert main(["track", "sync", "--all", "--workspace", str(tmp_path)]) == 75
+    said = capsys.readouterr().out
+    assert "broken: " in said
+    assert "run.yaml" in said
+    assert "good: TensorBoard" in said
+    broken.journal_file.unlink()
+
     away = crash_and_finish(make_run(tmp_path, "away", mlflow=f"http://127.0.0.1:{closed_port()}"))
     before = away.run_dir.journal_file.read_bytes()
     assert main(["track", "sync", "--all", "--workspace", str(tmp_path)]) == 75

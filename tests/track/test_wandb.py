@@ -65,6 +65,21 @@ def test_a_dead_server_is_said_once_and_gets_it_all_later(tmp_path: Path, server
     assert len([row for row in server.history(about(story.run_dir).key) if "loss" in row]) == 20
 
 
+def test_offline_one_folder_holds_the_whole_run_and_syncs_as_one(tmp_path: Path, server: FakeWandb) -> None:
+    story = make_run(tmp_path, mlflow=False, wandb="offline").open().start().steps(20).close("stopped", 143)
+    command = [sys.executable, "-m", "shoal.track.mirror", str(story.run_dir.path)]
+    assert subprocess.run(command, timeout=120).returncode == 0
+    story.wait(60).open(resumed=True).start(at_step=15).steps(30).close()
+    assert subprocess.run(command, timeout=120).returncode == 0
+    assert subprocess.run(command, timeout=120).returncode == 0  # nothing new: no new folder
+    (folder,) = (story.run_dir.track / "wandb").glob("offline-run-*")
+    with server.up():
+        sync = [sys.executable, "-m", "wandb", "sync", "--yes", str(folder)]
+        assert subprocess.run(sync, timeout=120, cwd=tmp_path).returncode == 0
+    rows = server.history(about(story.run_dir).key)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))
+
+
 def test_without_a_key_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

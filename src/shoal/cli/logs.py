@@ -31,8 +31,11 @@ def run(args: argparse.Namespace) -> int:
         lines = follow(run_dir, args.rank, args.attempt, 20 if args.lines is None else args.lines)
     else:
         lines = merged(run_dir, args.rank, args.attempt, args.lines)
-    for line in lines:
+    shown = 0
+    for shown, line in enumerate(lines, 1):  # noqa: B007  # how many there were is asked below
         sys.stdout.write(line + "\n")
         if args.follow:
             sys.stdout.flush()
+    if not shown:
+        print("shoal: nothing was logged there; --attempt N shows an earlier attempt.", file=sys.stderr)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.errors import DONE, TRANSIENT, UsageError
+from shoal.errors import DONE, TRANSIENT, ShoalError, UsageError
 from shoal.track.rundir import RunDir, find_run, runs_in, workspace
 
 
@@ -34,10 +34,11 @@ def run(args: argparse.Namespace) -> int:
 def _sync(run_dir: RunDir) -> bool:
     from shoal.track.mirror import Mirror
 
-    if not run_dir.spec_file.exists():
-        print(f"{run_dir.name}: has no {run_dir.spec_file.name}, which names its trackers")
+    try:
+        mirror = Mirror(run_dir, until_closed=False, say=lambda text: None)
+    except ShoalError as e:  # the other runs of --all are not to blame
+        print(f"{run_dir.name}: {e}")
         return False
-    mirror = Mirror(run_dir, until_closed=False, say=lambda text: None)
     if not mirror.pumps:
         print(f"{run_dir.name}: no tracker is switched on")
     for pump in mirror.sync():

@@ -81,9 +81,9 @@ class Console:
             parts.append(f"data wait {words.percent(waited_s / seconds)}")
         if last.get("lr") is not None:
             parts.append(f"lr {float(last['lr']):.2e}")
-        if self._total and seconds > 0:
+        if self._total and seconds > 0 and int(last["step"]) < self._total:
             left_s = seconds / len(self._window) * (self._total - int(last["step"]))
-            parts.append(f"ETA {words.duration(max(0.0, left_s))}")
+            parts.append(f"ETA {words.duration(left_s)}")
         return "  ".join(parts)
 
     def _draw(self) -> None:

@@ -62,6 +62,9 @@ class Pump(threading.Thread):
             with alone(self._run_dir, self._to.name) as mine:
                 if mine:
                     self._cursor = Cursor.load(self._run_dir, self._to.name, self._to.address)
+                    if self._tries is not None and not self.behind_bytes:
+                        self.complete = True  # nothing to upload is no reason to load a client and connect
+                        return
                     self._keep_trying()
                     return
                 if self._tries is not None:

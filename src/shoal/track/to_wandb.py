@@ -2,14 +2,16 @@
 
 W&B takes a point, answers at once and uploads when it can, so that it was taken does not mean that it arrived. Online,
 therefore, each point carries the journal's offset: after a resume the server's own summary says how far it got, and
-the rest is sent again. Offline, the points are in `track/wandb/offline-run-*` when the file is closed or flushed, and
-`wandb sync --append` of these folders, oldest first, puts them together.
+the rest is sent again. Offline there is no server to ask, and `wandb sync` of two folders of one run lets one overwrite
+the other (tried with 0.31): so each session writes the whole run into a new folder and then deletes the older ones.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SetupError, needs_extra
@@ -53,6 +55,7 @@ class ToWandb:
         self.address = "offline" if offline else mask(self._server)
         self.label = f"W&B files in {run_dir.track / 'wandb'}" if offline else f"W&B at {self.address}"
         self._run: wandb.Run | None = None
+        self._older: list[Path] = []
         self._failed = False
 
     def open(self, about: About, cursor: Cursor) -> None:
@@ -68,6 +71,9 @@ class ToWandb:
             knock(self._server)
         self._folder.mkdir(parents=True, exist_ok=True)
         run_id = str(cursor.remote.get("run_id") or about.key)
+        if self._offline:
+            cursor.forget()
+            self._older = list((self._folder / "wandb").glob(f"offline-run-*-{run_id}"))
         self._run = wandb.init(
             project=about.track.experiment,
             id=run_id,
@@ -99,6 +105,8 @@ class ToWandb:
         if self._run is not None:
             self._run.finish(exit_code=int(self._failed))
             self._run = None
+            for folder in self._older:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _drop(self) -> None:
         """Leaves a connection that failed; what it had not uploaded will be sent again."""
