@@ -20,6 +20,7 @@ from shoal.track import journal
 ROOT = Path(__file__).resolve().parent.parent
 WORKSPACE = "demo-workspace"
 RUN_FILE = "examples/demo.yaml"
+KILL_AT = 90  # of 160 steps, and between two checkpoints, so that some work is lost
 BOLD, DIM, RESET = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 
 
@@ -61,12 +62,12 @@ def main() -> None:
 def kill_a_worker_half_way() -> None:
     """Waits until half of the steps are committed, then kills rank 1 as a failing machine would."""
     path = Path(WORKSPACE) / "runs" / "demo" / "journal.jsonl"
-    half, pids = 120, []
+    pids: list[int] = []
     while True:
         for record in journal.records(path) if path.exists() else []:
             if record["kind"] == "attempt":
                 pids = record["pids"]
-            if record["kind"] == "step" and record["step"] >= half + 10:  # between two checkpoints
+            if record["kind"] == "step" and record["step"] >= KILL_AT:
                 os.kill(pids[1], signal.SIGKILL)
                 return
         time.sleep(0.2)
