@@ -6,7 +6,7 @@ expressions in use (GPT-2, Llama 3, Qwen, GPT-4) has a piece that goes on from a
     ids("I saw a whale") = ids("I") + ids(" saw") + ids(" a") + ids(" whale")
 
 holds exactly, and the ids of " saw" can be kept. The library encodes what is new; nothing of it is reimplemented. It
-spends most of its time on cutting, so this is 4 to 6 times as fast on English (docs/decisions/003-data-prepare.md).
+spends most of its time on cutting, so this is 3 to 6 times as fast on English (docs/decisions/003-data-prepare.md).
 Tokenizers of other kinds are not cut: `splits_before_spaces` knows the ones for which the equation holds.
 """
 
