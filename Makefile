@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 UV     := uv==0.13.7
 PYTHON ?= python3
+# Bytecode is compiled while installing: where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
 # One thread a test process: the tests themselves use both cores.
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -33,7 +34,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "Setting up $(VENV) (minutes the first time, seconds afterwards)…"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
