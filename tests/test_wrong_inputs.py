@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.track import journal
+from tests.require import unavailable
 from tests.train.tiny import make_data
 
 GOOD = """\
@@ -140,7 +140,6 @@ DATA = [
         "run-folder",
         lambda f: (text("in.txt", "some text")(f), (f / "run-folder").mkdir(), text("run-folder/x", "precious")(f)),
     ),
-    Row("a hub that cannot be reached", "data prepare hf:nobody/nothing --out out", 78, "nobody/nothing"),
 ]
 ENVIRONMENT = [
     Row("no GPU", "train run.yaml resources.device=cuda", 78, "no GPU is visible"),
@@ -176,7 +175,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SHOAL_WORKSPACE", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     make_data(tmp_path / "data", documents=40)
     (tmp_path / "run.yaml").write_text(GOOD)
     return tmp_path
@@ -202,6 +200,14 @@ def test_wrong_input_gets_one_sentence_and_its_exit_code(
     assert "Traceback" not in err
     assert re.search(row.says, said[0]), said[0]
     assert said[0].rstrip().endswith((".", "?", "`")), said[0]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when the hub's client is imported, so in a process of its own
+    process = start(folder, "data prepare hf:nobody/nothing --out out")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 78, out
+    assert re.match(r"shoal: the Hugging Face hub cannot be reached to read nobody/nothing .*\.$", out)
 
 
 def start(folder: Path, command: str) -> subprocess.Popen[str]:
@@ -244,13 +250,12 @@ def test_a_tracking_server_that_is_not_there_stops_nothing(folder: Path) -> None
     assert "shoal track sync demo" in out
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tiny disk needs root")
 def test_a_full_disk_is_named_and_loses_nothing(folder: Path) -> None:
     """A real file system of 3 MB: the first checkpoints fit, a later one does not; the older ones stay good."""
     disk = folder / "disk"
     disk.mkdir()
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]):
-        pytest.skip("this system does not let us mount")
+        unavailable("mount", "this system does not let us mount a tiny disk")
     try:
         command = "train run.yaml --workspace disk model.dim=64 model.layers=2 train.steps=60"
         process = start(folder, f"{command} checkpoint.every=10 checkpoint.keep=50")
