@@ -112,7 +112,7 @@ SPEC = [
 ]
 DATA = [
     Row("data that was not prepared", "train run.yaml data.train=nowhere", 78, "nowhere.*shoal data prepare"),
-    Row("text longer than the windows there are", "train run.yaml data.seq_len=4000", 78, "data.seq_len"),
+    Row("text longer than the windows there are", "train run.yaml data.seq_len=4000", 78, "lower data.seq_len"),
     Row("a flipped bit", "data info data --verify", 78, "shard-00000.tokens", flip_a_bit),
     Row("invalid UTF-8", "data prepare in.txt --out out", 78, "in.txt.*UTF-8", text("in.txt", b"ab\ncd\xff\xfe")),
     Row("an empty file", "data prepare in.txt --out out", 78, "in.txt.*empty", text("in.txt", "")),

@@ -58,6 +58,7 @@ def test_a_small_model_is_replicated_and_a_large_one_sharded(data: Path) -> None
         ({"train.batch": 10}, 4, "train.batch is 10, which 4 processes cannot share equally: use 8 or 12"),
         ({"mesh.micro_batch": 3}, 2, "mesh.micro_batch is 3, but each of 2 processes has 8 windows a step"),
         ({"mesh.dp_shard": 3}, 2, "there are 2 processes: set resources.processes to 3"),
+        ({"model.vocab_size": 64}, 2, "model.vocab_size is 64, but the data's tokenizer has 96 tokens"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(data: Path, changes: dict[str, int], world: int, says: str) -> None:

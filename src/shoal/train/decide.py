@@ -49,7 +49,13 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         raise SetupError(
             "resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi."
         )
-    shape = shape_of(run.model, _tokenizer_vocab(run, workspace) if run.model.vocab_size == "auto" else None)
+    tokenizer_vocab = _look_at_data(run, workspace)
+    shape = shape_of(run.model, tokenizer_vocab)
+    if shape.vocab_size < tokenizer_vocab:
+        raise SpecError(
+            f"model.vocab_size is {shape.vocab_size:,}, but the data's tokenizer has {tokenizer_vocab:,} tokens: "
+            "use auto, or prepare the data with the model's tokenizer."
+        )
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     world = world or _world(run, device, gpus, choose)
@@ -141,7 +147,11 @@ def _data_parallel(run: Run, world: int, shape: Shape, choose: Any) -> tuple[int
     return int(replicate), int(shard)
 
 
-def _tokenizer_vocab(run: Run, workspace: Path) -> int:
+def _look_at_data(run: Run, workspace: Path) -> int:
+    """The vocabulary of the data. What is wrong with the data is better said now than by every worker."""
     from shoal.data.sources import open_sources
+    from shoal.data.windows import Windows
 
-    return open_sources(run.data.train, run.data, workspace)[0].vocab_size
+    opened = open_sources((*run.data.train, *run.data.eval), run.data, workspace)
+    Windows(opened, run.data.seq_len, run.data.mask_documents)
+    return opened[0].vocab_size
