@@ -14,7 +14,7 @@ export DO_NOT_TRACK := 1
 .PHONY: help setup demo test test-fast test-slow test-clusters lint format bench docs lock clean
 
 help:
-	@echo "make demo           train a small model with two processes, kill one, watch it recover (4 minutes)"
+	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
 	@echo "make test           lint and all tests that need no cluster (under 20 minutes on 2 cores)"
 	@echo "make test-slow      a real 135M model: import, fine-tune, export"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server)"
