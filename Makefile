@@ -28,12 +28,14 @@ setup: $(READY)
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Shoal needs Python 3.11 or newer: set PYTHON=/path/to/python3.11." >&2; exit 78; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
-		{ echo "This Python cannot create environments: apt-get install python3-venv, then try again." >&2; exit 78; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		echo "Installing python3-venv, which Debian keeps apart from Python…" && apt-get update -qq && \
+		apt-get install -y -qq python3-venv >/dev/null; } || \
+		{ echo "This Python cannot create environments: install python3-venv, then try again." >&2; exit 78; }
 	@echo "Setting up $(VENV) (minutes the first time, seconds afterwards)…"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV)'
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install $$(test -t 2 || echo --quiet) --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
