@@ -1,0 +1,25 @@
+"""Run files that people copy must load, be trainable, and say what they are for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.spec import load
+from shoal.spec.checks import trainable
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+def test_every_example_loads_and_is_trainable(path: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    (weights / "config.json").write_text(json.dumps(config))
+    overrides = [f"model.weights={weights}"] if "weights:" in path.read_text() else []
+    trainable(load(path, overrides).run)
+    assert path.read_text().startswith("# yaml-language-server: $schema=../docs/reference/run.schema.json\n# ")
