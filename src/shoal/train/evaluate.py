@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,21 +38,19 @@ class Evaluator:
         self.tell("eval", step=step, begin=begin, loss=loss / all_targets, targets=int(all_targets))
         return loss / all_targets
 
-    def _batches(self) -> list[Batch]:
+    def _batches(self) -> Iterator[Batch]:
         """This process's share. Every process runs the model equally often, for its collectives must meet: where the
         windows do not divide, the last batch is filled up with windows whose targets are all masked."""
         sources, ids = _all_windows(self.windows, self.run.eval.windows)
         micro, world = int(self.run.mesh.micro_batch), self.place.world
         rounds = -(-len(ids) // (micro * world))
-        batches = []
         for i in range(rounds):
             mine = (i * world + self.place.rank) * micro + np.arange(micro)
             real = mine < len(ids)
             pick = np.where(real, mine, 0)
             batch = self.windows.batch(sources[pick], ids[pick])
             batch.targets[~real] = -100
-            batches.append(batch)
-        return batches
+            yield batch
 
 
 def _all_windows(windows: Windows, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
