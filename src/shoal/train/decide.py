@@ -44,7 +44,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         return value
 
     gpus = visible_gpus()
-    device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"{gpus} GPUs are visible")
+    device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"GPUs visible: {gpus}")
     if device == "cuda" and not gpus and world is None:
         raise SetupError(
             "resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi."
@@ -79,7 +79,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         )
     cores = len(os.sched_getaffinity(0))
     threads = choose(
-        "resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores / {world} processes"
+        "resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores for {world} processes"
     )
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
@@ -133,11 +133,11 @@ def _data_parallel(run: Run, world: int, shape: Shape, choose: Any) -> tuple[int
         shard = choose("mesh.dp_shard", shard, world if big else 1, why)
     if replicate == "auto":
         replicate = choose(
-            "mesh.dp_replicate", replicate, max(1, world // int(shard)), f"{world} processes / dp_shard {shard}"
+            "mesh.dp_replicate", replicate, max(1, world // int(shard)), f"processes {world} by dp_shard {shard}"
         )
     if shard == "auto":
         shard = choose(
-            "mesh.dp_shard", shard, max(1, world // int(replicate)), f"{world} processes / dp_replicate {replicate}"
+            "mesh.dp_shard", shard, max(1, world // int(replicate)), f"processes {world} by dp_replicate {replicate}"
         )
     if int(replicate) * int(shard) != world:
         raise SpecError(
