@@ -91,7 +91,7 @@ def test_training_an_unfinished_run_again_goes_on(folder: Path, capsys: pytest.C
     plan(folder, {"attempt": 0, "rank": 0, "step": 13, "do": "exit", "code": 78})
     assert main(["train", "demo.yaml"]) == 78
     assert main(["train", "demo.yaml"]) == 0
-    assert "run demo continues at step 10 of 20" in capsys.readouterr().out
+    assert "run demo continues; its newest checkpoint is of step 10 of 20" in capsys.readouterr().out
     assert [s["step"] for s in told(folder, "start")] == [0, 10]
 
 

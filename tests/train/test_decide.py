@@ -66,6 +66,11 @@ def test_a_layout_that_cannot_be_is_refused(data: Path, changes: dict[str, int],
         on(make_run(data, **changes), world)
 
 
+def test_a_model_that_cannot_fit_this_machine_is_refused_before_it_starts(data: Path) -> None:
+    with pytest.raises(SetupError, match=r"parameters need at least [\d,]+ GB .* this machine has \d+ GB"):
+        on(make_run(data, **{"model.dim": 16384, "model.layers": 126, "model.heads": 128}))
+
+
 def test_a_gpu_that_is_not_there_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SetupError, match="no GPU is visible here: set it to cpu or auto"):

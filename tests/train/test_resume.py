@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.checkpoint import newest
 from shoal.errors import DataError
 from shoal.parallel.place import join
 from shoal.spec import dump
@@ -104,4 +106,32 @@ def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
     train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
     make_data(tmp_path / "data", seed=1)
     with pytest.raises(AssertionError, match=f"{DataError.__name__}: the training data is not what run 'moved'"):
+        train_on(run, tmp_path, 1)
+
+
+@pytest.mark.parametrize("layout", ["one process", "DDP 2", "FSDP2 2"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluation_between_steps_changes_no_bit_and_spoils_no_checkpoint(
+    layout: str, precision: str, tmp_path: Path
+) -> None:
+    """FSDP2 leaves parameters gathered after a forward without backward; what is saved next must be the shards."""
+    data, held_out = make_data(tmp_path / "data"), make_data(tmp_path / "held-out", documents=40, seed=5)
+    run, world = run_of(data, layout, "without", **{"train.precision": precision})
+    without = train_on(run, tmp_path, world)
+    changes = {"train.precision": precision, "data.eval": str(held_out), "eval.every": 2, "checkpoint.every": 2}
+    run, world = run_of(data, layout, "with", **changes)
+    train_and_die(run, tmp_path, world, kill_before(5, victim=0))
+    resumed = train_on(run, tmp_path, world)  # from a checkpoint that was saved right after an evaluation
+    assert digest_of(resumed) == digest_of(without)
+    saved = newest(resumed.checkpoints)
+    assert saved is not None
+    assert {entry.dtype for entry in saved.manifest.tensors.values()} == {"F32"}
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_quietly_begin_again(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    run, _ = run_of(data, "one process", "lost")
+    killed = train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    shutil.rmtree(killed.checkpoints)
+    with pytest.raises(AssertionError, match="CheckpointError: run 'lost' had a checkpoint of step 3"):
         train_on(run, tmp_path, 1)

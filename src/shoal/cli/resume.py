@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard.begin import Asked, Difference, differences, write_spec, writing
-from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.spec import load
 from shoal.spec.checks import local_inputs, trainable
@@ -48,14 +48,13 @@ def run(args: argparse.Namespace) -> int:
             )
             return 0
         trainable(spec)
-        local_inputs(spec)
+        local_inputs(spec, begun=history.saved_step > 0)
         decided = decide(spec, run_dir.workspace)
         if decided.run != before:
             with writing(run_dir):
                 write_spec(run_dir, decided.run)
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
-        step = newest_checkpoint_step(run_dir)
-        print(f"run {run_dir.name} continues at step {step} of {decided.run.train.steps}")
+        print(continues(run_dir, decided.run.train.steps))
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
 
 

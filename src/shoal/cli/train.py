@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from shoal.errors import SpecError
 from shoal.guard import lock
 from shoal.guard.begin import Difference, create, differences, set_aside, writing
-from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
@@ -75,9 +75,9 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
                 f"`shoal resume {run_dir.name} train.steps=…` trains on, `--fresh` starts anew."
             )
             return 0
-        local_inputs(before)
+        local_inputs(before, begun=history.saved_step > 0)
         decided = decide(before, run_dir.workspace)
-        print(f"run {run_dir.name} continues at step {newest_checkpoint_step(run_dir)} of {before.train.steps}")
+        print(continues(run_dir, before.train.steps))
         return supervise(run_dir, decided.run, decided.world, held=True)
 
 

@@ -70,3 +70,8 @@ def newest_checkpoint_step(run_dir: RunDir) -> int:
         if (found := re.fullmatch(r"step-(\d+)", manifest.parent.name))
     ]
     return max(steps, default=0)
+
+
+def continues(run_dir: RunDir, steps: int) -> str:
+    step = newest_checkpoint_step(run_dir)
+    return f"run {run_dir.name} continues; its newest checkpoint is of step {step} of {steps}"

@@ -68,3 +68,14 @@ def reduce_on(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     return contextlib.nullcontext()
+
+
+def reshard(module: nn.Module) -> None:
+    """Back to shards after a forward pass that no backward follows.
+
+    FSDP2 leaves the root's parameters gathered after forward, for the backward that usually comes. After evaluation
+    none comes: a checkpoint would then save the gathered copy, in its compute type, and the next step would fail.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

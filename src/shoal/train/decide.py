@@ -11,7 +11,9 @@ from shoal.errors import SetupError, SpecError
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 
-# A replica of a model with AdamW holds 16 bytes a parameter; past this size sharding is worth its communication.
+# Float32 weights, gradients and AdamW's two moments.
+STATE_BYTES = 16
+# Past this size sharding is worth its communication.
 SHARD_ABOVE_PARAMS = 1_000_000_000
 # Tokens one process computes at once: enough to keep matmuls busy, small enough for the activations.
 MICRO_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -60,6 +62,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
 
     world = world or _world(run, device, gpus, choose)
     replicate, shard = _data_parallel(run, world, shape, choose)
+    _refuse_what_cannot_fit(shape, world, shard, device)
     per_process = run.train.batch // world
     if run.train.batch % world:
         low, high = per_process * world, (per_process + 1) * world
@@ -145,6 +148,19 @@ def _data_parallel(run: Run, world: int, shape: Shape, choose: Any) -> tuple[int
             f"{world} processes: set resources.processes to {int(replicate) * int(shard)} or one of them to auto."
         )
     return int(replicate), int(shard)
+
+
+def _refuse_what_cannot_fit(shape: Shape, world: int, shard: int, device: str) -> None:
+    """Weights, gradients and optimizer state alone; a proper plan comes with the planner, but this much is certain."""
+    if device != "cpu":
+        return  # what a GPU holds is not known without asking CUDA
+    need = shape.params * STATE_BYTES * world / shard
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise SetupError(
+            f"{shape.params:,} parameters need at least {need / 1e9:,.0f} GB for weights, gradients and optimizer over "
+            f"{world} processes, and this machine has {have / 1e9:,.0f} GB: take a smaller model."
+        )
 
 
 def _look_at_data(run: Run, workspace: Path) -> int:

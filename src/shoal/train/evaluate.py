@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.data.windows import Batch, Windows
 from shoal.parallel.place import Place
-from shoal.parallel.shard import precision
+from shoal.parallel.shard import precision, reshard
 from shoal.spec.run import Run
 from shoal.train.loop import Tell, loss_sum
 
@@ -33,6 +33,7 @@ class Evaluator:
             for batch in self._batches():
                 total += loss_sum(self.model, batch, self.place.device).double()
                 targets += batch.target_count
+        reshard(self.model)
         self.model.train()
         loss, all_targets = self.place.sum(float(total), targets)
         self.tell("eval", step=step, begin=begin, loss=loss / all_targets, targets=int(all_targets))

@@ -29,6 +29,8 @@ class State:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         parameters = {f"model.{name}": p.detach() for name, p in plain(self.model).named_parameters()}
+        for name, p in parameters.items():  # the master weights, never a copy gathered or cast for computing
+            assert p.dtype == torch.float32, f"{name} is {p.dtype} where float32 master weights are saved"
         return {**parameters, **self.optimizers.tensors()}
 
     def extra(self, step: int) -> dict[str, Any]:

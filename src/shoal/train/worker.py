@@ -17,7 +17,7 @@ from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
+from shoal.errors import DONE, TRANSIENT, CheckpointError, ShoalError, Stopped
 from shoal.model.decoder import Decoder
 from shoal.observe.throughput import peak_flops
 from shoal.parallel.place import Place, join, leave
@@ -25,7 +25,7 @@ from shoal.parallel.shard import build, plain
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import Journal
+from shoal.track.journal import Journal, records
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
@@ -79,6 +79,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     optimizers = Optimizers(run.train.optimizer, plain(model))
     state = State(model, optimizers, [s.fingerprint for s in sources], run.train.batch)
     restored = state.restore(run_dir, tell)
+    if restored is None and place.rank == 0:
+        _refuse_lost_history(run_dir)
     if restored is None and run.model.weights:
         from shoal.model.hf import load_weights
 
@@ -136,6 +138,16 @@ class StopFlag:
 
     def __call__(self) -> bool:
         return self._told
+
+
+def _refuse_lost_history(run_dir: RunDir) -> None:
+    """A run that has saved something and has nothing to restore does not quietly begin again."""
+    saved = [r["step"] for r in records(run_dir.journal_file) if r["kind"] == "checkpoint"]
+    if saved:
+        raise CheckpointError(
+            f"run '{run_dir.name}' had a checkpoint of step {max(saved)}, and {run_dir.checkpoints} is empty: put it "
+            f"back, or start anew with `shoal train {run_dir.spec_file} --fresh`."
+        )
 
 
 def _evaluator(run: Run, run_dir: RunDir, place: Place, model: torch.nn.Module, tell: Tell) -> Callable[[int], object]:
