@@ -25,13 +25,16 @@ def trainable(run: Run) -> None:
     to_hf(shape_of(run.model, tokenizer_vocab=1))
 
 
-def local_inputs(run: Run) -> None:
-    """Refuse a run whose local data or weights are not here; what is remote is found out when it is opened."""
+def local_inputs(run: Run, begun: bool = False) -> None:
+    """Refuse a run whose local data or weights are not here; what is remote is found out when it is opened.
+
+    A run that has `begun` holds its weights in its checkpoints and needs the ones it started from no more.
+    """
     for name, sources in (("data.train", run.data.train), ("data.eval", run.data.eval)):
         for source in sources:
             if "://" not in source.path:
                 _data_set(name, Path(source.path))
-    if run.model.weights is not None:
+    if run.model.weights is not None and not begun:
         _weights(Path(run.model.weights))
 
 
