@@ -258,6 +258,35 @@ def test_workers_that_do_not_stop_are_killed_after_the_grace(fake: FakeRun) -> N
     assert "not every worker could save" in fake.records("close")[-1]["reason"]
 
 
+def test_a_stop_before_the_first_step_does_not_speak_of_a_loss(fake: FakeRun) -> None:
+    fake.plan({"rank": 0, "step": 1, "do": "deaf"}, world=1, guard={"grace_s": 0.5})
+    process = fake.start()
+    until(lambda: (fake.run_dir.path / "deaf-0").exists())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(15) == 143
+    assert fake.records("step") == []
+    assert fake.records("close")[-1]["reason"] == "told to stop (SIGINT); nothing to save yet"
+
+
+@pytest.mark.parametrize(("code", "mend"), [(78, True), (2, True), (75, False)])
+def test_what_to_do_next_is_true_and_works_as_typed(
+    fake: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: int, mend: bool
+) -> None:
+    fake.plan({"rank": 0, "step": 2, "do": "exit", "code": code}, world=1, guard={"restarts": 0})
+    name, folder = fake.run_dir.name, fake.run_dir.workspace
+    assert fake.supervise() == code
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  next")]
+    resume = f"`shoal resume {name} --workspace {folder}`"
+    assert (
+        any(line.endswith(f"fix the cause above (docs/runbooks has what to do), then {resume}") for line in shown)
+        is mend
+    )
+    assert any(line.endswith(f"{resume}: go on") for line in shown) is not mend
+    monkeypatch.chdir(folder)
+    assert fake.supervise() == code
+    assert "--workspace" not in capsys.readouterr().out
+
+
 def test_a_second_ctrl_c_ends_it_at_once(fake: FakeRun) -> None:
     fake.plan({"rank": 0, "step": 2, "do": "deaf"}, world=1, guard={"grace_s": 60.0})
     process = fake.start()

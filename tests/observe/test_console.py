@@ -38,15 +38,29 @@ def test_the_line_has_everything_and_names_the_convention(tmp_path: Path) -> Non
             console.step(record)
     line = console.line()
     assert line.startswith("step 40/200  loss 4.6")
-    assert "4.09k tokens/s  MFU 12.3% (causal)  data wait 4.0%  lr 1.00e-03" in line
-    assert line.endswith("ETA 1 m 20 s")
+    assert line.endswith("  4.09k tok/s  MFU 12.3% (causal)  ETA 1m20s  wait 4.0%  lr 1.0e-03")
 
 
-def test_without_a_known_peak_mfu_is_a_dash(tmp_path: Path) -> None:
+def test_eighty_columns_hold_a_long_run_up_to_its_eta_and_nothing_is_cut_in_the_middle() -> None:
+    console = Console(100_000, io.StringIO())
+    console.start({"peak_flops": 1e15, "flops_per_token": 3.667e9, "world": 1})
+    step = {"step": 12345, "loss": 2.7253, "lr": 1.61e-4, "tokens": 123_000, "begin": 0.0, "t": 1.0, "time": {}}
+    console.step(step)
+    wanted = "step 12345/100000  loss 2.7253  123k tok/s  MFU 45.1% (causal)  ETA 24h20m"
+    assert console.line(79) == wanted
+    assert console.line(len(wanted) + len("  wait 0.0%")) == wanted + "  wait 0.0%"
+    assert console.line() == wanted + "  wait 0.0%  lr 1.6e-04"
+    console.start({"peak_flops": None})
+    console.step(step)
+    assert console.line(79) == wanted.replace("  MFU 45.1% (causal)", "") + "  wait 0.0%  lr 1.6e-04"
+    assert console.line(7) == "step 12"
+
+
+def test_without_a_known_peak_mfu_is_left_out(tmp_path: Path) -> None:
     story = make_run(tmp_path).open().start().steps(3)
     console = Console(None, io.StringIO())
     console.step(story.records[-1])
-    assert "MFU -  " in console.line()
+    assert "MFU" not in console.line()
     assert "ETA" not in console.line()
 
 

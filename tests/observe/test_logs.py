@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.observe import logs as logs_module
 from tests.track.journals import Story, make_run
 
 
@@ -90,10 +91,39 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(tmp_path: Path) 
     log(story, 1, 0, "again\n")
     assert [next_line(), next_line()] == ["--- attempt 1 ---", "[0] again"]
     story.close()
-    assert next_line() == "[0] last words without an end"
+    assert sorted([next_line(), next_line()]) == ["[0] last words without an end", "done: 0 steps are done"]
     assert process.wait(30) == 0
     killer.cancel()
     out.close()
+
+
+def test_following_tells_how_the_run_goes_though_its_workers_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "POLL_EVERY_S", 0.01)
+    story = make_run(tmp_path).open().start(peak_flops=1e11).steps(40).eval()
+    log(story, 0, 0, "hello\n")
+    lines = logs_module.follow(story.run_dir, None, None, 20)
+    alone = logs_module.follow(story.run_dir, 0, None, 20)  # one rank: its log and nothing else
+    assert [next(lines), next(alone)] == ["[0] hello", "[0] hello"]
+    grow = threading.Timer(0.3, lambda: story.steps(60).eval().checkpoint())
+    grow.start()
+    told = [next(lines) for _ in range(3)]
+    grow.join()
+    # The first step at once and no other for ten seconds; what was before is not told again.
+    assert told[0].startswith("step 41/200  loss ")
+    assert "MFU 12" in told[0]
+    assert [line.split("  ")[0] for line in told[1:]] == [
+        f"step 60: evaluation loss {story.records[-2]['loss']:.4f}",
+        "step 60: checkpoint saved (11.4 MiB in 0.4 s)",
+    ]
+    story.failure()
+    assert next(lines).startswith("failure: rank 1: killed")
+    story.close("failed", 75, "gave up")
+    rest = list(lines)
+    assert rest[0].startswith("step 60/200")
+    assert rest[1:] == ["failed: gave up"]
+    assert list(alone) == []
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:

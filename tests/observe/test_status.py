@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.observe.commands import command
 from shoal.observe.status import status_of, total_steps
 from shoal.track.rundir import RunDir
 from tests.track.journals import Story, crash_and_finish, make_run
@@ -37,7 +38,8 @@ def supervised(run_dir: RunDir) -> Iterator[None]:
         holder.stdout.close()
 
 
-def test_each_state_has_its_name_and_its_sentence(tmp_path: Path) -> None:
+def test_each_state_has_its_name_and_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     done = crash_and_finish(make_run(tmp_path, "done"))
     assert status_of(done.run_dir).status == "finished"
     assert status_of(done.run_dir).why == "200 steps are done"
@@ -49,10 +51,27 @@ def test_each_state_has_its_name_and_its_sentence(tmp_path: Path) -> None:
     failed = make_run(tmp_path, "failed").open().start().steps(9).failure().close("failed", 78, "the data is gone")
     failed.write("warning", text="the tracker is slow")
     assert status_of(failed.run_dir).status == "failed"
-    assert "the data is gone" in status_of(failed.run_dir).why
+    why = status_of(failed.run_dir).why
+    assert why == "the data is gone; fix the cause (docs/runbooks), then `shoal resume failed`"
 
 
-def test_a_live_run_says_what_it_is_doing_and_a_dead_one_that_it_is_dead(tmp_path: Path) -> None:
+def test_a_suggested_command_works_where_the_reader_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run(tmp_path / "my runs").run_dir
+    elsewhere = f"`shoal resume demo --workspace '{tmp_path}/my runs'`"
+    monkeypatch.delenv("SHOAL_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert command("resume", run_dir) == elsewhere
+    monkeypatch.setenv("SHOAL_WORKSPACE", "my runs")
+    assert command("resume", run_dir) == "`shoal resume demo`"
+    monkeypatch.setenv("SHOAL_WORKSPACE", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "my runs")
+    assert command("resume", run_dir) == elsewhere
+
+
+def test_a_live_run_says_what_it_is_doing_and_a_dead_one_that_it_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     story = make_run(tmp_path).open()
     with supervised(story.run_dir):
         assert (status_of(story.run_dir).status, status_of(story.run_dir).why) == ("running", "starting")
@@ -123,6 +142,20 @@ def test_ps_is_a_table_with_the_newest_last(tmp_path: Path, capsys: pytest.Captu
     assert [line.split()[0] for line in lines[1:]] == ["b-first", "a-second"]
     assert "200/200" in lines[1]
     assert "200 steps are done" in lines[1]
+
+
+def test_a_long_why_is_cut_at_the_width_of_a_terminal_and_whole_in_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path).open().start().steps(9).close("failed", 75, "why " * 50 + "END")
+    assert main(["ps", "--workspace", str(tmp_path)]) == 0
+    assert "END; `shoal resume demo" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["ps", "--workspace", str(tmp_path)]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert len(row) == 90
+    assert row.endswith("…")
 
 
 def test_a_loss_that_is_no_number_is_still_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Print or follow the logs of a run's processes, merged, each line with its rank.
+"""Print the logs of a run's processes, merged, each line with its rank; -f follows them and the run's progress.
 
 shoal logs demo -n 50
 shoal logs demo -f --rank 1
@@ -14,7 +14,7 @@ from shoal.track.rundir import find_run, workspace
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of a run, or the path of its directory")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come, until the run ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines and steps come, until the run ends")
     parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines (with -f: 20 unless told)")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
     parser.add_argument("--attempt", type=int, metavar="N", help="this attempt; default: the newest")

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from shoal.guard.history import History
+from shoal.observe.commands import command, needs_mending
 from shoal.observe.follow import Follower
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
@@ -49,11 +50,19 @@ class Console:
             if status != "failed":
                 print(f"run {name} {status} at {where}: {reason}.")
             print(f"  directory  {self.run_dir.path}")
-            if status == "done":
-                print(f"  next       `shoal report {name}`: where the time went; `shoal sample {name}`: what it learnt")
-            else:
-                print(f"  next       `shoal report {name}`: what happened; `shoal resume {name}`: go on")
+            for line in self._next(status, history):
+                print(f"  next       {line}")
             sys.stdout.flush()
+
+    def _next(self, status: str, history: History) -> list[str]:
+        report, resume = command("report", self.run_dir), command("resume", self.run_dir)
+        if status == "done":
+            return [f"{report}: where the time went", f"{command('sample', self.run_dir)}: what it learnt"]
+        # A session that could not write its own end (a full disk) has left the code of the one before it.
+        close = None if history.open else history.last_close
+        if status == "failed" and close and needs_mending(close.get("exit_code")):
+            return [f"fix the cause above (docs/runbooks has what to do), then {resume}", f"{report}: what happened"]
+        return [f"{report}: what happened", f"{resume}: go on"]
 
     def _poll(self) -> None:
         self._follower = self._follower or Follower(self.run_dir, self.run.train.steps)

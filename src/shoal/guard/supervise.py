@@ -187,7 +187,11 @@ class Session:
         if not self._said_stopping:  # it came while no worker was there to be told, or only the workers heard it
             self._stopping(number)
         step = newest_checkpoint_step(self.run_dir)
-        how = f"saved at step {step}" if saved else f"not every worker could save, so it goes on from step {step}"
+        self.history.refresh()
+        if step == self.history.step == 0:
+            how = "nothing to save yet"
+        else:
+            how = f"saved at step {step}" if saved else f"not every worker could save, so it goes on from step {step}"
         return End("stopped", TOLD_TO_STOP, f"told to stop ({signal_name(number)}); {how}")
 
     def _stopping(self, number: int) -> None:

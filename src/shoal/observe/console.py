@@ -65,8 +65,15 @@ class Console:
             self._shown = ""
         self._stream.flush()
 
-    def line(self) -> str:
-        """The line for the steps seen last."""
+    def line(self, columns: int | None = None) -> str:
+        """The line for the steps seen last; what does not fit is left out whole, the least important first."""
+        parts = self._parts()
+        while columns is not None and len(parts) > 1 and len("  ".join(parts)) > columns:
+            parts.pop()
+        return "  ".join(parts)[:columns]
+
+    def _parts(self) -> list[str]:
+        """The most important first."""
         last = self._window[-1]
         parts = [f"step {last['step']}" + (f"/{self._total}" if self._total else "")]
         parts.append(f"loss {words.number(last.get('loss'))}")
@@ -74,31 +81,30 @@ class Console:
         if seconds > 0:
             rate = sum(float(r["tokens"]) for r in self._window) / seconds
             waited_s = sum(float(r.get("time", {}).get("data_s", 0.0)) for r in self._window)
-            utilisation = mfu(rate, self._start)
-            named = f" ({CONVENTION})" if utilisation is not None else ""
-            parts.append(f"{words.count(rate)} tokens/s")
-            parts.append(f"MFU {words.percent(utilisation)}{named}")
-            parts.append(f"data wait {words.percent(waited_s / seconds)}")
+            parts.append(f"{words.count(rate)} tok/s")
+            if (utilisation := mfu(rate, self._start)) is not None:
+                parts.append(f"MFU {words.percent(utilisation)} ({CONVENTION})")
+            if self._total and int(last["step"]) < self._total:
+                left_s = seconds / len(self._window) * (self._total - int(last["step"]))
+                parts.append(f"ETA {words.duration(left_s).replace(' ', '')}")
+            parts.append(f"wait {words.percent(waited_s / seconds)}")
         if last.get("lr") is not None:
-            parts.append(f"lr {float(last['lr']):.2e}")
-        if self._total and seconds > 0 and int(last["step"]) < self._total:
-            left_s = seconds / len(self._window) * (self._total - int(last["step"]))
-            parts.append(f"ETA {words.duration(left_s)}")
-        return "  ".join(parts)
+            parts.append(f"lr {float(last['lr']):.1e}")
+        return parts
 
     def _draw(self) -> None:
         self._drawn_at, self._fresh = time.monotonic(), False
         if self._live:
             self._erase()
-            self._show(self.line())
+            # One that reaches the last column would wrap, and \r could not go back to its start.
+            self._show(self.line(shutil.get_terminal_size().columns - 1))
         else:
             self._stream.write(self.line() + "\n")
         self._stream.flush()
 
     def _show(self, text: str) -> None:
-        columns = shutil.get_terminal_size().columns  # a longer line would wrap, and \r could not go back to its start
         self._shown = text
-        self._stream.write(text[: columns - 1])
+        self._stream.write(text)
 
     def _erase(self) -> None:
         if self._shown:

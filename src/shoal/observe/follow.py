@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TextIO
 
 from shoal.observe import words
@@ -26,7 +27,10 @@ class Follower:
         self.console = Console(total_steps, stream)
         self._offset = 0
         if self._path.exists():
-            self._offset = newest_session_offset(self._path) if replay else self._path.stat().st_size
+            session = newest_session_offset(self._path)
+            self._offset = session if replay else self._path.stat().st_size
+            if not replay and (start := _start(self._path, session)):
+                self.console.start(start)
 
     def poll(self) -> bool:
         """Shows what is new; True once the session has been closed."""
@@ -53,6 +57,11 @@ class Follower:
         text = sentence(record, self._name)
         if text:
             self.console.say(text)
+
+
+def _start(path: Path, session_offset: int) -> Record | None:
+    """What the session's first attempt said it runs on; a restart runs on the same."""
+    return next((record for record, _ in read(path, session_offset) if record.get("kind") == "start"), None)
 
 
 def sentence(record: Record, name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import io
 import os
 import re
 import time
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.observe.follow import Follower
+from shoal.observe.status import total_steps
 from shoal.track.rundir import RunDir
 from shoal.track.tail import is_closed
 
@@ -47,7 +50,11 @@ def merged(run_dir: RunDir, rank: int | None, attempt: int | None, last: int | N
 
 
 def follow(run_dir: RunDir, rank: int | None, attempt: int | None, last: int) -> Iterator[str]:
-    """The last lines, then every new one as it comes; a restart's new files are picked up; ends when the run does."""
+    """The last lines, then every new one as it comes; a restart's new files are picked up; ends when the run does.
+
+    Workers say little while all is well: the journal's news come in between, unless one rank or attempt is asked for.
+    """
+    news = News(run_dir) if rank is None and attempt is None else None
     readers: dict[Path, Reader] = {}
     newest = max(attempts(run_dir), default=-1)
     if newest >= 0:
@@ -70,9 +77,28 @@ def follow(run_dir: RunDir, rank: int | None, attempt: int | None, last: int) ->
                         said = number
                         yield f"--- attempt {number} ---"
                 yield from readers[path].new_lines(flush=ended)
+        if news:
+            yield from news.lines(ended)
         if ended:
             return
         time.sleep(POLL_EVERY_S)
+
+
+class News:
+    """What the live view of the run would show from now on, as plain lines."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._said = io.StringIO()  # no terminal, so no line that updates itself: log lines come in between
+        self._follower = Follower(run_dir, total_steps(run_dir.spec_file), self._said, replay=False)
+
+    def lines(self, ended: bool) -> list[str]:
+        self._follower.poll()
+        if ended:
+            self._follower.close()
+        lines = self._said.getvalue().splitlines()
+        self._said.seek(0)
+        self._said.truncate()
+        return lines
 
 
 class Reader:

@@ -14,6 +14,7 @@ import yaml
 
 from shoal.errors import ShoalError
 from shoal.observe import words
+from shoal.observe.commands import going_on
 from shoal.observe.throughput import tokens_per_s
 from shoal.track.journal import Record
 from shoal.track.rundir import RunDir, runs_in
@@ -79,14 +80,16 @@ def _state(
     if last.get("kind") == "close":
         name = NAMES.get(str(last.get("status")), str(last.get("status")))
         reason = str(last.get("reason") or name)
-        more = f"`shoal resume {run_dir.name}` goes on"
-        return name, reason if name == "finished" or "shoal resume" in reason else f"{reason.rstrip('.')}; {more}"
+        if name == "finished" or "shoal resume" in reason:
+            return name, reason
+        return name, f"{reason.rstrip('.')}; {going_on(run_dir, last.get('exit_code'))}"
     silent_s = now - float(last.get("t", now))
     if run_dir.supervised() or (not run_dir.pid_file.exists() and silent_s < SILENT_S):
         return "running", _doing(said, step, total, silent_s)
     ago = words.duration(max(0.0, silent_s))
     who = _holder(run_dir)
-    return "dead", f"{who} went away without a word {ago} ago, at step {step}; `shoal resume {run_dir.name}` goes on"
+    more = going_on(run_dir, None)
+    return "dead", f"{who} went away without a word {ago} ago, at step {step}; {more}"
 
 
 def _doing(said: list[Record], step: int, total: int | None, silent_s: float) -> str:
