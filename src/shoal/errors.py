@@ -64,5 +64,6 @@ class Stopped(ShoalError):
 def needs_extra(package: str, extra: str, use: str) -> SetupError:
     """The one way to say that an optional dependency is missing."""
     return SetupError(
-        f"{use} needs the package '{package}', which is not installed: run `pip install 'shoal[{extra}]'`."
+        f"{use} needs the package '{package}', which is not installed: run `pip install {package}` "
+        f"(it is in Shoal's extra [{extra}])."
     )
