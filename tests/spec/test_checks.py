@@ -52,6 +52,16 @@ def test_held_out_data_is_looked_for_too(tmp_path: Path) -> None:
         local_inputs(with_eval)
 
 
+@pytest.mark.parametrize("missing", ["train", "eval"])
+def test_a_missing_half_of_a_pair_is_answered_with_the_command_that_makes_both(missing: str, tmp_path: Path) -> None:
+    prepared(tmp_path / ("eval" if missing == "train" else "train"))
+    paths = {"train": str(tmp_path / "train"), "eval": str(tmp_path / "eval")}
+    pair = Run.model_validate({"name": "a", "data": paths, "train": {"steps": 9}})
+    with pytest.raises(ShoalError) as refused:
+        local_inputs(pair)
+    assert f"`shoal data prepare TEXT… --eval-fraction 0.05 --out {tmp_path}`" in str(refused.value)
+
+
 def test_remote_data_is_not_looked_for() -> None:
     local_inputs(run("s3://bucket/shards"))
 

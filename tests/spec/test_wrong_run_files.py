@@ -36,14 +36,23 @@ def test_a_password_on_the_command_line_is_not_repeated() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_everything_wrong_is_said_at_once_unknown_names_first() -> None:
+def test_everything_wrong_is_said_at_once_in_the_order_of_the_file_then_of_the_command_line() -> None:
     Path("run.yaml").write_text(
         "name: a b\nsteps: 3\ndata: {train: x, seq_len: -1}\ntrain: {steps: 5, optimizer: {lr: 0}}\n"
     )
     with pytest.raises(SpecError) as refused:
-        load("run.yaml")
-    lines = str(refused.value).splitlines()
-    assert [line.split(": ")[0] for line in lines] == ["run.yaml:2:1", "run.yaml:1:1", "run.yaml:3:18", "run.yaml:4:31"]
+        load("run.yaml", ["eval.every=-1"])
+    places = [line.split(": ")[0] for line in str(refused.value).splitlines()]
+    in_file = ["run.yaml:1:1", "run.yaml:2:1", "run.yaml:3:18", "run.yaml:4:31"]
+    assert places == [*in_file, "`eval.every=-1` on the command line"]
+
+
+def test_a_value_set_with_a_space_is_answered_with_the_equals_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(GOOD)
+    assert main(["train", "run.yaml", "train.steps", "600"]) == 2
+    assert "did you mean `train.steps=600`?" in capsys.readouterr().err
+    assert main(["train", "run.yaml", "some.thing", "600"]) == 2
+    assert "see `shoal train --help`" in capsys.readouterr().err
 
 
 def test_a_misspelt_needed_name_is_one_sentence_not_two() -> None:

@@ -30,16 +30,21 @@ def local_inputs(run: Run, begun: bool = False) -> None:
 
     A run that has `begun` holds its weights in its checkpoints and needs the ones it started from no more.
     """
-    for name, sources in (("data.train", run.data.train), ("data.eval", run.data.eval)):
-        for source in sources:
-            if "://" not in source.path:
-                _data_set(name, Path(source.path))
+    train, held_out = (
+        [Path(s.path) for s in sources if "://" not in s.path] for sources in (run.data.train, run.data.eval)
+    )
+    for name, folders in (("data.train", train), ("data.eval", held_out)):
+        for folder in folders:
+            pair = folder.parent / "train" in train and folder.parent / "eval" in held_out
+            _data_set(name, folder, pair and folder.name in ("train", "eval"))
     if run.model.weights is not None and not begun:
         _weights(Path(run.model.weights))
 
 
-def _data_set(name: str, folder: Path) -> None:
-    make = f"run `shoal data prepare TEXT… --out {folder}` first"
+def _data_set(name: str, folder: Path, one_of_a_pair: bool) -> None:
+    # A pair is made by one command, which writes both into the folder that holds them.
+    out = f"--eval-fraction 0.05 --out {folder.parent}" if one_of_a_pair else f"--out {folder}"
+    make = f"run `shoal data prepare TEXT… {out}` first"
     if not folder.exists():
         raise DataError(f"{name} names {folder}, which does not exist; {make}.")
     if not folder.is_dir():

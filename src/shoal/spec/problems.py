@@ -14,7 +14,7 @@ Where = Callable[[Path], str]
 
 
 def sentences(error: ValidationError, values: dict[str, Any], where: Where) -> list[str]:
-    """One sentence a wrong name, unknown ones first; `where` gives the place of a path."""
+    """One sentence a wrong name; `where` gives the place of a path."""
     unknown: dict[Path, str] = {}
     said: dict[Path, str] = {}
 

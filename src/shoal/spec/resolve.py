@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -51,7 +52,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
     try:
         whole = stated.over(_base(stated))
     except SpecError as e:
-        whole, problems = stated, [str(e)]
+        whole, problems = stated, str(e).split("\n")
 
     def where(*paths: Path) -> str:
         return _where(paths, stated, document, file)
@@ -63,7 +64,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
     except ValidationError as e:
         problems += sentences(e, whole.values, where)
     if problems:
-        raise SpecError("\n".join(problems))
+        raise SpecError("\n".join(sorted(problems, key=lambda text: _order(text, file))))
     values = run.model_dump(mode="json")
     origins = {dotted(p): whole.origins.get(p, DEFAULT).label for p, _ in leaves(values)}
     return Loaded(run, origins, file)
@@ -165,6 +166,14 @@ def _where(paths: Sequence[Path], stated: Layer, document: Document, file: File)
         if above in document.places:
             return f"{file}:{document.places[above]}"
     return str(file)
+
+
+def _order(problem: str, file: File) -> tuple[int, ...]:
+    """Sorts problems as a person goes through them: down the file, then the file as a whole, then the command line."""
+    place = re.match(rf"{re.escape(str(file))}:(\d+)(?::(\d+))?:", problem)
+    if place:
+        return 0, int(place[1]), int(place[2] or 0)
+    return (1,) if problem.startswith(f"{file}:") else (2,)
 
 
 def _nearest(path: Path, document: Document) -> Any:
