@@ -208,7 +208,7 @@ def test_a_second_supervisor_of_the_same_run_is_refused_with_the_pid(fake: FakeR
     first = fake.start()
     until(lambda: fake.records("step"))
     with pytest.raises(
-        UsageError, match=rf"run 'demo' is already running as pid {first.pid}; `shoal logs -f demo` follows it"
+        UsageError, match=rf"run 'demo' is already running as pid {first.pid}; `shoal logs -f demo .*` follows it"
     ):
         fake.supervise()
     holder = lock.holder(fake.run_dir)

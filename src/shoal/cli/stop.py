@@ -14,6 +14,7 @@ import time
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
+from shoal.observe.commands import going_on
 from shoal.spec import load
 from shoal.track.rundir import RunDir, find_run, workspace
 
@@ -69,8 +70,8 @@ def _state(run_dir: RunDir) -> str:
     history = History.of(run_dir)
     close = history.last_close
     if history.open or close is None:
-        return f"its supervisor died at step {history.step}; `shoal resume {run_dir.name}` goes on"
+        return f"its supervisor died at step {history.step}; {going_on(run_dir, None)}"
     if close["status"] == "done":
         return f"done at step {history.step}"
     how = f"{close['status']} at step {history.step} ({close['reason']})"
-    return f"{how}; `shoal resume {run_dir.name}` goes on"
+    return f"{how}; {going_on(run_dir, close['exit_code'])}"

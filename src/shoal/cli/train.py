@@ -14,6 +14,7 @@ from shoal.guard import lock
 from shoal.guard.begin import Difference, create, differences, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
+from shoal.observe.commands import command
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import RunDir, workspace
@@ -71,8 +72,8 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
         history = History.of(run_dir)
         if history.finished:
             print(
-                f"run {run_dir.name} is finished: {history.step} steps. `shoal report {run_dir.name}` shows it, "
-                f"`shoal resume {run_dir.name} train.steps=…` trains on, `--fresh` starts anew."
+                f"run {run_dir.name} is finished: {history.step} steps. {command('report', run_dir)} shows it, "
+                f"{command('resume', run_dir)} with a larger train.steps=… trains on, `--fresh` starts anew."
             )
             return 0
         local_inputs(before, begun=history.saved_step > 0)

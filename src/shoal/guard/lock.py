@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shoal.errors import UsageError
+from shoal.observe.commands import command
 from shoal.track.rundir import RunDir
 
 
@@ -30,7 +31,7 @@ def hold(run_dir: RunDir) -> Iterator[Holder]:
     fd = os.open(run_dir.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if not _lock(fd):
-            raise UsageError(_already(run_dir.name, _read(fd)))
+            raise UsageError(_already(run_dir, _read(fd)))
         me = Holder(os.getpid(), socket.gethostname(), time.time())
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(me.__dict__).encode() + b"\n", 0)
@@ -66,7 +67,8 @@ def _read(fd: int) -> Holder | None:
         return None
 
 
-def _already(name: str, by: Holder | None) -> str:
+def _already(run_dir: RunDir, by: Holder | None) -> str:
     where = "" if by is None or by.host == socket.gethostname() else f" on {by.host}"
     who = f"as pid {by.pid}{where}" if by else "elsewhere"
-    return f"run '{name}' is already running {who}; `shoal logs -f {name}` follows it, `shoal stop {name}` ends it."
+    follow, stop = command("logs -f", run_dir), command("stop", run_dir)
+    return f"run '{run_dir.name}' is already running {who}; {follow} follows it, {stop} ends it."

@@ -25,6 +25,7 @@ from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import TICK_S, Ended, watch
 from shoal.guard.workers import Workers, threads_for
+from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
@@ -92,7 +93,7 @@ def supervise(
             patience = MIRROR_WAIT_STOPPED_S if end.status == "stopped" else MIRROR_WAIT_S
             stops = len(signals.stops)
             if not mirror.caught_up(patience, signals.wait, hurry=lambda: len(signals.stops) > stops):
-                session.console.say(f"tracking is behind; `shoal track sync {run.name}` uploads the rest.")
+                session.console.say(f"tracking is behind; {suggested('track sync', run_dir)} uploads the rest.")
         return end.exit_code
 
 
