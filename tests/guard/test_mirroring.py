@@ -43,7 +43,7 @@ def test_a_slow_mirror_is_left_to_itself_and_said_once(
     begin = time.monotonic()
     assert fake.supervise(mirror_command=mirror(fake, late_s=3)) == 0
     assert time.monotonic() - begin < 3
-    assert capsys.readouterr().err.count("tracking is behind; `shoal track sync demo` uploads the rest.") == 1
+    assert capsys.readouterr().err.count("tracking is behind; `shoal track sync demo ") == 1
     pid = int((fake.run_dir.path / "mirror.pid").read_text())
     assert alive(pid)
     until(lambda: (fake.run_dir.path / "mirrored").exists(), within_s=10)
