@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -299,11 +301,8 @@ def test_without_a_network_a_dataset_of_the_hub_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dataset_that_the_hub_does_not_have_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_that_the_hub_does_not_have_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    from huggingface_hub import constants
 
     class NotThere(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -316,12 +315,14 @@ def test_a_dataset_that_the_hub_does_not_have_is_one_sentence(
 
     with HTTPServer(("127.0.0.1", 0), NotThere) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
-        assert main(["data", "prepare", "hf:org/name", "--out", str(tmp_path / "out")]) == 78
+        # The hub's client reads its settings when it is imported, so it gets a process of its own.
+        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-m", "shoal", "data", "prepare", "hf:org/name", "--out", str(tmp_path / "out")]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
         hub.shutdown()
-    err = capsys.readouterr().err
-    assert "the Hugging Face hub refuses the dataset org/name (404" in err
-    assert len(err.splitlines()) == 1
+    assert done.returncode == 78
+    assert "the Hugging Face hub refuses the dataset org/name (404" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused_until_one_is_named(

@@ -293,7 +293,7 @@ def test_a_cache_that_cannot_be_written_is_named(bucket: str, tmp_path: Path) ->
 
 def test_a_missing_package_is_named_with_its_extra(bucket: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(SetupError, match=r"needs the package 'obstore'.*shoal\[s3\]"):
+    with pytest.raises(SetupError, match=r"needs the package 'obstore'.*extra \[s3\]"):
         TokenShards.open(bucket, tmp_path / "cache")
 
 
