@@ -149,7 +149,7 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
 def test_a_compiled_block_gives_the_same_loss() -> None:
     model, tokens = made(SHAPES["window-after-full"]), random_tokens(2, 16)
     expected = model(tokens, targets=tokens)
-    for block in model.blocks:
+    for block in model.blocks.values():
         block.compile(backend="aot_eager")  # the graph is what we ask about; inductor would take a minute
     torch.testing.assert_close(model(tokens, targets=tokens), expected, rtol=1e-6, atol=0)
 

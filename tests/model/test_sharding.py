@@ -34,7 +34,7 @@ def whole(tied: bool, seed: int = 5) -> Decoder:
 def sharded(tied: bool, mesh: dist.DeviceMesh) -> Decoder:
     with torch.device("meta"):
         model = Decoder(shape(tied))
-    for block in model.blocks:
+    for block in model.blocks.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")

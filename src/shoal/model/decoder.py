@@ -1,10 +1,14 @@
 """The decoder: Llama 2 and 3, Qwen 2 and 3 and Mistral are settings of this one module.
 
 Plain PyTorch: no parallelism here. FSDP and DDP wrap it from outside and fire on `forward`, which is therefore the
-only way in: tokens to logits, or tokens and targets to the summed loss.
+only way in: tokens to logits, or tokens and targets to the summed loss. What cannot be wrapped has a seam, a plain
+function that `shoal.parallel` may put another in the place of: `Decoder.mask`, `Attention.attend`, `Head.loss`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,51 +44,68 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         return x + self.ffn(self.ffn_norm(x))  # [batch, seq, dim]
 
 
 class Decoder(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    """The whole model, or the stretch of it that one pipeline stage holds.
+
+    A stretch's parameters have the names that they have in the whole. Block 0 brings the embedding with it, the last
+    block the norm and the head; where the head is tied, a last stretch has a copy of the embedding for it.
+    """
+
+    def __init__(self, shape: Shape, layers: range | None = None) -> None:
         super().__init__()
         _check(shape)
-        self.shape = shape
+        layers = range(shape.layers) if layers is None else layers
+        self.shape, self.layers = shape, layers
+        self.first, self.last = 0 in layers, shape.layers - 1 in layers
         self.rope = Rope(shape)
-        self.embed = nn.Embedding(shape.vocab_size, shape.dim)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
-        self.head = Head(shape)
+        self.mask: Callable[..., Any] = attention_mask
+        if self.first or (self.last and shape.tie_embeddings):
+            self.embed = nn.Embedding(shape.vocab_size, shape.dim)
+        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in layers})
+        if self.last:
+            self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
+            self.head = Head(shape)
 
     def forward(
         self,
-        tokens: Tensor,
+        x: Tensor,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Logits [batch, seq, vocab], or with targets the sum of cross-entropy over those that are not -100.
+        """Tokens [batch, seq] to logits [batch, seq, vocab], or with targets to the sum of cross-entropy over those
+        that are not -100.
 
-        All arguments are [batch, seq]. Without positions a row counts from 0; without documents it is one document.
+        Without positions a row counts from 0; without documents it is one document. A stretch that does not begin the
+        model takes the hidden states [batch, seq, dim] of the one before it; one that does not end it gives its own.
         """
-        hidden = self.hidden(tokens, positions, documents)
+        hidden = self.hidden(x, positions, documents)
+        if not self.last:
+            return hidden
         tied = self.embed.weight if self.shape.tie_embeddings else None
         return self.head(hidden, tied, targets)
 
-    def hidden(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """What the head reads: [batch, seq, dim]."""
-        seq, device = tokens.shape[1], tokens.device
+    def hidden(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the head, or the next stretch, reads: [batch, seq, dim]."""
+        # Tensor parallelism cuts hidden states along the sequence, so between stretches only positions know its length.
+        seq, device = x.shape[1] if positions is None else positions.shape[1], x.device
         if positions is None:
             positions = torch.arange(seq, device=device)[None]
         # Made once and shared by all blocks.
         cos, sin = self.rope(positions)
-        full = attention_mask(documents, seq, None, device)
+        full = self.mask(documents, seq, None, device)
         window = self.shape.sliding_window
-        sliding = full if window is None else attention_mask(documents, seq, window, device)
-        x = self.embed(tokens)  # [batch, seq, dim]
-        for i, block in enumerate(self.blocks):
+        sliding = full if window is None else self.mask(documents, seq, window, device)
+        if self.first:
+            x = self.embed(x)  # [batch, seq, dim]
+        for i, block in zip(self.layers, self.blocks.values(), strict=True):
             x = block(x, cos, sin, full if i < self.shape.full_attention_layers else sliding)
-        return self.norm(x)
+        return self.norm(x) if self.last else x
 
     def init_weights(self, seed: int) -> None:
         """Fill every parameter, sharded or not, with numbers that depend on the seed and its name alone."""

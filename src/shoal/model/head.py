@@ -8,6 +8,7 @@ backward pass instead costs a third of the head's work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,18 +33,21 @@ class Head(nn.Module):
             self.register_parameter("weight", None)
         else:
             self.weight = nn.Parameter(torch.empty(shape.vocab_size, shape.dim))
+        self.logits: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_cross_entropy
 
     def forward(self, hidden: Tensor, tied: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, seq, vocab]; with targets [batch, seq], the sum of cross-entropy over them (float32)."""
         weight = self.weight if tied is None else tied
         assert weight is not None
         if targets is None:
-            return F.linear(hidden, weight)
-        return summed_cross_entropy(hidden.flatten(0, -2), weight, targets.flatten())
+            return self.logits(hidden, weight)
+        return self.loss(hidden, weight, targets)
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Sum of cross-entropy of `hidden @ weight.T` [tokens, vocab] over the targets that are not NO_TARGET."""
+    """Sum of cross-entropy of `hidden @ weight.T` [..., vocab] over the targets [...] that are not NO_TARGET."""
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # what F.linear would compute in
         hidden, weight = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, weight))

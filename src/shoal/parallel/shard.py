@@ -23,7 +23,7 @@ def build(run: Run, model_on_meta: Decoder, place: Place) -> nn.Module:
     """Shard first, allocate second: no process ever holds weights that are not its own."""
     bf16 = run.train.precision == "bf16"
     if run.train.compile:
-        for block in model_on_meta.blocks:
+        for block in model_on_meta.blocks.values():
             block.compile()
     sharded = place.mesh is not None and int(run.mesh.dp_shard) > 1
     if place.mesh is not None and sharded:
@@ -33,7 +33,7 @@ def build(run: Run, model_on_meta: Decoder, place: Place) -> nn.Module:
             if bf16
             else MixedPrecisionPolicy()
         )
-        for block in model_on_meta.blocks:
+        for block in model_on_meta.blocks.values():
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model_on_meta, mesh=mesh, mp_policy=policy)
     model_on_meta.to_empty(device=place.device)
