@@ -110,7 +110,11 @@ def _schedule(run: Run) -> Iterator[Broken]:
 def _layout(run: Run) -> Iterator[Broken]:
     copies, shards, processes = run.mesh.dp_replicate, run.mesh.dp_shard, run.resources.processes
     names = ("resources.processes", "mesh.dp_shard", "mesh.dp_replicate")
-    world = None if processes == "auto" else processes
+    mesh = run.mesh
+    per_sample = 1
+    for size in (mesh.pp, mesh.cp, mesh.tp):
+        per_sample *= 1 if size == "auto" else size
+    world = None if processes == "auto" else processes // per_sample
     if copies != "auto" and shards != "auto":
         if world not in (None, copies * shards):
             product = f"mesh.dp_replicate {copies} x mesh.dp_shard {shards} = {copies * shards}"

@@ -60,14 +60,23 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         )
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
-    world = world or _world(run, device, gpus, choose)
-    replicate, shard = _data_parallel(run, world, shape, choose)
-    _refuse_what_cannot_fit(shape, world, shard, device)
-    per_process = run.train.batch // world
-    if run.train.batch % world:
-        low, high = per_process * world, (per_process + 1) * world
+    one = "the planner may choose more; until then one"
+    inner = {name: choose(f"mesh.{name}", getattr(run.mesh, name), 1, one) for name in ("pp", "cp", "tp", "ep")}
+    per_sample = inner["pp"] * inner["cp"] * inner["tp"]  # processes that compute the same sample
+    world = world or _world(run, device, gpus, per_sample, choose)
+    readers = world // per_sample
+    replicate, shard = _data_parallel(run, readers, shape, choose)
+    _refuse_what_cannot_fit(shape, world, shard * per_sample, device)
+    per_process = run.train.batch // readers
+    if run.train.batch % readers:
+        low, high = per_process * readers, (per_process + 1) * readers
         near = f"{low} or {high}" if low else str(high)
-        raise SpecError(f"train.batch is {run.train.batch}, which {world} processes cannot share equally: use {near}.")
+        raise SpecError(
+            f"train.batch is {run.train.batch}, which {readers} processes cannot share equally: use {near}."
+        )
+    schedule = choose("mesh.schedule", run.mesh.schedule, "1f1b", "the least memory of the schedules")
+    method = choose("mesh.cp_method", run.mesh.cp_method, "all_to_all", "the fewest messages")
+    recompute = choose("mesh.recompute", run.mesh.recompute, "none", "it is assumed to fit")
     most = max(1, MICRO_TOKENS[device] // run.data.seq_len)
     micro = choose(
         "mesh.micro_batch",
@@ -91,7 +100,17 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         update={
             "model": run.model.model_copy(update={"vocab_size": vocab}),
             "train": run.train.model_copy(update={"precision": precision}),
-            "mesh": run.mesh.model_copy(update={"dp_replicate": replicate, "dp_shard": shard, "micro_batch": micro}),
+            "mesh": run.mesh.model_copy(
+                update={
+                    "dp_replicate": replicate,
+                    "dp_shard": shard,
+                    "micro_batch": micro,
+                    "schedule": schedule,
+                    "cp_method": method,
+                    "recompute": recompute,
+                    **inner,
+                }
+            ),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }
     )
@@ -107,14 +126,14 @@ def visible_gpus() -> int:
     return min(present, len([d for d in listed.split(",") if d.strip() not in ("", "-1")]))
 
 
-def _world(run: Run, device: str, gpus: int, choose: Any) -> int:
+def _world(run: Run, device: str, gpus: int, per_sample: int, choose: Any) -> int:
     replicate, shard = run.mesh.dp_replicate, run.mesh.dp_shard
     if isinstance(replicate, int) and isinstance(shard, int):
-        why = f"mesh asks for {replicate} x {shard}"
-        return int(choose("resources.processes", run.resources.processes, replicate * shard, why))
+        why = f"mesh asks for {per_sample * replicate * shard}"
+        return int(choose("resources.processes", run.resources.processes, per_sample * replicate * shard, why))
     most = gpus if device == "cuda" else min(len(os.sched_getaffinity(0)), MOST_CPU_PROCESSES)
-    step = next((n for n in (replicate, shard) if isinstance(n, int)), 1)
-    fits = [n for n in range(1, most + 1) if run.train.batch % n == 0 and n % step == 0]
+    step = per_sample * next((n for n in (replicate, shard) if isinstance(n, int)), 1)
+    fits = [n for n in range(step, most + 1, step) if run.train.batch % (n // per_sample) == 0]
     what = "GPUs" if device == "cuda" else "cores"
     return int(
         choose(
