@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal.errors import SetupError
+from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 
 JOIN_TIMEOUT = datetime.timedelta(minutes=10)
@@ -21,7 +22,14 @@ class Place:
     rank: int
     world: int
     device: torch.device
-    mesh: DeviceMesh | None  # (replicate, shard); None when alone
+    sizes: Sizes = Sizes()
+    dense: DeviceMesh | None = None  # (pp, replicate, shard, tp); "shard" is dp_shard x cp. None when alone
+    context: dist.ProcessGroup | None = None  # the processes that share this one's sequences; None unless cp > 1
+    expert: DeviceMesh | None = None  # (pp, replicate, shard, ep); None unless there are experts to share
+
+    @property
+    def at(self) -> dict[str, int]:
+        return self.sizes.coordinate(self.rank)
 
     def sum(self, *values: float) -> list[float]:
         """Sums host numbers over all processes, in float64 and on the CPU: no device is made to wait."""
@@ -30,6 +38,11 @@ class Place:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
         return [float(v) for v in total]
+
+    def sum_of_batch(self, *values: float) -> list[float]:
+        """Sums what is counted once a reader of data; the stages and tensor-parallel peers all count the same."""
+        copies = self.sizes.pp * self.sizes.tp * self.sizes.cp
+        return [total / copies for total in self.sum(*values)]
 
     def sum_on_device(self, value: torch.Tensor) -> torch.Tensor:
         if self.world > 1:
@@ -42,7 +55,7 @@ def join(run: Run) -> Place:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = _device(run, int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1:
-        return Place(rank, world, device, None)
+        return Place(rank, world, device)
     # Host numbers travel by gloo even beside NCCL, so that counting tokens never synchronises a GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
@@ -51,9 +64,33 @@ def join(run: Run) -> Place:
             dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
         else:
             dist.init_process_group(backend, init_method=address, rank=rank, world_size=world, timeout=JOIN_TIMEOUT)
-    sizes = (int(run.mesh.dp_replicate), int(run.mesh.dp_shard))
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
-    return Place(rank, world, device, mesh)
+    return lay_out(rank, world, device, Sizes.of(run.mesh), run.model.experts is not None)
+
+
+def lay_out(rank: int, world: int, device: torch.device, sizes: Sizes, experts: bool = False) -> Place:
+    """The place of a process that has joined, with the meshes of its axes. Collective.
+
+    Three meshes over the same ranks instead of one that is flattened: FSDP2 wants its axis and tensor parallelism's in
+    one mesh, experts want them cut otherwise, and attention over a shared sequence needs a group alone.
+    """
+    if world == 1:
+        return Place(rank, world, device)
+    pp, copies, shard, cp, tp, ep = (getattr(sizes, name) for name in Sizes.__dataclass_fields__)
+    dense = init_device_mesh(
+        device.type, (pp, copies, shard * cp, tp), mesh_dim_names=("pp", "replicate", "shard", "tp")
+    )
+    context = None
+    if cp > 1:
+        outer = pp * copies * shard
+        context = init_device_mesh(device.type, (outer, cp, tp), mesh_dim_names=("outer", "cp", "inner")).get_group(
+            "cp"
+        )
+    expert = None
+    if experts:
+        expert = init_device_mesh(
+            device.type, (pp, copies, shard * cp * tp // ep, ep), mesh_dim_names=("pp", "replicate", "shard", "ep")
+        )
+    return Place(rank, world, device, sizes, dense, context, expert)
 
 
 def leave(place: Place) -> None:
