@@ -1,8 +1,9 @@
 """Which part of each tensor this rank holds, and which part of that it writes.
 
-A plain tensor is whole on every rank. A DTensor's local part is one box of the global tensor, or several where two mesh
-dimensions shard the same dimension unevenly. Parts that several ranks hold are written by one of them, and this work is
-spread: each rank computes the same assignment from what it knows, nobody asks.
+A plain tensor is whole on each rank that holds it: all of them, or those of a pipeline stage. A DTensor's local part is
+one box of the global tensor, or several where two mesh dimensions shard the same dimension unevenly. Parts that several
+ranks hold are written by one of them, and this work is spread: each rank computes the same assignment from what it
+knows, nobody asks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+Holders = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,19 @@ def held_boxes(name: str, tensor: torch.Tensor) -> list[Held]:
     return [Held(tuple(r[0] for r in box), tuple(r[1] for r in box), tuple(r[2] for r in box)) for box in boxes]
 
 
-def mine_to_write(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+def mine_to_write(tensors: Mapping[str, torch.Tensor], holders: Holders | None = None) -> list[str]:
     """The names of the tensors whose held boxes this rank writes.
 
     The copies of a tensor take turns: the largest first, each to the copy with the least to write so far. The tensors
-    that are copied over the same ranks form a group with its own balance; its members see the same names and sizes.
+    that are copied over the same ranks form a group with its own balance; its members see the same names and sizes,
+    which is all that they have to agree on: other ranks may have other tensors.
     """
     written: dict[Hashable, list[int]] = defaultdict(list)
     mine = []
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].numel() * item[1].element_size(), item[0])):
-        group, copies, copy = _copies(tensor)
+        group, copies, copy = _copies(tensor, None if holders is None else holders.get(name))
+        if not copies:
+            continue  # none of this mesh's copies is to be written: another stage's is
         load = written[group]
         load.extend([0] * (copies - len(load)))
         writer = load.index(min(load))
@@ -135,21 +140,20 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(array)  # type: ignore[arg-type]  # an array is a buffer; its stubs say so from Python 3.12 on
 
 
-def _copies(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
-    """(the ranks that share the work, how many copies there are, which one is here; -1 for none)"""
+def _copies(tensor: torch.Tensor, holders: Sequence[int] | None) -> tuple[Hashable, int, int]:
+    """(the ranks that share the work, how many copies may be written, which of them is here; -1 for none)"""
     rank, world = here()
     if not isinstance(tensor, DTensor):
-        return "every rank", world, rank
-    mesh = tensor.device_mesh
-    dims = [d for d, placement in enumerate(tensor.placements) if placement.is_replicate()]
-    sizes = [mesh.size(d) for d in dims]
-    coordinate = mesh.get_coordinate()
-    copy = -1
-    if coordinate is not None:
-        copy = 0
-        for d, size in zip(dims, sizes, strict=True):
-            copy = copy * size + coordinate[d]
-    return (tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape), tuple(dims)), math.prod(sizes), copy
+        ranks = tuple(range(world)) if holders is None else tuple(sorted(set(holders)))
+        return ranks, len(ranks), ranks.index(rank) if rank in ranks else -1
+    # A row a copy: the ranks which together hold the tensor once.
+    grid = tensor.device_mesh.mesh
+    over = [d for d, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    cut = [d for d in range(grid.ndim) if d not in over]
+    rows = grid.permute(*over, *cut).reshape(math.prod(grid.shape[d] for d in over), -1).tolist()
+    written = [row for row in rows if holders is None or set(row) <= set(holders)]
+    copy = next((i for i, row in enumerate(written) if rank in row), -1)
+    return tuple(map(tuple, written)), len(written), copy
 
 
 def _runs(

@@ -38,12 +38,16 @@ class _Target:
 def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, Any]:
     """Fills `tensors` in place and returns the checkpoint's `extra`. Collective.
 
-    The names must be those of the checkpoint (those that begin with `prefix`), with the same shapes and dtypes; else
-    `CheckpointError`. A damaged slice is `Corrupt`, and what was filled until then is not to be used.
+    Each rank fills what it has. Together they must have exactly the names of the checkpoint (those that begin with
+    `prefix`), with the same shapes and dtypes; else `CheckpointError`. A damaged slice is `Corrupt`, and what was
+    filled until then is not to be used.
     """
+    names = sorted(name for name in found.manifest.tensors if name.startswith(prefix))
+    taken = peers.anybody([name in tensors for name in names])
+    unwanted = [name for name, somebody in zip(names, taken, strict=True) if not somebody]
     words = None
     try:
-        _check_names(found, tensors, prefix)
+        _check_names(found, tensors, unwanted, prefix)
         _fill(found, tensors)
     except Corrupt as e:
         words = f"{_DAMAGED}{e}"
@@ -117,11 +121,12 @@ def _all_well(words: str | None) -> None:
         raise CheckpointError(failed[1])
 
 
-def _check_names(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str) -> None:
+def _check_names(found: Found, tensors: Mapping[str, torch.Tensor], unwanted: list[str], prefix: str) -> None:
+    """`unwanted` is what the checkpoint holds and no rank has."""
     entries = {name: entry for name, entry in found.manifest.tensors.items() if name.startswith(prefix)}
     if missing := sorted(set(tensors) - set(entries)):
         raise CheckpointError(f"it has no tensor {_some(missing)}: it was saved by another model or optimizer.")
-    if unwanted := sorted(set(entries) - set(tensors)):
+    if unwanted:
         raise CheckpointError(f"it holds {_some(unwanted)}, which this model and optimizer do not have.")
     for name, tensor in tensors.items():
         entry = entries[name]

@@ -45,6 +45,15 @@ def total(number: int) -> int:
     return _exchange(number)
 
 
+def anybody(mine: list[bool]) -> list[bool]:
+    """For each place of a list that is equally long everywhere: whether it is true on any rank."""
+    if here()[1] == 1 or not mine:
+        return mine
+    value = torch.tensor(mine, dtype=torch.uint8, device=_device())
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return [bool(v) for v in value.tolist()]
+
+
 def _exchange(number: int) -> int:
     if here()[1] == 1:
         return number

@@ -21,7 +21,17 @@ import torch
 
 from shoal.checkpoint import files, peers
 from shoal.checkpoint.find import damage, folder_of, open_checkpoint
-from shoal.checkpoint.layout import Held, bytes_of, dtype_of, held_boxes, local_of, mine_to_write, pieces, view_of
+from shoal.checkpoint.layout import (
+    Held,
+    Holders,
+    bytes_of,
+    dtype_of,
+    held_boxes,
+    local_of,
+    mine_to_write,
+    pieces,
+    view_of,
+)
 from shoal.checkpoint.manifest import MANIFEST, Corrupt, Entry, File, Manifest, Slice, check, encode, entry_of, merge
 from shoal.checkpoint.publish import begin, publish, temporary_folder
 from shoal.errors import TransientError
@@ -49,9 +59,14 @@ def save(
     tensors: Tensors,
     extra: dict[str, Any],
     attempt: int = 0,
+    holders: Holders | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Saved:
-    """Collective. `tensors` are plain ones, equal on every rank, or DTensors; `extra` is JSON (rank 0's is written).
+    """Collective. `tensors` are plain ones, equal wherever they are, or DTensors; `extra` is JSON (rank 0's counts).
+
+    Ranks may have different tensors, as the stages of a pipeline do. `holders[name]` lists the ranks that have a whole
+    copy of a plain tensor (without it: every rank), of which one writes. For a tensor of any kind, a rank that is not
+    listed writes nothing of it: what it has is a copy of what another stage owns (tied embeddings).
 
     When any rank fails, all raise the same `SaveError`, and nothing of this checkpoint remains. A good checkpoint of
     this step that is already there stays (`kept`): a step is taken once, so it is that state. A bad one is replaced.
@@ -66,7 +81,8 @@ def save(
     written: list[int] = []
 
     def write_mine() -> None:
-        written.append(_write_mine(folder, rank, {"step": step, "attempt": attempt}, tensors, piece_bytes))
+        mine = mine_to_write(tensors, holders)
+        written.append(_write_mine(folder, rank, {"step": step, "attempt": attempt}, tensors, mine, piece_bytes))
 
     try:
         _together(step, partial(begin, folder), rank == 0)
@@ -119,13 +135,15 @@ def _good_bytes(final: Path) -> int:
     return 0 if peers.total(bad) else size
 
 
-def _write_mine(folder: Path, rank: int, identity: dict[str, int], tensors: Tensors, piece_bytes: int) -> int:
+def _write_mine(
+    folder: Path, rank: int, identity: dict[str, int], tensors: Tensors, mine: list[str], piece_bytes: int
+) -> int:
     """This rank's file of slices, and beside it what rank 0 needs for the manifest. Returns the file's size."""
     name = f"rank-{rank:05d}.safetensors"
     entries = {n: Entry(dtype_of(n, t), tuple(t.shape), ()) for n, t in tensors.items()}
     held = [
         (n, piece)
-        for n in sorted(mine_to_write(tensors), key=lambda n: (-entries[n].item_bytes, n))  # widest first: all aligned
+        for n in sorted(mine, key=lambda n: (-entries[n].item_bytes, n))  # widest first: all aligned
         for box in held_boxes(n, tensors[n])
         for piece in pieces(box, entries[n].item_bytes, piece_bytes)
     ]
@@ -163,7 +181,7 @@ def _complete(folder: Path, root: Path, step: int, attempt: int, world: int, ext
         files={f"rank-{rank:05d}.safetensors": File(**part["file"]) for rank, part in enumerate(parts)},
         tensors=merge({n: entry_of(e) for n, e in part["tensors"].items()} for part in parts),
     )
-    check(manifest)  # a hole, such as a tensor that nobody wrote, is found here and not on the day of the resume
+    check(manifest)  # a tensor that nobody wrote, or two did, is found here and not on the day of the resume
     files.write_small(folder / MANIFEST, encode(manifest))
     open_checkpoint(folder)  # and so is a file that another node wrote elsewhere, or not in full
     for rank in range(world):
