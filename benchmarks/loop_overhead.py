@@ -27,14 +27,13 @@ from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.data.writer import ShardWriter
 from shoal.parallel.place import Place
-from shoal.parallel.shard import build
+from shoal.parallel.build import build
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.spec.shape import shape_of
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
-from shoal.train.loop import Training, loss_sum, train_step
+from shoal.train.loop import Training, train_step
 from shoal.train.optim import Optimizers
 
 BAR = 1.03
@@ -113,14 +112,17 @@ def make_run(folder: Path, args: argparse.Namespace) -> Run:
 
 def bare_loop(run: Run, windows: Windows):
     """What one writes by hand: the batches are at hand, nothing is counted, nothing is written down."""
-    model = build(run, _decoder(run), Place(0, 1, torch.device("cpu"), None))
+    (model,) = build(run, Place(0, 1, torch.device("cpu"))).decoders
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     order = Order(windows.sizes, [1.0], run.seed)
     batches = [windows.batch(*order.at(i * run.train.batch, run.train.batch)) for i in range(200)]
 
     def step(i: int) -> float:
         batch = batches[i % len(batches)]
-        loss = loss_sum(model, batch, torch.device("cpu")) / batch.target_count
+        tokens, positions, documents, targets = (
+            torch.from_numpy(a) for a in (batch.tokens, batch.positions, batch.documents, batch.targets)
+        )
+        loss = model(tokens, positions, documents, targets) / batch.target_count
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -131,14 +133,14 @@ def bare_loop(run: Run, windows: Windows):
 
 
 def shoal_loop(run: Run, windows: Windows, journal: Journal):
-    place = Place(0, 1, torch.device("cpu"), None)
-    model = build(run, _decoder(run), place)
+    place = Place(0, 1, torch.device("cpu"))
+    model = build(run, place)
     feed = Feed(windows, Order(windows.sizes, [1.0], run.seed), run.train.batch, 0, 1, int(run.mesh.micro_batch))
     training = Training(
         run,
         place,
         model,
-        Optimizers(run.train.optimizer, model),
+        Optimizers(run.train.optimizer, model.named_parameters()),
         feed,
         tell=lambda kind, **fields: journal.append(kind, attempt=0, **fields),
         told_to_stop=lambda: False,
@@ -152,13 +154,6 @@ def shoal_loop(run: Run, windows: Windows, journal: Journal):
         training.tell("step", **record)
 
     return step, feed
-
-
-def _decoder(run: Run):
-    from shoal.model.decoder import Decoder
-
-    with torch.device("meta"):
-        return Decoder(shape_of(run.model))
 
 
 if __name__ == "__main__":

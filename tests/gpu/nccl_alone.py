@@ -13,11 +13,9 @@ from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.model.decoder import Decoder
+from shoal.parallel.build import build
 from shoal.parallel.place import Place
-from shoal.parallel.shard import build, plain
-from shoal.spec.run import Mesh
-from shoal.spec.shape import shape_of
+from shoal.spec.mesh import Sizes
 from shoal.train.decide import decide
 from shoal.train.loop import Training, train_step
 from shoal.train.optim import Optimizers
@@ -27,22 +25,19 @@ from tests.train.tiny import make_run
 def main(workspace: Path) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{workspace}/nccl-store", rank=0, world_size=1)
-    mesh = init_device_mesh("cuda", (1, 1), mesh_dim_names=("replicate", "shard"))
+    dense = init_device_mesh("cuda", (1, 1, 1, 1), mesh_dim_names=("pp", "replicate", "shard", "tp"))
     changes = {"resources.device": "cuda", "train.precision": "fp32", "train.steps": 8, "mesh.micro_batch": 8}
     run = decide(make_run(workspace / "data", **changes), workspace, 1).run
-    place = Place(0, 1, torch.device("cuda", 0), mesh)
     for shard in (1, 2):  # 2 asks for FSDP2; the mesh has one member all the same
-        asked = run.model_copy(update={"mesh": Mesh(dp_replicate=1, dp_shard=shard, micro_batch=8)})
-        with torch.device("meta"):
-            decoder = Decoder(shape_of(run.model))
-        model = build(asked, decoder, place)
+        place = Place(0, 1, torch.device("cuda", 0), Sizes(dp_shard=shard), dense)
+        model = build(run, place)
         windows = Windows(open_sources(run.data.train, run.data, workspace), run.data.seq_len, True)
         feed = Feed(windows, Order(windows.sizes, [1.0], run.seed), run.train.batch, 0, 1, 8)
         training = Training(
-            asked,
+            run,
             place,
             model,
-            Optimizers(run.train.optimizer, plain(model)),
+            Optimizers(run.train.optimizer, model.named_parameters()),
             feed,
             tell=lambda kind, **fields: None,
             told_to_stop=lambda: False,

@@ -60,7 +60,7 @@ def test_state_laid_out_ahead_changes_nothing_about_adamw() -> None:
 
     ours, theirs = model(), model()
     spec = Optimizer(lr=0.01, weight_decay=0.1)
-    optimizers = Optimizers(spec, ours)
+    optimizers = Optimizers(spec, ours.named_parameters())
     groups = [{"params": [theirs.weight]}, {"params": [theirs.bias], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=0.005, betas=spec.betas, eps=spec.eps, weight_decay=0.1, fused=True)
     for i in range(5):

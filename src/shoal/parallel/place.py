@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ class Place:
     rank: int
     world: int
     device: torch.device
-    sizes: Sizes = Sizes()
+    sizes: Sizes = field(default_factory=Sizes)
     dense: DeviceMesh | None = None  # (pp, replicate, shard, tp); "shard" is dp_shard x cp. None when alone
     context: dist.ProcessGroup | None = None  # the processes that share this one's sequences; None unless cp > 1
     expert: DeviceMesh | None = None  # (pp, replicate, shard, ep); None unless there are experts to share
@@ -81,10 +81,8 @@ def lay_out(rank: int, world: int, device: torch.device, sizes: Sizes, experts: 
     )
     context = None
     if cp > 1:
-        outer = pp * copies * shard
-        context = init_device_mesh(device.type, (outer, cp, tp), mesh_dim_names=("outer", "cp", "inner")).get_group(
-            "cp"
-        )
+        groups = init_device_mesh(device.type, (pp * copies * shard, cp, tp), mesh_dim_names=("outer", "cp", "inner"))
+        context = groups.get_group("cp")
     expert = None
     if experts:
         expert = init_device_mesh(

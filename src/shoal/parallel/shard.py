@@ -1,7 +1,7 @@
-"""Lays a plain decoder over the mesh: DDP when only replicated, FSDP2 when sharded, HSDP when both.
+"""Data parallelism of a plain decoder: DDP when only replicated, FSDP2 when sharded, HSDP when both.
 
-The model knows nothing of it. Gradients come out averaged over the data-parallel processes whatever the layout,
-which is why the loop multiplies its loss by their number.
+Gradients come out summed over all processes that read other tokens: data-parallel ones and those that share a sequence.
+DDP alone divides by their number; `Laid` takes that back.
 """
 
 from __future__ import annotations
@@ -16,55 +16,60 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.model.decoder import Decoder
 from shoal.parallel.place import Place
-from shoal.spec.run import Run
 
 
-def build(run: Run, model_on_meta: Decoder, place: Place) -> nn.Module:
-    """Shard first, allocate second: no process ever holds weights that are not its own."""
-    bf16 = run.train.precision == "bf16"
-    if run.train.compile:
-        for block in model_on_meta.blocks.values():
-            block.compile()
-    sharded = place.mesh is not None and int(run.mesh.dp_shard) > 1
-    if place.mesh is not None and sharded:
-        mesh = place.mesh["shard"] if int(run.mesh.dp_replicate) == 1 else place.mesh
-        policy = (
-            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-            if bf16
-            else MixedPrecisionPolicy()
-        )
-        for block in model_on_meta.blocks.values():
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model_on_meta, mesh=mesh, mp_policy=policy)
-    model_on_meta.to_empty(device=place.device)
-    model_on_meta.init_weights(run.seed)
-    if place.mesh is None or sharded:
-        return model_on_meta
-    # Buckets are views of the gradients: no second copy of them, no copy after the reduction.
+def sharded(place: Place) -> bool:
+    """Whether FSDP2 carries the gradients. DDP knows no DTensors, so it serves alone or not at all."""
+    if place.dense is None:
+        return False
+    s = place.sizes
+    readers = s.dp * s.cp
+    return s.dp_shard * s.cp > 1 or (readers > 1 and readers < place.world)
+
+
+def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
+    """FSDP2 over a decoder that is still on the meta device: no process ever holds weights that are not its own."""
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+    )
+    left_out: set[nn.Parameter] = set()
+    if place.expert is not None:
+        from shoal.parallel import expert
+
+        left_out = expert.shard(decoder, place, policy)
+    if sharded(place):
+        assert place.dense is not None
+        mesh = place.dense["shard"] if place.sizes.dp_replicate == 1 else place.dense["replicate", "shard"]
+        for block in decoder.blocks.values():
+            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=left_out)
+        fully_shard(decoder, mesh=mesh, mp_policy=policy, ignored_params=left_out)
+    for part in sharded_parts(decoder):
+        part.set_force_sum_reduction_for_comms(True)
+        part.set_gradient_divide_factor(1.0)
+
+
+def replicate(decoder: Decoder, place: Place) -> nn.Module:
+    """DDP, where nothing but dp_replicate is above one."""
+    if place.dense is None or place.sizes.dp_replicate != place.world:
+        return decoder
+    # Buckets are views of the gradients: no second copy of them, no copy after the reduction. Buffers are the routers'
+    # counts, which differ between processes until they are summed.
     return DistributedDataParallel(
-        model_on_meta, process_group=place.mesh.get_group("replicate"), gradient_as_bucket_view=True
+        decoder,
+        process_group=place.dense.get_group("replicate"),
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
     )
 
 
-def plain(module: nn.Module) -> Decoder:
-    """The decoder itself, whose parameter names are those of the checkpoint."""
-    inner = module.module if isinstance(module, DistributedDataParallel) else module
-    assert isinstance(inner, Decoder)
-    return inner
-
-
-def precision(run: Run, module: nn.Module, place: Place) -> AbstractContextManager[None]:
-    """Compute type of forward. FSDP2 casts its own shards; elsewhere autocast reads the float32 master weights."""
-    if run.train.precision != "bf16" or isinstance(module, FSDPModule):
-        return contextlib.nullcontext()
-    return torch.autocast(place.device.type, dtype=torch.bfloat16)
+def sharded_parts(module: nn.Module) -> list[FSDPModule]:
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
 def reduce_on(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     """Gradients travel once a step: with the last micro-batch."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last)
-        return contextlib.nullcontext()
+    for part in sharded_parts(module):
+        part.set_requires_gradient_sync(last, recurse=False)
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     return contextlib.nullcontext()
@@ -76,6 +81,5 @@ def reshard(module: nn.Module) -> None:
     FSDP2 leaves the root's parameters gathered after forward, for the backward that usually comes. After evaluation
     none comes: a checkpoint would then save the gathered copy, in its compute type, and the next step would fail.
     """
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for part in sharded_parts(module):
+        part.reshard()

@@ -8,50 +8,50 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from shoal.data.windows import Batch, Windows
+from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
-from shoal.parallel.shard import precision, reshard
 from shoal.spec.run import Run
-from shoal.train.loop import Tell, loss_sum
+from shoal.train.loop import Tell
 
 
 @dataclass(frozen=True)
 class Evaluator:
     run: Run
     place: Place
-    model: nn.Module
+    model: Laid
     windows: Windows
     tell: Tell
 
     def __call__(self, step: int) -> float:
         begin = round(time.time(), 6)
         total, targets = torch.zeros((), dtype=torch.float64, device=self.place.device), 0
-        self.model.eval()
-        with torch.no_grad(), precision(self.run, self.model, self.place):
-            for batch in self._batches():
-                total += loss_sum(self.model, batch, self.place.device).double()
-                targets += batch.target_count
-        reshard(self.model)
-        self.model.train()
-        loss, all_targets = self.place.sum(float(total), targets)
+        for batches in self._rounds():
+            total += self.model.loss(batches).double()
+            targets += sum(batch.target_count for batch in batches)
+        loss = float(self.model.total(total))
+        (all_targets,) = self.place.sum_of_batch(targets)
         self.tell("eval", step=step, begin=begin, loss=loss / all_targets, targets=int(all_targets))
         return loss / all_targets
 
-    def _batches(self) -> Iterator[Batch]:
-        """This process's share. Every process runs the model equally often, for its collectives must meet: where the
-        windows do not divide, the last batch is filled up with windows whose targets are all masked."""
+    def _rounds(self) -> Iterator[list[Batch]]:
+        """This process's share, in rounds of as many micro-batches as the model takes at once. Every process runs it
+        equally often, for its collectives must meet: where the windows do not divide, the last round is filled up with
+        windows whose targets are all masked."""
         sources, ids = _all_windows(self.windows, self.run.eval.windows)
-        micro, world = int(self.run.mesh.micro_batch), self.place.world
-        rounds = -(-len(ids) // (micro * world))
-        for i in range(rounds):
-            mine = (i * world + self.place.rank) * micro + np.arange(micro)
-            real = mine < len(ids)
-            pick = np.where(real, mine, 0)
-            batch = self.windows.batch(sources[pick], ids[pick])
-            batch.targets[~real] = -100
-            yield batch
+        micro, at_once = int(self.run.mesh.micro_batch), self.model.at_once
+        readers, reader = self.place.sizes.dp, self.place.at["dp"]
+        for i in range(-(-len(ids) // (micro * at_once * readers))):
+            first = (i * readers + reader) * at_once
+            yield [self._batch(sources, ids, (first + j) * micro + np.arange(micro)) for j in range(at_once)]
+
+    def _batch(self, sources: np.ndarray, ids: np.ndarray, mine: np.ndarray) -> Batch:
+        real = mine < len(ids)
+        pick = np.where(real, mine, 0)
+        batch = self.windows.batch(sources[pick], ids[pick])
+        batch.targets[~real] = -100
+        return batch
 
 
 def _all_windows(windows: Windows, limit: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -11,15 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
-
 from shoal.data.feed import Feed
-from shoal.data.windows import Batch
 from shoal.errors import NumericsError, Stopped
+from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
-from shoal.parallel.shard import plain, precision, reduce_on
 from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train.clock import Clock
@@ -35,7 +30,7 @@ class Training:
 
     run: Run
     place: Place
-    model: nn.Module
+    model: Laid
     optimizers: Optimizers
     feed: Feed
     tell: Tell
@@ -47,7 +42,6 @@ class Training:
 def train(t: Training, first_step: int) -> None:
     """Runs steps `first_step` … `train.steps` - 1. Saves and raises Stopped when told to stop."""
     run, total = t.run, t.run.train.steps
-    t.model.train()
     for step in range(first_step, total):
         record = train_step(t, step)
         if record is None:
@@ -76,7 +70,7 @@ def train_step(t: Training, step: int) -> Record | None:
     # Loss normalised by this count is right for any split, any packing and any mask, by construction.
     tokens = sum(b.tokens.size for b in micro_batches)
     mine = sum(b.target_count for b in micro_batches)
-    targets, all_tokens, stop = t.place.sum(mine, tokens, float(t.told_to_stop()))
+    targets, all_tokens, stop = t.place.sum_of_batch(mine, tokens, float(t.told_to_stop()))
     if stop:
         return None
     if not targets:
@@ -84,17 +78,11 @@ def train_step(t: Training, step: int) -> Record | None:
             f"step {step + 1} has no target token: the data's loss mask hides every token of its batch."
         )
 
-    loss = torch.zeros((), device=t.place.device)
-    for i, batch in enumerate(micro_batches):
-        with reduce_on(t.model, last=i == len(micro_batches) - 1), precision(t.run, t.model, t.place):
-            part = loss_sum(t.model, batch, t.place.device)
-            # DDP and FSDP average over the processes; we want the sum, so their number is multiplied in here.
-            (part * (t.place.world / targets)).backward()
-        loss += part.detach()
-    loss = t.place.sum_on_device(loss) / targets
+    # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
+    loss = t.model.total(t.model.backward(micro_batches)) / targets
     clock.lap("compute_s")
 
-    grad_norm = clip(plain(t.model), t.run.train.clip)
+    grad_norm = t.model.clip(1 / targets, t.run.train.clip)
     loss_now, norm_now = float(loss), float(grad_norm)
     if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
         raise NumericsError(
@@ -102,6 +90,7 @@ def train_step(t: Training, step: int) -> Record | None:
             "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
         )
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
+    more = t.model.after_step()
     clock.lap("optimizer_s")
     return {
         "step": step + 1,
@@ -114,26 +103,8 @@ def train_step(t: Training, step: int) -> Record | None:
         "grad_norm": norm_now,
         "lr": lr,
         "time": clock.laps,
+        **more,
     }
-
-
-def loss_sum(model: nn.Module, batch: Batch, device: torch.device) -> torch.Tensor:
-    """Cross-entropy summed over the targets of a micro-batch."""
-    tokens, targets, positions = (
-        torch.from_numpy(a).to(device, non_blocking=True) for a in (batch.tokens, batch.targets, batch.positions)
-    )
-    documents = torch.from_numpy(batch.documents).to(device, non_blocking=True) if batch.documents.any() else None
-    return model(tokens, positions, documents, targets=targets)
-
-
-def clip(model: nn.Module, limit: float | None) -> torch.Tensor:
-    """Clips all gradients by their global norm, which is the same number on every process and layout."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
-    return norm
 
 
 def _due(every: int, done: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shoal.spec.run import Optimizer as Spec
 from shoal.train.muon import Muon
@@ -14,21 +16,28 @@ from shoal.train.muon import Muon
 class Optimizers:
     """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
 
-    def __init__(self, spec: Spec, model: nn.Module) -> None:
-        self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blocks.")]
-        if spec.name == "adamw":
-            matrices_by_muon, rest = [], [*model.parameters()]
-        else:
-            chosen = set(matrices)
-            matrices_by_muon, rest = matrices, [p for p in model.parameters() if p not in chosen]
-        groups = [
-            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": spec.weight_decay},
-            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases have no scale to decay
-        ]
+    def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in named}
+        matrices_by_muon: list[torch.Tensor] = []
+        rest: list[torch.Tensor] = []
+        for p, name in self._names.items():
+            by_muon = spec.name == "muon" and name.startswith("blocks.") and p.ndim >= 2 and ".router." not in name
+            (matrices_by_muon if by_muon else rest).append(p)
+        # A fused update takes parameters of one mesh; stages, experts and plain tensors are not on the same one.
+        groups: dict[object, list[torch.Tensor]] = defaultdict(list)
+        for p in rest:
+            groups[p.device_mesh if isinstance(p, DTensor) else None, p.ndim >= 2].append(p)
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
-                [g for g in groups if g["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True
+                # Norms and biases have no scale to decay.
+                [
+                    {"params": ps, "weight_decay": spec.weight_decay if ps[0].ndim >= 2 else 0.0}
+                    for ps in groups.values()
+                ],
+                lr=spec.lr,
+                betas=spec.betas,
+                eps=spec.eps,
+                fused=True,
             )
         ]
         if matrices_by_muon:
@@ -50,6 +59,10 @@ class Optimizers:
         """The state that a checkpoint holds, by the name of its parameter; filled in place on resume."""
         return {f"optim.{self._names[p]}.{key}": t for p, key, t in self._state() if key != "step"}
 
+    def owners(self) -> dict[str, str]:
+        """Each name of `tensors` to the name of its parameter."""
+        return {f"optim.{self._names[p]}.{key}": self._names[p] for p, key, _ in self._state() if key != "step"}
+
     def set_step(self, step: int) -> None:
         """AdamW's own step counts, which are the run's committed steps."""
         for _, key, t in self._state():
@@ -60,6 +73,10 @@ class Optimizers:
         for part in self.parts:
             for p, state in part.state.items():
                 yield from ((p, key, t) for key, t in _tensors(state))
+
+
+def _decay(spec: Spec, parameters: list[torch.Tensor]) -> float:
+    return spec.weight_decay if parameters[0].ndim >= 2 else 0.0  # norms and biases have no scale to decay
 
 
 def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

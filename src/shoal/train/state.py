@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import checkpoint
 from shoal.errors import DataError
+from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
-from shoal.parallel.shard import plain
 from shoal.track.rundir import RunDir
 from shoal.train.loop import Tell
 from shoal.train.optim import Optimizers
@@ -22,16 +21,24 @@ from shoal.train.optim import Optimizers
 
 @dataclass(frozen=True)
 class State:
-    model: nn.Module
+    model: Laid
     optimizers: Optimizers
     data_fingerprints: list[str]
     batch: int
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        parameters = {f"model.{name}": p.detach() for name, p in plain(self.model).named_parameters()}
-        for name, p in parameters.items():  # the master weights, never a copy gathered or cast for computing
-            assert p.dtype == torch.float32, f"{name} is {p.dtype} where float32 master weights are saved"
-        return {**parameters, **self.optimizers.tensors()}
+        model = {f"model.{name}": t for name, t in self.model.saved().items()}
+        for name, t in model.items():  # the master weights, never a copy gathered or cast for computing
+            assert t.dtype == torch.float32, f"{name} is {t.dtype} where float32 master weights are saved"
+        return {**model, **self.optimizers.tensors()}
+
+    def holders(self) -> dict[str, list[int]] | None:
+        """Of each tensor, the ranks that write it; None where every process holds every tensor."""
+        if self.model.pipeline is None:
+            return None
+        owners = self.model.holders()
+        optimizer = {key: owners[name] for key, name in self.optimizers.owners().items()}
+        return {**{f"model.{name}": ranks for name, ranks in owners.items()}, **optimizer}
 
     def extra(self, step: int) -> dict[str, Any]:
         return {"step": step, "position": step * self.batch, "data": self.data_fingerprints, "batch": self.batch}
@@ -49,13 +56,14 @@ class State:
                 "(its fingerprint changed): restore the data, or start a new run from exported weights."
             )
         self.optimizers.set_step(found.step)
+        self.model.spread()
         return found.step
 
 
-def digest(model: nn.Module, place: Place) -> str:
+def digest(model: Laid, place: Place) -> str:
     """A fingerprint of all parameters, shard by shard: equal on equal layouts exactly when every bit is equal."""
     h = xxhash.xxh3_128()
-    for name, p in plain(model).named_parameters():
+    for name, p in model.named_parameters():
         local = p.to_local() if isinstance(p, DTensor) else p
         h.update(name.encode())
         h.update(local.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)

@@ -18,10 +18,10 @@ from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, CheckpointError, ShoalError, Stopped
-from shoal.model.decoder import Decoder
 from shoal.observe.throughput import peak_flops
+from shoal.parallel.build import build
+from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
-from shoal.parallel.shard import build, plain
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
@@ -73,10 +73,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     shape = shape_of(run.model)
-    with torch.device("meta"):
-        decoder = Decoder(shape)
-    model = build(run, decoder, place)
-    optimizers = Optimizers(run.train.optimizer, plain(model))
+    model = build(run, place)
+    optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     state = State(model, optimizers, [s.fingerprint for s in sources], run.train.batch)
     restored = state.restore(run_dir, tell)
     if restored is None and place.rank == 0:
@@ -84,17 +82,13 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     if restored is None and run.model.weights:
         from shoal.model.hf import load_weights
 
-        load_weights(plain(model), run.model.weights)
+        load_weights(model, run.model.weights)
     first = restored or 0
     tell(
         "start",
         step=first,
         world=place.world,
-        mesh={
-            "dp_replicate": run.mesh.dp_replicate,
-            "dp_shard": run.mesh.dp_shard,
-            "micro_batch": run.mesh.micro_batch,
-        },
+        mesh=run.mesh.model_dump(),
         device=_device_name(place),
         params=shape.params,
         precision=run.train.precision,
@@ -105,7 +99,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         resumed_from=restored,
         windows=[int(n) for n in windows.sizes],
     )
-    feed = Feed(windows, order, run.train.batch, place.rank, place.world, int(run.mesh.micro_batch))
+    feed = Feed(windows, order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
     training = Training(
         run,
         place,
@@ -150,7 +144,7 @@ def _refuse_lost_history(run_dir: RunDir) -> None:
         )
 
 
-def _evaluator(run: Run, run_dir: RunDir, place: Place, model: torch.nn.Module, tell: Tell) -> Callable[[int], object]:
+def _evaluator(run: Run, run_dir: RunDir, place: Place, model: Laid, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
     held_out = Windows(
@@ -169,7 +163,9 @@ def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int
             return  # told to stop right after a checkpoint
         begin = round(time.time(), 6)
         try:
-            saved = checkpoint.save(run_dir.checkpoints, step, state.tensors(), state.extra(step), attempt)
+            saved = checkpoint.save(
+                run_dir.checkpoints, step, state.tensors(), state.extra(step), attempt, state.holders()
+            )
         except ShoalError as e:
             tell("checkpoint_failed", step=step, begin=begin, error=str(e))
             if step == run.train.steps:

@@ -1,0 +1,90 @@
+"""Lays a plain decoder over the mesh, axis by axis, from the innermost out.
+
+Everything is declared on the meta device; memory is taken last. No process ever holds weights that are not its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.model.decoder import Decoder
+from shoal.parallel.laid import Laid
+from shoal.parallel.place import Place
+from shoal.parallel.shard import replicate, shard, sharded
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape, shape_of
+
+
+def build(run: Run, place: Place) -> Laid:
+    """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective."""
+    shape = shape_of(run.model)
+    bf16 = run.train.precision == "bf16"
+    numbers, stretches = _stages(run, shape, place)
+    decoders = []
+    for number in numbers:
+        with torch.device("meta"):
+            decoder = Decoder(shape, stretches[number])
+        _split(decoder, run, place)
+        if bf16 and not sharded(place):
+            _autocast(decoder, place.device)
+        shard(decoder, place, bf16)
+        decoder.to_empty(device=place.device)
+        decoder.init_weights(run.seed)
+        decoders.append(decoder)
+    module = replicate(decoders[0], place)
+    if place.sizes.pp == 1:
+        return Laid(place, tuple(decoders), module, str(run.mesh.cp_method))
+    from shoal.parallel.pipeline import Pipeline
+    from shoal.parallel.tied import Tied
+
+    micro_batches = run.train.batch // place.sizes.dp // int(run.mesh.micro_batch)
+    pipeline = Pipeline(decoders, numbers, len(stretches), place, str(run.mesh.schedule), micro_batches)
+    return Laid(place, tuple(decoders), module, str(run.mesh.cp_method), pipeline, Tied.of(decoders, place))
+
+
+def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:
+    """The stages that this process holds, and the layers of every stage."""
+    if place.sizes.pp == 1:
+        return [0], [range(shape.layers)]
+    from shoal.parallel.stages import stages_of, stretches
+
+    schedule = str(run.mesh.schedule)
+    cut = stretches(shape, place.sizes.pp, schedule, run.data.seq_len)
+    return stages_of(place.at["pp"], place.sizes.pp, schedule), cut
+
+
+def _split(decoder: Decoder, run: Run, place: Place) -> None:
+    """Every axis inside a layer, then what is computed twice and what is compiled."""
+    if place.sizes.tp > 1:
+        from shoal.parallel import tensor
+
+        tensor.split(decoder, place)
+    if place.expert is not None:
+        from shoal.parallel import expert
+
+        expert.split(decoder, place)
+    if place.sizes.cp > 1:
+        from shoal.parallel import context
+
+        context.split(decoder, place, str(run.mesh.cp_method))
+    if run.mesh.recompute != "none":
+        from shoal.parallel import recompute
+
+        recompute.apply(decoder, str(run.mesh.recompute))
+    if run.train.compile:
+        for block in decoder.blocks.values():
+            block.compile()
+
+
+def _autocast(decoder: Decoder, device: torch.device) -> None:
+    """Computes in bfloat16 from float32 master weights. FSDP2 casts its own shards instead."""
+    inner = decoder.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            return inner(*args, **kwargs)
+
+    decoder.forward = forward  # type: ignore[method-assign]  # on this one decoder

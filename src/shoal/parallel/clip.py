@@ -1,0 +1,58 @@
+"""The global gradient norm, and the one multiplication that turns summed gradients into clipped means."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shoal.parallel.place import Place
+
+TINY = 1e-6  # keeps the factor finite where the norm is zero, as torch's own clipping does
+
+
+def clip(parameters: Iterable[tuple[nn.Parameter, int]], place: Place, scale: float, limit: float | None) -> Tensor:
+    """Multiplies all gradients by `scale` and, where the norm of the result passes `limit`, down to it.
+
+    Each parameter comes with the number of processes that hold the same part of it. Every process squares what it
+    holds and divides by that number, so that one sum over all of them is right for any mixture of meshes: torch's own
+    clipping refuses parameters of different meshes, as pipeline stages and experts have. Returns the norm after
+    `scale` and before clipping, the same number everywhere.
+    """
+    held: dict[int, list[Tensor]] = defaultdict(list)
+    for parameter, copies in parameters:
+        if (grad := _settled(parameter)) is not None:
+            held[copies].append(grad)
+    square = torch.zeros((), dtype=torch.float64, device=place.device)
+    for copies, grads in held.items():
+        square += torch.stack(torch._foreach_norm(grads)).double().square().sum() / copies
+    norm = place.sum_on_device(square).sqrt() * scale
+    factor = norm.new_tensor(scale) if limit is None else scale * (limit / (norm + TINY)).clamp(max=1.0)
+    for grads in held.values():
+        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    return norm
+
+
+def copies_of(parameter: Tensor, peers: int) -> int:
+    """How many of `peers` processes (those of one pipeline stage) hold the same part of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return peers
+    mesh = parameter.device_mesh
+    parts = 1
+    for dim, placement in enumerate(parameter.placements):
+        parts *= 1 if placement.is_replicate() else mesh.size(dim)
+    return peers // parts
+
+
+def _settled(parameter: nn.Parameter) -> Tensor | None:
+    """This process's part of a gradient. Tensor parallelism may leave it as a partial sum on each process."""
+    grad = parameter.grad
+    if grad is None or not isinstance(grad, DTensor):
+        return grad
+    assert isinstance(parameter, DTensor)
+    if grad.placements != parameter.placements:
+        grad = parameter.grad = grad.redistribute(placements=parameter.placements)
+    return grad.to_local()

@@ -1,0 +1,136 @@
+"""A model laid over the processes: what this one holds of it, and how a batch runs through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.data.windows import Batch
+from shoal.model.decoder import Decoder
+from shoal.parallel.clip import clip, copies_of
+from shoal.parallel.place import Place
+from shoal.parallel.shard import reduce_on, reshard
+
+if TYPE_CHECKING:
+    from shoal.parallel.pipeline import Pipeline
+    from shoal.parallel.tied import Tied
+
+
+@dataclass(frozen=True)
+class Laid:
+    place: Place
+    decoders: tuple[Decoder, ...]  # one; more where a pipeline gives this process several stages
+    module: nn.Module  # the first of them as DDP may have wrapped it
+    cp_method: str
+    pipeline: Pipeline | None = None
+    tied: Tied | None = None
+
+    @property
+    def at_once(self) -> int:
+        """Micro-batches that `loss` takes: a pipeline always runs as many as it was made for."""
+        return 1 if self.pipeline is None else self.pipeline.micro_batches
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimizer updates, by the names that checkpoints use."""
+        for decoder in self.decoders:
+            for name, parameter in decoder.named_parameters():
+                if self.tied is None or parameter is not self.tied.local_copy:
+                    yield name, parameter
+
+    def saved(self) -> dict[str, Tensor]:
+        """Parameters and buffers that make up the model, by name."""
+        buffers = {
+            name: buffer
+            for decoder in self.decoders
+            for name, buffer in decoder.named_buffers()
+            if name in decoder.state_dict()
+        }
+        return {**{name: p.detach() for name, p in self.named_parameters()}, **buffers}
+
+    def holders(self) -> dict[str, list[int]]:
+        """Of each tensor of `saved`, the ranks that may write it: those of the stage that owns it."""
+        peers = self.place.world // self.place.sizes.pp
+        mine = range(self.place.at["pp"] * peers, (self.place.at["pp"] + 1) * peers)
+        owners = {name: list(mine) for name in self.saved()}
+        if self.tied is not None and self.tied.borrowed:
+            owners["embed.weight"] = list(range(peers))  # the first stage's
+        return owners
+
+    def backward(self, batches: list[Batch]) -> Tensor:
+        """Adds up the gradients of the loss summed over all targets; returns this process's part of that sum."""
+        if self.pipeline is not None:
+            return self.pipeline.backward(*self._inputs(_joined(batches)))
+        total = torch.zeros((), device=self.place.device)
+        for i, batch in enumerate(batches):
+            with reduce_on(self.module, last=i == len(batches) - 1):
+                part = self.module(*self._inputs(batch))
+                part.backward()
+            total += part.detach()
+        return total
+
+    @torch.no_grad()
+    def loss(self, batches: list[Batch]) -> Tensor:
+        """The same sum without gradients."""
+        for decoder in self.decoders:
+            decoder.eval()
+        if self.pipeline is not None:
+            total = self.pipeline.loss(*self._inputs(_joined(batches)))
+        else:
+            total = torch.zeros((), device=self.place.device)
+            for batch in batches:
+                total += self.module(*self._inputs(batch))
+        for decoder in self.decoders:
+            reshard(decoder)
+            decoder.train()
+        return total
+
+    def total(self, loss: Tensor) -> Tensor:
+        """The sum of what `backward` or `loss` returned on all processes; tensor-parallel peers have the same part."""
+        return self.place.sum_on_device(loss) / self.place.sizes.tp
+
+    def clip(self, scale: float, limit: float | None) -> Tensor:
+        """Scales the gradients, clips them by their global norm and returns it: the same number on every layout."""
+        if self.tied is not None:
+            self.tied.sum_gradients()
+        if isinstance(self.module, DistributedDataParallel):
+            scale *= self.place.world  # DDP has divided by it
+        peers = self.place.world // self.place.sizes.pp
+        counted = ((p, self._copies(name, p, peers)) for name, p in self.named_parameters())
+        return clip(counted, self.place, scale, limit)
+
+    def after_step(self) -> dict[str, Any]:
+        """What follows the optimizer's update; fields for the step's record."""
+        self.spread()
+        return {}
+
+    def spread(self) -> None:
+        """Brings a second copy of a tied embedding in line, after an update or a restore."""
+        if self.tied is not None:
+            self.tied.spread()
+
+    def _copies(self, name: str, parameter: nn.Parameter, peers: int) -> int:
+        twice = self.tied is not None and self.tied.local_copy is None and name == "embed.weight"
+        return copies_of(parameter, peers) * (2 if twice else 1)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """(tokens, positions, documents, targets) as a Decoder takes them, on the device."""
+        arrays = [batch.tokens, batch.positions, batch.targets]
+        if self.place.sizes.cp > 1:
+            from shoal.parallel import context
+
+            arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
+        tokens, positions, targets = map(self._on_device, arrays)
+        return tokens, positions, self._on_device(batch.documents) if batch.documents.any() else None, targets
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.place.device, non_blocking=True)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    return Batch(**{name: np.concatenate([getattr(b, name) for b in batches]) for name in Batch.__dataclass_fields__})
