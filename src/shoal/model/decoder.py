@@ -11,38 +11,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
 from shoal.model.attention import Attention, attention_mask
+from shoal.model.feed_forward import FeedForward
 from shoal.model.head import Head
 from shoal.model.init import init_weights
+from shoal.model.moe import MixtureOfExperts
 from shoal.model.norm import RMSNorm
 from shoal.model.rope import Rope
 from shoal.spec.shape import Shape
 
 
-class FeedForward(nn.Module):
-    """SwiGLU (arXiv:2002.05202)."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate = nn.Linear(shape.dim, shape.ffn_dim, bias=shape.mlp_bias)
-        self.up = nn.Linear(shape.dim, shape.ffn_dim, bias=shape.mlp_bias)
-        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=shape.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))  # [batch, seq, dim]
-
-
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.attention = Attention(shape)
         self.ffn_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
-        self.ffn = FeedForward(shape)
+        self.ffn = (
+            MixtureOfExperts(shape) if shape.sparse(layer) else FeedForward(shape.dim, shape.ffn_dim, shape.mlp_bias)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, mask)
@@ -66,7 +56,7 @@ class Decoder(nn.Module):
         self.mask: Callable[..., Any] = attention_mask
         if self.first or (self.last and shape.tie_embeddings):
             self.embed = nn.Embedding(shape.vocab_size, shape.dim)
-        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in layers})
+        self.blocks = nn.ModuleDict({str(i): Block(shape, i) for i in layers})
         if self.last:
             self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
             self.head = Head(shape)
@@ -114,10 +104,6 @@ class Decoder(nn.Module):
 
 def _check(shape: Shape) -> None:
     """What no Decoder can be built from. The spec says the same earlier; a Shape may come from elsewhere."""
-    if shape.experts is not None:
-        raise SpecError(
-            "model.experts asks for a mixture of experts, which Shoal plans but does not train yet: remove it."
-        )
     if shape.heads % shape.kv_heads:
         raise SpecError(f"model.heads ({shape.heads}) is no multiple of model.kv_heads ({shape.kv_heads}).")
     if shape.head_dim % 2:

@@ -13,6 +13,9 @@ from torch.distributed.tensor import DTensor
 BLOCK_NUMBERS = 1 << 20  # numbers drawn from one generator
 
 
+Rows = Callable[[torch.Size, slice], Tensor]  # (shape of the whole matrix, rows): those rows, on the CPU
+
+
 def init_weights(model: nn.Module, std: float, seed: int) -> None:
     """Norms one, biases zero, matrices normal. Each number depends on (seed, parameter name, place) alone."""
     for name, parameter in model.named_parameters():
@@ -20,23 +23,44 @@ def init_weights(model: nn.Module, std: float, seed: int) -> None:
             fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
         elif name.endswith(".bias"):
             fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
+        elif parameter.ndim == 3:
+            fill_stack(parameter, partial(_normal_of_stack, std=std, seed=seed, name=name))
         else:
             fill(parameter, partial(_normal, std=std, seed=seed, name=name))
+    clear_buffers(model)
+
+
+def clear_buffers(model: nn.Module) -> None:
+    """A router starts without preference and without counts; `to_empty` leaves whatever lay in memory."""
+    for buffer in model.buffers():
+        buffer.zero_()
 
 
 @torch.no_grad()
-def fill(parameter: Tensor, rows_of: Callable[[torch.Size, slice], Tensor]) -> None:
+def fill(parameter: Tensor, rows_of: Rows) -> None:
     """Fill this process's part of a parameter; `rows_of(shape, rows)` gives some rows of the whole, on the CPU.
 
     Rows, because FSDP shards the first dimension: a rank makes or reads only its own. A cut along another dimension
     is taken out of the rows.
     """
-    if parameter.is_meta:
-        raise RuntimeError("the model is still on the meta device: call to_empty(device=...) before filling it")
     local, box = local_box(parameter)
+    _fill(local, box, parameter.shape, rows_of)
+
+
+@torch.no_grad()
+def fill_stack(parameter: Tensor, rows_of: Callable[[int], Rows]) -> None:
+    """The same for matrices that are stacked in one parameter: each is filled by itself, of those that are here."""
+    local, box = local_box(parameter)
+    for i in range(local.shape[0]):
+        _fill(local[i], box[1:], parameter.shape[1:], rows_of(box[0].start + i))
+
+
+def _fill(local: Tensor, box: tuple[slice, ...], shape: torch.Size, rows_of: Rows) -> None:
+    if local.is_meta:
+        raise RuntimeError("the model is still on the meta device: call to_empty(device=...) before filling it")
     if local.numel() == 0:
         return
-    values = rows_of(parameter.shape, box[0])
+    values = rows_of(shape, box[0])
     local.copy_(values[(slice(None), *box[1:])])
 
 
@@ -49,6 +73,10 @@ def local_box(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
 
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tensor.to_local(), tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))
+
+
+def _normal_of_stack(place: int, std: float, seed: int, name: str) -> Rows:
+    return partial(_normal, std=std, seed=seed, name=f"{name}.{place}")
 
 
 def _normal(shape: torch.Size, rows: slice, std: float, seed: int, name: str) -> Tensor:

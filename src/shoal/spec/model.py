@@ -30,6 +30,20 @@ class Experts(Strict):
     ffn_dim: int = Field(ge=1, description="Hidden width of one expert.")
     shared: int = Field(0, ge=0, description="Experts that see every token.")
     dense_layers: int = Field(0, ge=0, description="Leading layers that stay dense.")
+    score: Literal["softmax", "sigmoid"] = Field(
+        "softmax", description="How router logits become scores: over all experts (Mixtral, Qwen 3) or each by itself."
+    )
+    normalize: bool = Field(True, description="The weights of a token's experts are made to sum to one.")
+    balance_rate: float = Field(
+        1e-3,
+        ge=0,
+        description="How far each step moves the bias that evens out the experts' loads (arXiv:2408.15664); 0: off.",
+    )
+    z_loss: float = Field(
+        1e-3,
+        ge=0,
+        description="Weight of the squared logsumexp of router logits (ST-MoE) in the loss; 0: off.",
+    )
 
 
 class Model(Strict):
@@ -40,7 +54,7 @@ class Model(Strict):
         None,
         description="A Hugging Face folder to start from: config.json gives the shape, *.safetensors the weights.",
     )
-    family: Literal["llama", "qwen2", "qwen3", "mistral"] = Field(
+    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"] = Field(
         "llama", description="The Hugging Face architecture that weights are read from and written to."
     )
     vocab_size: CountOrAuto = Field(

@@ -40,6 +40,10 @@ class Shape:
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
 
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
     @property
     def params(self) -> int:
         """Parameters, each counted once (a tied head is no second matrix)."""

@@ -1,0 +1,267 @@
+"""A mixture of experts in the place of a block's feed-forward: each token passes through the few experts that a router
+picks for it, and through the shared ones.
+
+Plain PyTorch on one process. `MixtureOfExperts.exchange` is the seam where expert parallelism sends tokens to the
+processes that hold their experts, and `Experts.compute` the one where it takes its own part of the stacked weights.
+
+Balance comes from a bias on each expert's score that decides who is picked and never how much an expert's word counts
+(arXiv:2408.15664): no loss pulls against the one that matters. After each optimizer step the loads of all processes
+are summed and `apply_loads` nudges the biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.model.feed_forward import FeedForward
+from shoal.spec.shape import Shape
+
+ALIGNMENT = 16  # bytes that a row must be a multiple of for the grouped kernels
+
+
+class Router(nn.Linear):
+    """Scores tokens in float32 whatever they come in: rounding here changes which experts are picked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight.float())  # [tokens, experts]
+
+
+class Experts(nn.Module):
+    """SwiGLU experts, their matrices stacked."""
+
+    def __init__(self, count: int, dim: int, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(count, width, dim))
+        self.up = nn.Parameter(torch.empty(count, width, dim))
+        self.down = nn.Parameter(torch.empty(count, dim, width))
+        self.compute: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x [n, dim] sorted by expert, counts [experts here] how many rows each has; to [n, dim]."""
+        return self.compute(x, counts, self.gate, self.up, self.down)
+
+
+class MixtureOfExperts(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        e = shape.experts
+        assert e is not None
+        self.spec = e
+        self.router = Router(shape.dim, e.count, bias=False)
+        self.experts = Experts(e.count, shape.dim, e.ffn_dim)
+        self.shared = FeedForward(shape.dim, e.shared * e.ffn_dim) if e.shared else None
+        self.exchange: Callable[[Experts, Tensor, Tensor], Tensor] = through_experts
+        self.bias: Tensor
+        self.load: Tensor
+        self.z: Tensor
+        self.register_buffer("bias", torch.zeros(e.count, dtype=torch.float32))
+        # Since the last `apply_loads`: tokens to each expert, and the sum of the squared logsumexp over the tokens.
+        self.register_buffer("load", torch.zeros(e.count, dtype=torch.int64), persistent=False)
+        self.register_buffer("z", torch.zeros((), dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)  # [tokens, dim]
+        y = self.routed(tokens)
+        if self.shared is not None:
+            y = y + self.shared(tokens)
+        return y.view(x.shape)
+
+    @torch.compiler.disable  # a graph whose sizes depend on the tokens would be compiled again and again
+    def routed(self, x: Tensor) -> Tensor:
+        """What the picked experts make of the tokens [tokens, dim], weighed and summed."""
+        logits = self.router(x)  # [tokens, experts]
+        chosen, weights = route(logits, self.bias, self.spec.top_k, self.spec.score, self.spec.normalize)
+        y = self.exchange(self.experts, x, chosen)  # [tokens, top_k, dim]
+        with torch.autocast(x.device.type, enabled=False):
+            y = (weights.to(y.dtype)[:, None, :] @ y).squeeze(1)  # [tokens, dim]
+        if self.training:
+            squares = logits.logsumexp(-1).square().sum()
+            if _first_time():
+                self.load += counted(chosen, self.spec.count)
+                self.z += squares.detach()
+            if self.spec.z_loss and y.requires_grad:
+                y = attach(y, self.spec.z_loss * squares)
+        return y
+
+
+def route(logits: Tensor, bias: Tensor, top_k: int, score: str, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The experts of each token and their weights, both [tokens, top_k]; logits [tokens, experts], bias [experts]."""
+    scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+    chosen = (scores.detach() + bias).topk(top_k, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
+    return chosen, weights
+
+
+def through_experts(experts: Experts, x: Tensor, chosen: Tensor) -> Tensor:
+    """Each token [tokens, dim] through its experts [tokens, top_k], all of them here: [tokens, top_k, dim]."""
+    top_k = chosen.shape[1]
+    order = chosen.flatten().argsort(stable=True)  # of the (token, expert) pairs, by expert
+    counts = counted(chosen, experts.gate.shape[0])
+    y = experts(spread(x, order, top_k), counts)
+    return spread(y, inverse(order)).unflatten(0, (-1, top_k))
+
+
+def counted(chosen: Tensor, experts: int) -> Tensor:
+    """How many tokens go to each expert, [experts]. Not bincount, which makes a GPU wait for the host."""
+    flat = chosen.flatten()
+    return flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes another."""
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=order.device)
+    return back
+
+
+def spread(x: Tensor, order: Tensor, copies: int = 1) -> Tensor:
+    """Row `order[i] // copies` of x [rows, dim] in place i, for a permutation `order` of [rows * copies].
+
+    The gradient is gathered too, where indexing would scatter: as fast, and the same bits every time.
+    """
+    out: Tensor = _Spread.apply(x, order, copies)
+    return out
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.copies = copies
+        return x.index_select(0, order if copies == 1 else order // copies)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        grad = grad.index_select(0, inverse(order))
+        if ctx.copies > 1:
+            grad = grad.unflatten(0, (-1, ctx.copies)).sum(1)
+        return grad, None, None
+
+
+def swiglu(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Rows [n, dim] sorted by expert through their SwiGLU; counts [experts] says where one's rows end."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):  # which knows nothing of the grouped product
+        dtype = torch.get_autocast_dtype(device)
+        x, gate, up, down = (t.to(dtype) for t in (x, gate, up, down))
+    with torch.autocast(device, enabled=False):
+        if has_grouped(x, gate):
+            return _grouped(x, counts, gate, up, down)
+        return _one_by_one(x, counts, gate, up, down)
+
+
+def has_grouped(x: Tensor, gate: Tensor) -> bool:
+    """Whether torch multiplies all experts in one kernel: bfloat16 on a GPU of sm80 on, rows of whole 16 bytes.
+
+    The CPU has it too, but slower than the loop. The number of rows of an expert is free: rows lie one after the
+    other in both passes, so an expert's first one is always aligned.
+    """
+    if not x.is_cuda or x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (8, 0):
+        return False
+    return all(width * x.element_size() % ALIGNMENT == 0 for width in gate.shape[1:])
+
+
+def _grouped(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    ends = counts.cumsum(0).to(torch.int32)
+    multiply = torch._grouped_mm  # torch.nn.functional.grouped_mm is this one
+    hidden = F.silu(multiply(x, gate.mT, offs=ends)) * multiply(x, up.mT, offs=ends)  # [n, width]
+    return multiply(hidden, down.mT, offs=ends)
+
+
+def _one_by_one(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    # An expert without tokens multiplies no rows: its gradient is zero, not missing, so that every process reduces it.
+    # unbind, because indexing would make a gradient of the whole stack for each expert.
+    parts = x.split(counts.tolist())
+    triples = zip(parts, gate.unbind(), up.unbind(), down.unbind(), strict=True)
+    return torch.cat([F.linear(F.silu(F.linear(rows, g)) * F.linear(rows, u), d) for rows, g, u, d in triples])
+
+
+def attach(y: Tensor, extra: Tensor) -> Tensor:
+    """y, whose backward pass also takes the gradient of the loss `extra`. The value of `extra` is reported nowhere.
+
+    Its gradient comes with a factor of one: a backward pass is of the loss summed over targets.
+    """
+    out: Tensor = _Attach.apply(y, extra)
+    return out
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, extra: Tensor) -> Tensor:
+        ctx.like = extra.new_ones(())
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, ctx.like
+
+
+def _first_time() -> bool:
+    """Whether this is a forward pass, and not one that a backward pass repeats (recomputation)."""
+    return torch._C._current_graph_task_id() == -1
+
+
+def sparse_layers(decoders: Iterable[nn.Module]) -> Iterator[tuple[int, MixtureOfExperts]]:
+    """The mixtures of some stretches of one model, each with its place among all sparse layers."""
+    for decoder in decoders:
+        for number, block in decoder.blocks.items():  # type: ignore[operator, union-attr]  # a Decoder
+            if isinstance(block.ffn, MixtureOfExperts):
+                yield int(number) - block.ffn.spec.dense_layers, block.ffn
+
+
+def loads(decoders: Iterable[nn.Module]) -> Tensor:
+    """Tokens that this process has routed to each expert since the last update: [sparse layers of the model, experts].
+
+    Layers of other pipeline stages are zero, so that the sum over all processes is the load of the whole batch.
+    """
+    return _table(list(decoders), lambda layer: layer.load)
+
+
+def biases(decoders: Iterable[nn.Module]) -> Tensor:
+    """The selection biases that this process holds, [sparse layers of the model, experts]; zero elsewhere."""
+    return _table(list(decoders), lambda layer: layer.bias)
+
+
+def squares(decoders: Iterable[nn.Module]) -> Tensor:
+    """The sum over this process's tokens of the squared logsumexp of their router logits, [sparse layers, 1].
+
+    Over the tokens it is what the z-loss holds down: it grows before a router's logits overflow bfloat16's precision.
+    """
+    return _table(list(decoders), lambda layer: layer.z[None])
+
+
+def _table(decoders: list[nn.Module], row: Callable[[MixtureOfExperts], Tensor]) -> Tensor:
+    shape: Shape = decoders[0].shape  # type: ignore[assignment]  # a Decoder's
+    if shape.experts is None:
+        return torch.zeros(0, 0)
+    with torch.device("meta"):
+        some = row(MixtureOfExperts(shape))
+    device = next(decoders[0].parameters()).device
+    table = torch.zeros(shape.layers - shape.experts.dense_layers, *some.shape, dtype=some.dtype, device=device)
+    for place, layer in sparse_layers(decoders):  # a stage may hold dense layers only
+        table[place] = row(layer)
+    return table
+
+
+@torch.no_grad()
+def apply_loads(decoders: Iterable[nn.Module], summed: Tensor) -> None:
+    """Nudge the biases by `loads` summed over all processes, and start counting anew."""
+    for place, layer in sparse_layers(decoders):
+        layer.bias.copy_(balanced(layer.bias, summed[place].to(layer.bias.device), layer.spec.balance_rate))
+        layer.load.zero_()
+        layer.z.zero_()
+
+
+def balanced(bias: Tensor, load: Tensor, rate: float) -> Tensor:
+    """A step of fixed size up for experts with less than the mean load, down for those with more; both [experts]."""
+    load = load.double()
+    return bias + rate * torch.sign(load.mean() - load).to(bias.dtype)
