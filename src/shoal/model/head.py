@@ -47,14 +47,24 @@ class Head(nn.Module):
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Sum of cross-entropy of `hidden @ weight.T` [..., vocab] over the targets [...] that are not NO_TARGET."""
-    hidden, targets = hidden.flatten(0, -2), targets.flatten()
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # what F.linear would compute in
-        hidden, weight = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, weight))
-    limit = CPU_CHUNK_BYTES if device == "cpu" else GPU_CHUNK_BYTES
-    chunk = max(128, limit // (4 * weight.shape[0]))
-    with torch.autocast(device, enabled=False):
-        return _SummedCrossEntropy.apply(hidden, weight, targets, chunk)
+    hidden, weight = as_computed(hidden.flatten(0, -2), weight)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _SummedCrossEntropy.apply(hidden, weight, targets.flatten(), chunk_tokens(weight))
+
+
+def as_computed(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the type that F.linear would compute in; without their gradients where none are recorded."""
+    if not torch.is_grad_enabled():
+        hidden, weight = hidden.detach(), weight.detach()  # a Function is told of gradients that nobody will ask for
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden, weight = (t.to(torch.get_autocast_dtype(hidden.device.type)) for t in (hidden, weight))
+    return hidden, weight
+
+
+def chunk_tokens(weight: Tensor) -> int:
+    """Tokens whose logits of `weight` [rows, dim] are held at a time."""
+    limit = CPU_CHUNK_BYTES if weight.device.type == "cpu" else GPU_CHUNK_BYTES
+    return max(128, limit // (4 * weight.shape[0]))
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -78,25 +88,30 @@ class _SummedCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mul(slope @ weight, counts, out=grad_hidden[rows])
             if wants_weight:
-                grad_weight = _add_product(grad_weight, slope.t(), h * counts)
+                grad_weight = add_product(grad_weight, slope.t(), h * counts)
         ctx.grads = grad_hidden, grad_weight
         ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        if ctx.grads is None:
-            raise RuntimeError("the gradient of this loss was taken already: compute the loss again")
-        grad_hidden, grad_weight = ctx.grads
-        ctx.grads = None  # they are scaled in place, which can be done once
-        if grad_hidden is not None:
-            grad_hidden.mul_(grad)
-        if grad_weight is not None:
-            grad_weight = grad_weight.mul_(grad).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None
+        return *scaled_grads(ctx, grad), None, None
 
 
-def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+def scaled_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients that forward has left in `ctx.grads`, times that of the loss."""
+    if ctx.grads is None:
+        raise RuntimeError("the gradient of this loss was taken already: compute the loss again")
+    grad_hidden, grad_weight = ctx.grads
+    ctx.grads = None  # they are scaled in place, which can be done once
+    if grad_hidden is not None:
+        grad_hidden.mul_(grad)
+    if grad_weight is not None:
+        grad_weight = grad_weight.mul_(grad).to(ctx.weight_dtype)
+    return grad_hidden, grad_weight
+
+
+def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     """total + a @ b, summed in float32 whatever the factors are."""
     if total is None:
         return (a @ b).float()
