@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from shoal.model.decoder import Decoder
@@ -31,7 +32,7 @@ Mode = Literal["none", "selective", "full"]
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 aten, funcol = torch.ops.aten, torch.ops._c10d_functional
-PRODUCTS = {aten.mm.default, aten.addmm.default}
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default}
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -48,11 +49,11 @@ COLLECTIVES = {
 
 
 def apply(decoder: Decoder, mode: Mode) -> None:
-    """Make every block recompute. Before compiling and sharding; once."""
+    """Make every block recompute. After tensor, expert and context parallelism, before compiling and sharding; once."""
     if mode == "none":
         return
     for block in decoder.blocks.values():
-        contexts = _selective(decoder.shape.ffn_dim) if mode == "selective" else None
+        contexts = partial(_selective, _last_width(block)) if mode == "selective" else None
         block.forward = _recomputed(block, contexts)
 
 
@@ -68,19 +69,42 @@ def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Te
     return forward
 
 
-def _selective(ffn_dim: int) -> Contexts:
-    return partial(create_selective_checkpoint_contexts, partial(_policy, ffn_dim))
+def _selective(last_width: int | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return create_selective_checkpoint_contexts(_Policy(last_width))
 
 
-def _policy(ffn_dim: int, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = op in ATTENTION or op in COLLECTIVES or (op in PRODUCTS and not _ends_block(ffn_dim, op, args))
-    # MUST: the compiler would otherwise decide by its own estimate of cost.
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+class _Policy:
+    """What one pass through a block keeps.
+
+    Nothing from the product with `down` on: its result goes to the residual stream and no gradient in the block needs
+    it, so a recomputation ends before it. It is told by the width of what it multiplies; an attention that happens to
+    be as wide has its output product computed again, and what follows with it: slower, and no less right.
+    """
+
+    def __init__(self, last_width: int | None) -> None:
+        self.last_width = last_width
+        self.ended = False
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        # MUST: the compiler would otherwise go by its own estimate of cost.
+        return CheckpointPolicy.MUST_SAVE if self._keeps(op, args) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def _keeps(self, op: Any, args: tuple[Any, ...]) -> bool:
+        if op in PRODUCTS:
+            left = args[1] if op is aten.addmm.default else args[0]
+            self.ended |= left.shape[-1] == self.last_width
+            return not (self.ended or _partial(left))
+        return not self.ended and (op in ATTENTION or op in COLLECTIVES)
 
 
-def _ends_block(ffn_dim: int, op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether this is the product with `down`, told by its width: what it gives is added to the residual stream and
-    needed by nothing in the block, and recomputation stops before it. An attention that happens to be as wide as the
-    MLP has its output product computed again, which is slower and no less right."""
-    left = args[1] if op is aten.addmm.default else args[0]
-    return bool(left.shape[-1] == ffn_dim)
+def _partial(left: Tensor) -> bool:
+    """Whether a product with this is a partial sum (row-wise tensor parallelism): that of all tokens, to be reduced to
+    those of this rank. The sum is kept, the `tp` times larger summand is not."""
+    return isinstance(left, DTensor) and any(p.is_shard(left.ndim - 1) for p in left.placements)
+
+
+def _last_width(block: nn.Module) -> int | None:
+    """Rows of the matrix that ends the block. None for a mixture of experts, where the experts' results are weighed by
+    the router, whose gradient needs them."""
+    down = getattr(block.ffn, "down", None)
+    return down.in_features if isinstance(down, nn.Linear) else None
