@@ -26,8 +26,8 @@ from shoal.data.order import Order
 from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.data.writer import ShardWriter
-from shoal.parallel.place import Place
 from shoal.parallel.build import build
+from shoal.parallel.place import Place
 from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.journal import Journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from shoal.model.decoder import Decoder
 from shoal.parallel.clip import clip, copies_of
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
+from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
     from shoal.parallel.pipeline import Pipeline
@@ -32,6 +33,10 @@ class Laid:
     tied: Tied | None = None
 
     @property
+    def shape(self) -> Shape:
+        return self.decoders[0].shape
+
+    @property
     def at_once(self) -> int:
         """Micro-batches that `loss` takes: a pipeline always runs as many as it was made for."""
         return 1 if self.pipeline is None else self.pipeline.micro_batches
@@ -45,13 +50,11 @@ class Laid:
 
     def saved(self) -> dict[str, Tensor]:
         """Parameters and buffers that make up the model, by name."""
-        buffers = {
-            name: buffer
-            for decoder in self.decoders
-            for name, buffer in decoder.named_buffers()
-            if name in decoder.state_dict()
-        }
-        return {**{name: p.detach() for name, p in self.named_parameters()}, **buffers}
+        saved = {name: p.detach() for name, p in self.named_parameters()}
+        for decoder in self.decoders:
+            lasting = decoder.state_dict().keys()
+            saved |= {name: buffer for name, buffer in decoder.named_buffers() if name in lasting}
+        return saved
 
     def holders(self) -> dict[str, list[int]]:
         """Of each tensor of `saved`, the ranks that may write it: those of the stage that owns it."""
@@ -103,11 +106,6 @@ class Laid:
         peers = self.place.world // self.place.sizes.pp
         counted = ((p, self._copies(name, p, peers)) for name, p in self.named_parameters())
         return clip(counted, self.place, scale, limit)
-
-    def after_step(self) -> dict[str, Any]:
-        """What follows the optimizer's update; fields for the step's record."""
-        self.spread()
-        return {}
 
     def spread(self) -> None:
         """Brings a second copy of a tied embedding in line, after an update or a restore."""

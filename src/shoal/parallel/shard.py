@@ -7,7 +7,9 @@ DDP alone divides by their number; `Laid` takes that back.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.model.decoder import Decoder
 from shoal.parallel.place import Place
+
+# torch 2.13 gave the old name a warning and a new name.
+_OWN_BUFFERS: dict[str, Any] = {
+    name: False
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel).parameters
+}
+if len(_OWN_BUFFERS) > 1:
+    del _OWN_BUFFERS["broadcast_buffers"]
 
 
 def sharded(place: Place) -> bool:
@@ -58,7 +69,7 @@ def replicate(decoder: Decoder, place: Place) -> nn.Module:
         decoder,
         process_group=place.dense.get_group("replicate"),
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
+        **_OWN_BUFFERS,
     )
 
 

@@ -17,6 +17,7 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train.balance import balance
 from shoal.train.clock import Clock
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
@@ -90,7 +91,8 @@ def train_step(t: Training, step: int) -> Record | None:
             "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
         )
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
-    more = t.model.after_step()
+    t.model.spread()
+    routing = balance(t.model, step + 1, t.tell)
     clock.lap("optimizer_s")
     return {
         "step": step + 1,
@@ -103,7 +105,7 @@ def train_step(t: Training, step: int) -> Record | None:
         "grad_norm": norm_now,
         "lr": lr,
         "time": clock.laps,
-        **more,
+        **routing,
     }
 
 

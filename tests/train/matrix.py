@@ -1,0 +1,177 @@
+"""The parity matrix: meshes of every axis, each trained by the real worker and compared with one process.
+
+`benchmarks/parity.py` prints it whole; `tests/train/test_matrix.py` runs a part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal import checkpoint
+from shoal.model.decoder import Decoder
+from shoal.spec.mesh import Sizes
+from shoal.spec.run import Mesh
+from shoal.spec.shape import shape_of
+from shoal.track.rundir import RunDir
+from shoal.train.decide import decide
+from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
+
+STEPS = 10
+LOSS_BAR, NORM_BAR, LOGITS_BAR = 2e-5, 1e-4, 1e-4  # relative, relative, absolute
+
+WIDTHS = {"dim": 32, "heads": 8, "kv_heads": 4, "head_dim": 8, "ffn_dim": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**WIDTHS, "layers": 4},
+    "llama 8": {**WIDTHS, "layers": 8},
+    "qwen3 tied": {**WIDTHS, "layers": 4, "family": "qwen3", "qk_norm": True, "tie_embeddings": True},
+    "qwen2": {**WIDTHS, "layers": 3, "family": "qwen2", "qkv_bias": True},
+    "mixture": {
+        **WIDTHS,
+        "layers": 4,
+        "family": "qwen3_moe",
+        "qk_norm": True,
+        "experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "dense_layers": 1},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    mesh: dict[str, Any]
+    changes: dict[str, Any]
+
+    @property
+    def processes(self) -> int:
+        return Sizes(**{k: v for k, v in self.mesh.items() if k in Sizes.__dataclass_fields__}).world
+
+    @property
+    def name(self) -> str:
+        axes = " x ".join(f"{k} {v}" for k, v in self.mesh.items() if k in Sizes.__dataclass_fields__)
+        more = [str(v) for k, v in self.mesh.items() if k not in {*Sizes.__dataclass_fields__, "micro_batch"}]
+        return ", ".join(
+            [f"{self.model}: {axes}", *more, *(f"{k.split('.')[-1]} {v}" for k, v in self.changes.items())]
+        )
+
+
+def case(model: str = "llama", changes: dict[str, Any] | None = None, **mesh: Any) -> Case:
+    return Case(model, mesh, changes or {})
+
+
+QUICK = [
+    case(tp=2),
+    case("qwen3 tied", tp=2, dp_shard=2),
+    case(pp=2, schedule="1f1b", micro_batch=4),
+    case("qwen3 tied", pp=2, schedule="zbv", micro_batch=2),
+    case("qwen3 tied", pp=2, dp_shard=2, schedule="interleaved", micro_batch=2),
+    case(cp=2, cp_method="ring"),
+    case(cp=2, dp_shard=2, cp_method="all_to_all"),
+    case("mixture", dp_shard=2, ep=2),
+    case("mixture", tp=2, dp_shard=2, ep=4, recompute="full"),
+    case(dp_replicate=2, tp=2, recompute="selective"),
+    case(pp=2, dp_shard=2, tp=2, schedule="1f1b", micro_batch=2),
+    case("mixture", pp=2, dp_shard=2, tp=2, ep=2, schedule="zbv", micro_batch=2),
+]
+FULL = [
+    *QUICK,
+    case(dp_replicate=2),
+    case(dp_shard=2),
+    case("qwen2", tp=2),
+    case(pp=2, schedule="gpipe", micro_batch=4),
+    case("qwen2", pp=2, schedule="1f1b", micro_batch=2),  # 3 layers over 2 stages
+    case("qwen3 tied", pp=2, schedule="1f1b", micro_batch=4),
+    case("qwen3 tied", cp=2, cp_method="all_to_all"),
+    case("mixture", tp=2, ep=1),
+    case("mixture", pp=2, schedule="1f1b", micro_batch=4),
+    case(tp=4),
+    case(cp=4, cp_method="ring"),
+    case(cp=2, tp=2, cp_method="all_to_all"),
+    case("qwen3 tied", cp=2, tp=2, cp_method="ring"),
+    case(dp_replicate=2, dp_shard=2),
+    case("llama 8", pp=4, schedule="zbv", micro_batch=2),
+    case("llama 8", pp=4, schedule="interleaved", micro_batch=2),
+    case(pp=2, tp=2, schedule="zbv", micro_batch=2),
+    case(pp=2, cp=2, schedule="1f1b", micro_batch=4, cp_method="ring"),
+    case(pp=2, dp_replicate=2, schedule="1f1b", micro_batch=2),
+    case("mixture", dp_shard=4, ep=2),
+    case("mixture", dp_replicate=2, dp_shard=2, ep=2),
+    case("mixture", cp=2, dp_shard=2, ep=4, cp_method="ring"),
+    case(dp_replicate=2, dp_shard=2, tp=2),
+    case(dp_shard=2, cp=2, tp=2, cp_method="all_to_all"),
+    case("qwen3 tied", pp=2, cp=2, tp=2, schedule="1f1b", micro_batch=2, cp_method="ring"),
+    case("qwen3 tied", pp=2, dp_replicate=2, dp_shard=2, schedule="zbv", micro_batch=1),
+    case("llama 8", pp=4, tp=2, schedule="interleaved", micro_batch=2, recompute="full"),
+    case("mixture", pp=2, dp_shard=4, ep=2, schedule="1f1b", micro_batch=1),
+    case("mixture", dp_shard=4, tp=2, ep=4, recompute="selective"),
+    case("qwen3 tied", {"train.optimizer.name": "muon"}, pp=2, tp=2, schedule="1f1b", micro_batch=2),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float  # the largest relative difference over the steps
+    norm: float
+    logits: float  # the largest difference after the last step
+
+    @property
+    def good(self) -> bool:
+        return self.loss <= LOSS_BAR and self.norm <= NORM_BAR and self.logits <= LOGITS_BAR
+
+
+class Matrix:
+    """Trains cases below a folder; the one-process references are made once for each model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._alone: dict[str, RunDir] = {}
+
+    @cached_property
+    def data(self) -> Path:
+        return make_data(self.folder / "data", documents=240)
+
+    def run(self, case: Case) -> Result:
+        key = f"{case.model} {case.changes}"
+        if key not in self._alone:
+            self._alone[key] = self._train(f"alone{len(self._alone)}", case, {"micro_batch": 16}, 1)
+        ours = self._train(
+            "mesh-" + "".join(c if c.isalnum() else "-" for c in case.name), case, case.mesh, case.processes
+        )
+        a, b = self._alone[key], ours
+        assert len(losses_of(a)) == len(losses_of(b)) == STEPS
+        norms = [np.array([r["grad_norm"] for r in steps_of(d)]) for d in (a, b)]
+        logits = [self._logits(case, d) for d in (a, b)]
+        return Result(
+            loss=float(np.max(np.abs(losses_of(b) / losses_of(a) - 1))),
+            norm=float(np.max(np.abs(norms[1] / norms[0] - 1))),
+            logits=float((logits[1] - logits[0]).abs().max()),
+        )
+
+    def _train(self, name: str, case: Case, mesh: dict[str, Any], world: int) -> RunDir:
+        settings = Mesh(**mesh).model_dump(exclude_unset=True)
+        changes = {
+            "name": name[:90],
+            "model": MODELS[case.model],
+            "train.steps": STEPS,
+            **{f"mesh.{axis}": settings.get(axis, 1) for axis in Sizes.__dataclass_fields__},
+            **{f"mesh.{key}": value for key, value in settings.items()},
+            **case.changes,
+        }
+        return train_on(make_run(self.data, **changes), self.folder, world)
+
+    def _logits(self, case: Case, run_dir: RunDir) -> torch.Tensor:
+        """Of the last checkpoint, loaded whole on one process: any mesh's can be."""
+        found = checkpoint.newest(run_dir.checkpoints)
+        assert found is not None
+        assert found.step == STEPS
+        run = decide(make_run(self.data, model=MODELS[case.model]), self.folder, 1).run
+        decoder = Decoder(shape_of(run.model))
+        decoder.load_state_dict(checkpoint.read_full(found))
+        tokens = torch.arange(64).reshape(2, 32) * 7 % 95
+        with torch.no_grad():
+            return decoder(tokens)

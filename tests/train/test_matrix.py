@@ -1,0 +1,23 @@
+"""One run, every axis, one curve: the quick part of the parity matrix (`make bench` prints all of it)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.train.matrix import FULL, QUICK, Case, Matrix
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    return Matrix(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_a_mesh_trains_on_the_curve_of_one_process(case: Case, matrix: Matrix) -> None:
+    result = matrix.run(case)
+    assert result.good, result
+
+
+def test_the_whole_matrix_has_meshes_of_every_size() -> None:
+    assert len({case.name for case in FULL}) >= 24
+    assert {case.processes for case in FULL} == {2, 4, 8}
