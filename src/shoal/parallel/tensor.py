@@ -8,9 +8,11 @@ hidden states are plain tensors [batch, seq / tp, dim]: gathered on the way in, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -22,7 +24,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shoal.errors import UsageError
 from shoal.model.decoder import Decoder
 from shoal.model.head import Head
 from shoal.parallel import vocabulary
@@ -42,29 +43,22 @@ def split(decoder: Decoder, place: Place) -> None:
         return
     assert place.dense is not None
     mesh = place.dense["tp"]
-    parallelize_module(decoder, mesh, _ends(decoder))
     for block in decoder.blocks.values():
         parallelize_module(block, mesh, _block(block))
-    if decoder.last:
-        _split_head(decoder.head, mesh)
-    if decoder.first:
-        decoder.embed.register_forward_pre_hook(_refuse_uneven(mesh.size()), prepend=True)
-
-
-def _ends(decoder: Decoder) -> Plan:
-    plan: Plan = {}
     if hasattr(decoder, "embed"):
-        plan["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
+        _cut_rows(decoder.embed, mesh)
+        decoder.embed.forward = partial(vocabulary.embed, decoder.embed)  # type: ignore[method-assign]  # of this one
     if decoder.last:
-        plan["norm"] = _whole(SEQUENCE)
-    return plan
+        parallelize_module(decoder.norm, mesh, _whole(SEQUENCE))
+        _cut_rows(decoder.head, mesh)
+        decoder.head.loss, decoder.head.logits = vocabulary.summed_cross_entropy, vocabulary.logits
 
 
 def _block(block: nn.Module) -> Plan:
     attention, ffn = block.get_submodule("attention"), block.get_submodule("ffn")
     plan: Plan = {
         "attention_norm": _whole(SEQUENCE),
-        "attention": _gathered(SEQUENCE, beside=3),  # cos, sin and mask are those of the whole sequence
+        "attention": _Gathered(SEQUENCE, beside=3),  # cos, sin and mask are those of the whole sequence
         "attention.q": ColwiseParallel(),
         "attention.k": ColwiseParallel(),
         "attention.v": ColwiseParallel(),
@@ -82,7 +76,7 @@ def _block(block: nn.Module) -> Plan:
 
 def _feed_forward(name: str) -> Plan:
     return {
-        name: _gathered(STACKED),
+        name: _Gathered(STACKED),
         f"{name}.gate": ColwiseParallel(),
         f"{name}.up": ColwiseParallel(),
         f"{name}.down": RowwiseParallel(output_layouts=Shard(STACKED)),
@@ -94,27 +88,22 @@ def _whole(dim: int) -> ParallelStyle:
     return SequenceParallel(sequence_dim=dim, use_local_output=True)
 
 
-def _gathered(dim: int, beside: int = 0) -> ParallelStyle:
+class _Gathered(PrepareModuleInput):
     """The first argument comes in parts along `dim` and is put together; `beside` others pass as they are."""
-    rest = (None,) * beside
-    return PrepareModuleInput(input_layouts=(Shard(dim), *rest), desired_input_layouts=(Replicate(), *rest))
+
+    def __init__(self, dim: int, beside: int = 0) -> None:
+        rest = (None,) * beside
+        super().__init__(input_layouts=(Shard(dim), *rest), desired_input_layouts=(Replicate(), *rest))
+
+    def _prepare_input_fn(self, inputs: tuple[Any, ...], device_mesh: DeviceMesh) -> tuple[Any, ...]:
+        x = inputs[0]
+        if torch.is_autocast_enabled(x.device.type):  # to what the matrices inside would cast it to: half the bytes
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        gathered: tuple[Any, ...] = super()._prepare_input_fn((x, *inputs[1:]), device_mesh)
+        return gathered
 
 
-def _split_head(head: Head, mesh: DeviceMesh) -> None:
-    """No style of torch's fits a module that is no Linear and whose matrix may be the embedding's."""
-    if head.weight is not None:
-        head.weight = nn.Parameter(distribute_tensor(head.weight, mesh, [Shard(0)]))
-    head.loss, head.logits = vocabulary.summed_cross_entropy, vocabulary.logits
-
-
-def _refuse_uneven(tp: int) -> Callable[[nn.Module, tuple[Tensor]], None]:
-    """Stretches of unequal length would be taken for equal ones by the styles, and the collectives would hang."""
-
-    def check(_: nn.Module, inputs: tuple[Tensor]) -> None:
-        if inputs[0].shape[1] % tp:
-            raise UsageError(
-                f"a sequence of {inputs[0].shape[1]} tokens cannot be shared equally by mesh.tp = {tp} processes: "
-                "pad it to a multiple."
-            )
-
-    return check
+def _cut_rows(module: nn.Embedding | Head, mesh: DeviceMesh) -> None:
+    """Rows of the vocabulary. torch's style for embeddings gives every process the gradient of all rows."""
+    if module.weight is not None:
+        module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))

@@ -1,10 +1,10 @@
-"""The head and its loss where each process has some rows of the vocabulary: nobody ever has all logits of a token.
+"""The embedding, the head and its loss where each process has some rows of the vocabulary.
 
-As in `shoal.model.head` the loss goes over the tokens in chunks and takes their gradients on the way. Here a chunk is
-gathered from the stretches of all processes, each computes the logits of its own rows, and what they need of each other
-is three numbers a token: the largest logit, the sum of exponentials below it, the target's logit. One gather of these
-replaces the two or three all-reduces of Megatron's loss. While they travel the next chunk's logits are computed, and a
-chunk's tokens travel while the one before is worked on.
+Nobody ever has all logits of a token. As in `shoal.model.head` the loss goes over the tokens in chunks and takes their
+gradients on the way. Here a chunk is gathered from the stretches of all processes, each computes the logits of its own
+rows, and what they need of each other is three numbers a token: the largest logit, the sum of exponentials below it,
+the target's logit. One gather of these replaces the two or three all-reduces of Megatron's loss. While they travel the
+next chunk's logits are computed, and a chunk's tokens travel while the one before is worked on.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from shoal.errors import UsageError
 from shoal.model.head import NO_TARGET, add_product, as_computed, chunk_tokens, scaled_grads
 
 # They return at once; what they return is waited for where it is used. torch 2.12 gave them new names, and 2.13 warns
@@ -27,10 +29,24 @@ _all_gather = getattr(collectives, "all_gather_single", None) or collectives.all
 _reduce_scatter = getattr(collectives, "reduce_scatter_single", None) or collectives.reduce_scatter_tensor
 
 
+def embed(table: nn.Embedding, tokens: Tensor) -> Tensor:
+    """This process's stretch [batch, seq / tp, dim] of the embedded tokens [batch, seq]."""
+    mesh, rows = _cut(table.weight)
+    if tokens.shape[1] % mesh.size():  # unequal stretches would pass for equal ones, and the next collective hang
+        raise UsageError(
+            f"a sequence of {tokens.shape[1]} tokens cannot be shared equally by mesh.tp = {mesh.size()} processes: "
+            "pad it to a multiple."
+        )
+    picked, mine = _rows_of(_by_stretch(tokens, mesh.size()).flatten(), rows, mesh.get_local_rank())
+    found = F.embedding(picked, rows).masked_fill(~mine[:, None], 0.0)  # [tp * batch * seq / tp, dim]
+    stretch = DTensor.from_local(found, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(0)])
+    return stretch.to_local().unflatten(0, (tokens.shape[0], -1))
+
+
 def logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """All logits [batch, seq, vocab], for sampling, from this process's stretch of `hidden` [batch, seq / tp, dim]."""
-    assert isinstance(weight, DTensor)
-    stretch = DTensor.from_local(hidden, weight.device_mesh, [Shard(1)], run_check=False)
+    mesh, _ = _cut(weight)
+    stretch = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False)
     some = F.linear(stretch.redistribute(placements=[Replicate()]), weight)  # in parts along the vocabulary
     assert isinstance(some, DTensor)
     return some.full_tensor()
@@ -42,14 +58,30 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     `hidden` [batch, seq / tp, dim] is this process's stretch, `targets` [batch, seq] are whole, and `weight` is a
     DTensor [vocab, dim] cut into rows.
     """
-    assert isinstance(weight, DTensor)
-    mesh = weight.device_mesh
-    hidden, rows = as_computed(hidden.flatten(0, 1), weight.to_local())
-    # Gathered tokens come one process's stretch after the other, and so do their targets.
-    targets = targets.unflatten(1, (mesh.size(), -1)).transpose(0, 1).flatten(1)  # [tp, batch * seq / tp]
+    mesh, rows = _cut(weight)
+    hidden, rows = as_computed(hidden.flatten(0, 1), rows)
+    targets = _by_stretch(targets, mesh.size())
     chunk = max(1, chunk_tokens(rows) // (2 * mesh.size()))  # of each process's tokens; two chunks are under way
     with torch.autocast(hidden.device.type, enabled=False):
         return _SummedCrossEntropy.apply(hidden, rows, targets, mesh.get_group(), chunk)
+
+
+def _cut(weight: Tensor) -> tuple[DeviceMesh, Tensor]:
+    """The axis that a matrix is cut over, and this process's rows. Under FSDP too: its own cut is undone by now."""
+    assert isinstance(weight, DTensor)
+    return weight.device_mesh, weight.to_local()
+
+
+def _by_stretch(tokens: Tensor, processes: int) -> Tensor:
+    """[batch, seq] in the order in which gathered stretches lie: [tp, batch * seq / tp]."""
+    return tokens.unflatten(1, (processes, -1)).transpose(0, 1).flatten(1)
+
+
+def _rows_of(tokens: Tensor, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Which of this process's rows a token is, 0 where it is none, and whether it is one."""
+    here = tokens - rank * weight.shape[0]
+    mine = (here >= 0) & (here < weight.shape[0])
+    return here.where(mine, 0), mine
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -97,7 +129,6 @@ class _Part(NamedTuple):
 
 def _parts(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup, chunk: int) -> Iterator[_Part]:
     """The chunks in order, each given once the next one's logits are computed and the one's after that sent for."""
-    first = group.rank() * weight.shape[0]
     before: _Part | None = None
     coming = _all_gather(hidden[:chunk], 0, group)
     for start in range(0, hidden.shape[0], chunk):
@@ -105,7 +136,7 @@ def _parts(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessG
         whole = collectives.wait_tensor(coming)
         if end < hidden.shape[0]:
             coming = _all_gather(hidden[end : end + chunk], 0, group)
-        part = _part(whole, weight, targets[:, start:end].flatten(), first, group)
+        part = _part(whole, weight, targets[:, start:end].flatten(), group)
         if before is not None:
             yield before
         before = part
@@ -113,11 +144,9 @@ def _parts(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessG
         yield before
 
 
-def _part(hidden: Tensor, weight: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup) -> _Part:
+def _part(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> _Part:
     logits = hidden @ weight.t()  # [n, rows]
-    here = targets[:, None] - first
-    mine = (here >= 0) & (here < weight.shape[0])
-    picked = here.where(mine, 0)
+    picked, mine = _rows_of(targets[:, None], weight, group.rank())
     peak, top = logits.max(dim=-1, keepdim=True)
     share = F.softmax(logits, dim=-1, dtype=torch.float32)  # one pass; the largest is 1 / the sum of exponentials
     mass = share.gather(1, top).reciprocal_()
