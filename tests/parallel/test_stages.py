@@ -82,7 +82,7 @@ def test_the_largest_models_are_split_quickly() -> None:
 
 
 def test_too_few_layers_are_refused_with_the_largest_pp_that_works() -> None:
-    with pytest.raises(SpecError, match="9 layers cannot fill 10 pipeline stages .* at most 4"):
+    with pytest.raises(SpecError, match=r"9 layers cannot fill 10 pipeline stages .* at most 4"):
         stretches(shape(), 5, "zbv")
 
 
