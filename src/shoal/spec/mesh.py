@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shoal.spec.run import Mesh
@@ -40,3 +41,41 @@ class Sizes:
         rank, cp = divmod(rank, self.cp)
         pp, dp = divmod(rank, self.dp)
         return {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+
+    @property
+    def span(self) -> int:
+        """Processes of one copy and stage, which all hold other tokens: what experts are shared over."""
+        return self.dp_shard * self.cp * self.tp
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh with nothing left open but what has no meaning on it: a schedule without a pipeline, for one."""
+
+    sizes: Sizes = Sizes()
+    micro_batch: int = 1
+    schedule: str = "auto"
+    cp_method: str = "auto"
+
+
+def stages_of(schedule: str, pp: int) -> int:
+    """Stretches that the layers are cut into: two a process where the schedule asks for it."""
+    return 2 * pp if schedule in ("interleaved", "zbv") else pp
+
+
+def enough(schedule: str, pp: int, micro_batches: int) -> bool:
+    """Whether a schedule can run so many micro-batches a step over `pp` processes.
+
+    `torch.distributed.pipelining` refuses 1f1b with fewer than its stages, and interleaved where they do not go into
+    equal rounds. It would run zbv on fewer than its stages, and interleaved in a few more cases, but with the gaps that
+    these two are there to avoid.
+    """
+    if schedule == "interleaved":
+        return micro_batches >= pp and micro_batches % pp == 0
+    return micro_batches >= {"1f1b": pp, "zbv": 2 * pp}.get(schedule, 1)
+
+
+def divisors(n: int) -> list[int]:
+    """All of them for any number that a mesh can have; beyond 2^32 some are left out rather than searched for."""
+    small = [d for d in range(1, min(math.isqrt(n), 1 << 16) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from shoal.spec.mesh_refusal import refusal
+from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
 from shoal.spec.run import Run
-
-Broken = tuple[tuple[str, ...], str]
 
 
 def broken(run: Run) -> list[Broken]:
@@ -108,36 +108,9 @@ def _schedule(run: Run) -> Iterator[Broken]:
 
 
 def _layout(run: Run) -> Iterator[Broken]:
-    copies, shards, processes = run.mesh.dp_replicate, run.mesh.dp_shard, run.resources.processes
-    names = ("resources.processes", "mesh.dp_shard", "mesh.dp_replicate")
-    mesh = run.mesh
-    per_sample = 1
-    for size in (mesh.pp, mesh.cp, mesh.tp):
-        per_sample *= 1 if size == "auto" else size
-    world = None if processes == "auto" else processes // per_sample
-    if copies != "auto" and shards != "auto":
-        if world not in (None, copies * shards):
-            product = f"mesh.dp_replicate {copies} x mesh.dp_shard {shards} = {copies * shards}"
-            yield names, f"resources.processes {world} is not {product}; make them agree"
-            return
-        world = copies * shards
-    for which, part in (("dp_replicate", copies), ("dp_shard", shards)):
-        if world and part != "auto" and world % part:
-            yield names, f"resources.processes {world} is not a multiple of mesh.{which} {part}; make them agree"
-            return
-    yield from _batch(run, world or 1)
-
-
-def _batch(run: Run, world: int) -> Iterator[Broken]:
-    micro = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
-    unit, batch = world * micro, run.train.batch
-    if batch % unit:
-        parts = [f"{world} processes"] * (world > 1) + [f"mesh.micro_batch {micro}"] * (micro > 1)
-        near = max(unit, (batch + unit // 2) // unit * unit)
-        yield (
-            ("train.batch", "mesh.micro_batch", "mesh.dp_shard", "mesh.dp_replicate", "resources.processes"),
-            f"train.batch {batch} cannot be split over {' x '.join(parts)}; the nearest that can is {near}",
-        )
+    found = refusal(run.mesh, Work.of(run))
+    if found:
+        yield found
 
 
 def _tracking(run: Run) -> Iterator[Broken]:

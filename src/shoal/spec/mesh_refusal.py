@@ -1,0 +1,78 @@
+"""Says in one sentence why a mesh cannot be, and the nearest one that can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.spec.mesh import Layout
+from shoal.spec.mesh_rules import AXES, Broken, Work, broken, factors
+from shoal.spec.mesh_search import nearest, tried
+from shoal.spec.run import Mesh
+
+MOST_FAULTS = 2  # the nearest mesh cures them all; a list of more is read by nobody
+
+
+def refusal(mesh: Mesh, work: Work) -> Broken | None:
+    """The names it is about and the sentence without its full stop; None when every `auto` can be closed."""
+    best = tried(mesh, work)
+    if not best.faults:
+        return None
+    names = tuple(dict.fromkeys(name for about, _ in best.faults for name in about))
+    faults = [_fault(fault, best.layout, mesh, work) for fault in best.faults[:MOST_FAULTS]]
+    cures = [cure for cure in (_other_batch(best.layout, work), _other_world(best.layout, mesh, work)) if cure]
+    return names, "; ".join([", and ".join(faults), ", and ".join([*cures, _nearest(mesh, work, others=bool(cures))])])
+
+
+def words(layout: Layout, mesh: Mesh) -> str:
+    """`is pp 2 x dp_shard 2 with micro_batch 1`: axes above 1, and what else differs from what was asked for."""
+    sizes = layout.sizes
+    changed = {name for name in AXES if getattr(mesh, name) not in ("auto", getattr(sizes, name))}
+    shown = [f"{name} {getattr(sizes, name)}" for name in AXES if getattr(sizes, name) > 1]
+    shown = shown or [f"{name} 1" for name in AXES if name in changed]
+    beside = {"ep": sizes.ep, "micro_batch": layout.micro_batch, "schedule": layout.schedule}
+    beside["cp_method"] = layout.cp_method
+    extra = [f"{name} {value}" for name, value in beside.items() if getattr(mesh, name) not in ("auto", value)]
+    if shown or not extra:
+        return " with ".join([f"is {' x '.join(shown) or 'one process'}", *([" and ".join(extra)] if extra else [])])
+    return f"has {' and '.join(extra)}"
+
+
+def _nearest(mesh: Mesh, work: Work, others: bool) -> str:
+    found = nearest(mesh, work)
+    world, given = found.sizes.world, work.processes
+    if given is None or world == given:
+        return f"the nearest mesh that works {words(found, mesh)}"
+    which = f"{words(found, mesh)}, on {world} processes" if world > 1 else "is one process"
+    if others:
+        return f"the nearest mesh that works {which}"
+    return f"no mesh of {given} processes works, and the nearest that does {which}"
+
+
+def _fault(fault: Broken, layout: Layout, mesh: Mesh, work: Work) -> str:
+    names, text = fault
+    open_axes = any(getattr(mesh, name) == "auto" for name in ("dp_replicate", "dp_shard"))
+    if names[0] == work.processes_name and open_axes:
+        # What is left open would take the rest, if there were a rest.
+        return f"{work.processes_name} {work.processes} is not a multiple of {factors(layout.sizes)}"
+    return text
+
+
+def _other_batch(layout: Layout, work: Work) -> str | None:
+    """The nearest batch that this layout can train; a smaller change than another mesh, so it is offered too."""
+    unit = layout.sizes.dp * layout.micro_batch
+    if work.batch % unit == 0:
+        return None
+    close = (work.batch + unit // 2) // unit
+    for near in sorted(range(max(1, close - 64), close + 65), key=lambda k: abs(k * unit - work.batch)):
+        if not broken(layout, replace(work, batch=near * unit)):
+            return f"train.batch {near * unit} would do"
+    return None
+
+
+def _other_world(layout: Layout, mesh: Mesh, work: Work) -> str | None:
+    """The number of processes that the names ask for, if that alone is the difference."""
+    world = layout.sizes.world
+    named = all(getattr(mesh, name) != "auto" for name in ("dp_replicate", "dp_shard"))
+    if named and work.processes not in (None, world) and not broken(layout, replace(work, processes=world)):
+        return f"{work.processes_name} {world} would do"
+    return None
