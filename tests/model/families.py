@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Dots1Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -63,6 +71,33 @@ CONFIGS = {
         tie_word_embeddings=True,
         rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0.8},
     ),
+    "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral-sliding-tied": lambda: MixtralConfig(
+        **SMALL, num_local_experts=4, num_experts_per_tok=1, sliding_window=9, head_dim=20, tie_word_embeddings=True
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **SMALL, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True, head_dim=20
+    ),
+    "qwen3-moe-dense-first": lambda: Qwen3MoeConfig(
+        **SMALL,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0],
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=7,
+    ),
+    "dots1": lambda: Dots1Config(
+        **SMALL,
+        n_routed_experts=6,
+        n_shared_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
+    ),
 }
 
 
@@ -74,6 +109,9 @@ def random_model(name: str) -> Any:
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.2)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

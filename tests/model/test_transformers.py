@@ -36,7 +36,7 @@ def test_logits_equal_transformers_both_ways(name: str, tmp_path: Path) -> None:
         found = ours(TOKENS)
     torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
-    save_folder(tmp_path / "ours", ours.shape, dict(ours.named_parameters()))
+    save_folder(tmp_path / "ours", ours.shape, ours.state_dict())
     again = opened(tmp_path / "ours")
     assert torch.equal(logits(again, TOKENS), expected)  # the same weights under the same code: to the bit
     assert _said(again.config) == _said(theirs.config)

@@ -1,16 +1,18 @@
 """Weights from and to a Hugging Face folder: config.json, safetensors (one file or several with an index), tokenizer.
 
-Tensors are read one at a time, and of a sharded parameter only the rows that this process holds, so a rank needs
-memory for its own part. Pickled weights (.bin, .pt) can run code when they are opened and are never read.
+Tensors are read one at a time, and of a sharded parameter only the experts and rows that this process holds, so a rank
+needs memory for its own part. Pickled weights (.bin, .pt) can run code when they are opened and are never read.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shoal.errors import DataError, SetupError, UsageError
-from shoal.model.decoder import Decoder
+from shoal.model.hf_names import Piece, has_bias, is_stacked, pieces, stacked_pieces, tensors_of
 from shoal.model.hf_tokenizer import save_tokenizer
-from shoal.model.init import fill
+from shoal.model.init import Rows, clear_buffers, fill, fill_stack
 from shoal.spec.hf_config import from_hf, to_hf
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
@@ -34,34 +36,6 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
-_PARTS = {  # of a block: Shoal's name to that of all four families
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn.gate": "mlp.gate_proj",
-    "ffn.up": "mlp.up_proj",
-    "ffn.down": "mlp.down_proj",
-}
-_TOP = {
-    "embed.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-
-
-def hf_name(name: str) -> str:
-    """The name that transformers gives a parameter of the Decoder."""
-    if name in _TOP:
-        return _TOP[name]
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
-    if block is None or block[2] not in _PARTS:
-        raise ValueError(f"{name} is no parameter of a Decoder")
-    return f"model.layers.{block[1]}.{_PARTS[block[2]]}.{block[3]}"
 
 
 def load_shape(folder: str | os.PathLike[str]) -> Shape:
@@ -76,19 +50,54 @@ def load_shape(folder: str | os.PathLike[str]) -> Shape:
     return shape_of(Model(**from_hf(config)))
 
 
-def load_weights(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Fill every parameter of a Decoder, sharded or not, from a folder. Nothing is changed unless everything fits."""
-    wanted = {hf_name(name): parameter for name, parameter in model.named_parameters()}
+def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
+    """Fill a Decoder, or some stretches of one, sharded or not. Nothing is changed unless everything fits."""
+    stretches = [model] if isinstance(model, nn.Module) else list(model)
+    shape: Shape = stretches[0].shape  # type: ignore[assignment]  # a Decoder's
     with ExitStack() as stack:
         held = _open(Path(folder), stack)
-        _check(Path(folder), held, {name: tuple(p.shape) for name, p in wanted.items()})
-        for name, parameter in wanted.items():
-            fill(parameter, partial(_rows, held[name], name))
+        stacked = is_stacked(held, shape)
+        stored = stacked_pieces(shape) if stacked else pieces(shape)
+        _check(Path(folder), held, {piece.name: piece.shape for piece in stored})
+        of = defaultdict(list)
+        for piece in stored:
+            of[piece.of].append(piece.name)
+        for stretch in stretches:
+            clear_buffers(stretch)  # a router's bias, where the folder has none
+            for name, tensor in _tensors(stretch):
+                if name not in of:
+                    continue
+                if tensor.ndim == 3:
+                    fill_stack(tensor, partial(_in_stack if stacked else _alone, held, of[name], name))
+                else:
+                    fill(tensor, partial(_rows, held[of[name][0]], of[name][0]))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _rows(file: Any, name: str, _: torch.Size, rows: slice) -> Tensor:
     part: Tensor = file.get_slice(name)[rows]
     return part
+
+
+def _alone(held: dict[str, Any], names: list[str], _: str, expert: int) -> Rows:
+    """One expert, whose matrix is a tensor of its own."""
+    return partial(_rows, held[names[expert]], names[expert])
+
+
+def _in_stack(held: dict[str, Any], names: list[str], ours: str, expert: int) -> Rows:
+    """One expert of a stack; `up` lies below `gate` in the same matrix."""
+    stack = held[names[0]].get_slice(names[0])
+
+    def rows_of(shape: torch.Size, rows: slice) -> Tensor:
+        first = shape[0] if ours.endswith(".up") else 0
+        part: Tensor = stack[expert, first + rows.start : first + rows.stop]
+        return part
+
+    return rows_of
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def _check(folder: Path, held: dict[str, Any], wanted: dict[str, tuple[int, ...]
         )
     extra = [name for name in held if name not in wanted and not name.endswith("rotary_emb.inv_freq")]
     if extra == ["lm_head.weight"]:  # a tied head that was written all the same
-        embedding = _TOP["embed.weight"]
+        embedding = "model.embed_tokens.weight"
         if not torch.equal(held["lm_head.weight"].get_tensor("lm_head.weight"), held[embedding].get_tensor(embedding)):
             raise DataError(
                 f"{folder} has a lm_head.weight of its own, but its config.json says that the head is tied."
@@ -160,7 +169,7 @@ def save_folder(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a folder that transformers opens. `tensors` are whole, under the Decoder's names.
+    """Write a folder that transformers opens. `tensors` are whole, under the names of the Decoder's state_dict.
 
     `like` is the folder a fine-tuned model started from: its tokenizer files and token ids are carried over. `dtype`
     casts; left out, tensors keep theirs. The folder appears whole or not at all.
@@ -168,9 +177,7 @@ def save_folder(
     folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: name a new folder, or remove it first.")
-    with torch.device("meta"):
-        expected = {name: p.shape for name, p in Decoder(shape).named_parameters()}
-    for name, size in expected.items():
+    for name, size in tensors_of(shape).items():
         if name not in tensors or tensors[name].shape != size:
             found = list(tensors[name].shape) if name in tensors else "missing"
             raise DataError(f"{name} is {found}, but a model of this shape needs {list(size)}: nothing was written.")
@@ -182,29 +189,52 @@ def save_folder(
         work.mkdir()
         config |= save_tokenizer(work, shape, tokenizer, Path(like) if like else None)
         _write_json(work / "config.json", config)
-        _save_tensors(work, {name: tensors[name] for name in expected}, dtype, shard_bytes)
+        _save_tensors(work, pieces(shape), tensors, dtype, shard_bytes)
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    _say_what_is_lost(shape, tensors)
 
 
-def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, shard_bytes: int) -> None:
+def _say_what_is_lost(shape: Shape, tensors: Mapping[str, Tensor]) -> None:
+    """A bias cannot be folded into a router without one: its input has no component that is the same for all tokens."""
+    if has_bias(shape):
+        return
+    largest = {name: float(t.max() - t.min()) for name, t in tensors.items() if name.endswith("ffn.bias")}
+    if any(largest.values()):
+        name = max(largest, key=largest.__getitem__)
+        print(
+            f"shoal: {to_hf(shape)['architectures'][0]} has no place for the biases that balanced the experts (they "
+            f"differ by up to {largest[name]:.3g}, in {name.removesuffix('.ffn.bias')}), so they are left out and some "
+            "tokens will go to other experts than in training: compare its loss on held-out text with the run's, and "
+            "if it is worse train a little more from this folder (model.weights), where the routers do without.",
+            file=sys.stderr,
+        )
+
+
+def _save_tensors(
+    folder: Path, stored: list[Piece], tensors: Mapping[str, Tensor], dtype: torch.dtype | None, shard_bytes: int
+) -> None:
     """One file, or several of at most `shard_bytes` and an index. Memory: one file's tensors."""
-    sizes = {name: t.numel() * (dtype or t.dtype).itemsize for name, t in tensors.items()}
-    shards: list[list[str]] = [[]]
-    for name in tensors:
-        if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
+    kept = {p.name: torch.float32 if p.of.endswith("ffn.bias") else dtype or tensors[p.of].dtype for p in stored}
+    sizes = {p.name: math.prod(p.shape) * kept[p.name].itemsize for p in stored}
+    shards: list[list[Piece]] = [[]]
+    for piece in stored:
+        if shards[-1] and sum(sizes[p.name] for p in shards[-1]) + sizes[piece.name] > shard_bytes:
             shards.append([])
-        shards[-1].append(name)
+        shards[-1].append(piece)
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    for file, names in zip(files, shards, strict=True):
-        whole = {hf_name(n): tensors[n].detach().to("cpu", dtype or tensors[n].dtype).contiguous() for n in names}
+    for file, part in zip(files, shards, strict=True):
+        whole = {}
+        for p in part:
+            tensor = tensors[p.of] if p.expert is None else tensors[p.of][p.expert]
+            whole[p.name] = tensor.detach().to("cpu", kept[p.name]).contiguous()
         save_file(whole, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(0o666 & ~_umask())  # safetensors lets only the owner read what it writes
     if len(shards) > 1:
-        weight_map = {hf_name(n): file for file, names in zip(files, shards, strict=True) for n in names}
+        weight_map = {p.name: file for file, part in zip(files, shards, strict=True) for p in part}
         _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
 
 

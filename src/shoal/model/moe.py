@@ -61,9 +61,10 @@ class MixtureOfExperts(nn.Module):
         self.load: Tensor
         self.z: Tensor
         self.register_buffer("bias", torch.zeros(e.count, dtype=torch.float32))
-        # Since the last `apply_loads`: tokens to each expert, and the sum of the squared logsumexp over the tokens.
-        self.register_buffer("load", torch.zeros(e.count, dtype=torch.int64), persistent=False)
-        self.register_buffer("z", torch.zeros((), dtype=torch.float32), persistent=False)
+        # Since the last `apply_loads`: tokens to each expert, and the sum of the squared logsumexp over the tokens. Not
+        # on the meta device even when the rest is: no checkpoint brings them to one that only loads its weights.
+        self.register_buffer("load", torch.zeros(e.count, dtype=torch.int64, device="cpu"), persistent=False)
+        self.register_buffer("z", torch.zeros((), dtype=torch.float32, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)  # [tokens, dim]
@@ -223,32 +224,32 @@ def loads(decoders: Iterable[nn.Module]) -> Tensor:
 
     Layers of other pipeline stages are zero, so that the sum over all processes is the load of the whole batch.
     """
-    return _table(list(decoders), lambda layer: layer.load)
+    return _table(decoders, lambda layer: layer.load)
 
 
 def biases(decoders: Iterable[nn.Module]) -> Tensor:
     """The selection biases that this process holds, [sparse layers of the model, experts]; zero elsewhere."""
-    return _table(list(decoders), lambda layer: layer.bias)
+    return _table(decoders, lambda layer: layer.bias)
 
 
 def squares(decoders: Iterable[nn.Module]) -> Tensor:
-    """The sum over this process's tokens of the squared logsumexp of their router logits, [sparse layers, 1].
-
-    Over the tokens it is what the z-loss holds down: it grows before a router's logits overflow bfloat16's precision.
-    """
-    return _table(list(decoders), lambda layer: layer.z[None])
+    """The sum over this process's tokens of the squared logsumexp of their router logits, [sparse layers, 1]: what the
+    z-loss holds down, and the first number to grow when a router loses its footing."""
+    return _table(decoders, lambda layer: layer.z[None])
 
 
-def _table(decoders: list[nn.Module], row: Callable[[MixtureOfExperts], Tensor]) -> Tensor:
+def _table(decoders: Iterable[nn.Module], row: Callable[[MixtureOfExperts], Tensor]) -> Tensor:
+    """A row for every sparse layer of the whole model; float64, in which counts and their sums are exact."""
+    decoders = list(decoders)
     shape: Shape = decoders[0].shape  # type: ignore[assignment]  # a Decoder's
-    if shape.experts is None:
-        return torch.zeros(0, 0)
-    with torch.device("meta"):
-        some = row(MixtureOfExperts(shape))
     device = next(decoders[0].parameters()).device
-    table = torch.zeros(shape.layers - shape.experts.dense_layers, *some.shape, dtype=some.dtype, device=device)
-    for place, layer in sparse_layers(decoders):  # a stage may hold dense layers only
-        table[place] = row(layer)
+    rows = {place: row(layer) for place, layer in sparse_layers(decoders)}
+    if shape.experts is None:
+        return torch.zeros(0, 0, dtype=torch.float64, device=device)
+    width = next(iter(rows.values())).numel() if rows else shape.experts.count  # a stage may hold dense layers only
+    table = torch.zeros(shape.layers - shape.experts.dense_layers, width, dtype=torch.float64, device=device)
+    for place, values in rows.items():
+        table[place] = values
     return table
 
 

@@ -14,11 +14,6 @@ from shoal.spec.shape import shape_of
 def trainable(run: Run) -> None:
     """Refuse what can be written but not trained; also the rules of a file, for a `Run` that was built in Python."""
     problems = [f"{sentence}." for _, sentence in broken(run)]
-    if run.model.experts is not None:
-        problems.append(
-            "model.experts makes a mixture of experts, which Shoal can count but not train yet; choose a dense model, "
-            "such as model.preset=qwen3-8b."
-        )
     if problems:
         raise SpecError("\n".join(problems))
     # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.

@@ -1,4 +1,5 @@
-"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral.
+"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense or of
+experts (Mixtral, Qwen 3 MoE, dots.llm1).
 
 Both ways refuse, with a sentence that names it, whatever the other side cannot express: a model that silently
 computes something else is worse than none. A key that a config leaves out means what transformers 5 takes it to mean.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.shape import Shape
 
 
@@ -26,14 +28,26 @@ class Family:
     attention_bias: bool  # has the key `attention_bias`, which puts one on q, k, v and the output
     mlp_bias: bool  # has the key `mlp_bias`
     max_position: int
+    qk_norm: bool = False
+    norm_eps: float = 1e-6
+    theta: float = 10_000.0
+    experts: bool = False
 
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", None, None, None, True, True, 2048),
     "qwen2": Family("Qwen2ForCausalLM", 32, None, 4096, False, False, 32768),
-    "qwen3": Family("Qwen3ForCausalLM", 32, 128, 4096, True, False, 32768),
+    "qwen3": Family("Qwen3ForCausalLM", 32, 128, 4096, True, False, 32768, qk_norm=True),
     "mistral": Family("MistralForCausalLM", 8, None, 4096, False, False, 131072),
+    "mixtral": Family(
+        "MixtralForCausalLM", 8, None, None, False, False, 131072, norm_eps=1e-5, theta=1_000_000.0, experts=True
+    ),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", 4, None, 4096, True, False, 32768, qk_norm=True, experts=True),
+    # The class with a place for all that Shoal's mixtures have: sigmoid scores, the bias that balances, shared experts.
+    "dots1": Family("Dots1ForCausalLM", 32, None, 4096, True, False, 2048, qk_norm=True, experts=True),
 }
+_ONE_WINDOW = ("mistral", "mixtral", "qwen3_moe")  # slide in every layer or in none
+_NO_HEAD_DIM = ("qwen2", "mixtral", "qwen3_moe", "dots1")
 _NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -47,13 +61,13 @@ def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in _NEEDED:
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise SpecError(f"config.json gives no usable {key} ({config.get(key)!r}), so its shape is unknown.")
-    _refuse_the_unknown(config)
+    _refuse_the_unknown(config, family)
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     max_seq_len = _or(config.get("max_position_embeddings"), family.max_position)
-    theta, scaling = _rope_from_hf(config, max_seq_len)
+    theta, scaling = _rope_from_hf(config, max_seq_len, family.theta)
     window, full_layers = _window_from_hf(config, kind, family, layers)
     bias = bool(config.get("attention_bias", False)) if family.attention_bias else False
-    return {
+    fields = {
         "family": kind,
         "vocab_size": config["vocab_size"],
         "dim": config["hidden_size"],
@@ -63,10 +77,10 @@ def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": _or(config.get("head_dim", family.head_dim), config["hidden_size"] // heads),
         "ffn_dim": config["intermediate_size"],
         "max_seq_len": max_seq_len,
-        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "norm_eps": float(config.get("rms_norm_eps", family.norm_eps)),
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "qk_norm": kind == "qwen3",
+        "qk_norm": family.qk_norm,
         "qkv_bias": bias or kind == "qwen2",
         "out_bias": bias,
         "mlp_bias": bool(config.get("mlp_bias", False)) if family.mlp_bias else False,
@@ -75,6 +89,7 @@ def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "full_attention_layers": full_layers,
         "init_std": float(config.get("initializer_range") or 0.02),
     }
+    return fields | {"experts": experts_from_hf(config, kind)} if family.experts else fields
 
 
 def to_hf(shape: Shape) -> dict[str, Any]:
@@ -107,27 +122,26 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         "rope_scaling": _rope_to_hf(shape),
     }
-    if shape.family == "qwen2" and shape.head_dim * shape.heads == shape.dim:
-        del config["head_dim"]  # not among its keys; read all the same when it says something else
+    if shape.family in _NO_HEAD_DIM and shape.head_dim * shape.heads == shape.dim:
+        del config["head_dim"]  # not among their keys; read all the same when it says something else
     if family.attention_bias:
         config["attention_bias"] = shape.out_bias
     if family.mlp_bias:
         config["mlp_bias"] = shape.mlp_bias
-    if shape.family == "mistral":
+    if shape.family != "llama":
         config["sliding_window"] = shape.sliding_window
-    if shape.family in ("qwen2", "qwen3"):
+    if shape.family in ("qwen2", "qwen3", "qwen3_moe"):
         config["use_sliding_window"] = shape.sliding_window is not None
-        config["sliding_window"] = shape.sliding_window
-        if shape.sliding_window is not None:
-            config["max_window_layers"] = shape.full_attention_layers
-    return config
+    if shape.family in ("qwen2", "qwen3", "dots1") and shape.sliding_window is not None:
+        config["max_window_layers"] = shape.full_attention_layers
+    return config | experts_to_hf(shape)
 
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _refuse_the_unknown(config: Mapping[str, Any]) -> None:
+def _refuse_the_unknown(config: Mapping[str, Any], family: Family) -> None:
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise SpecError(f"config.json has hidden_act {act!r}: Shoal's feed-forward layers are SwiGLU (silu) only.")
@@ -135,18 +149,22 @@ def _refuse_the_unknown(config: Mapping[str, Any]) -> None:
         raise SpecError(
             "config.json has a quantization_config: Shoal reads plain weights only; dequantise the model first."
         )
-    if config.get("num_local_experts") or config.get("num_experts"):
-        raise SpecError("config.json describes a mixture of experts, which Shoal does not read: give it a dense model.")
+    if not family.experts and (config.get("num_local_experts") or config.get("num_experts")):
+        known = ", ".join(name for name, one in FAMILIES.items() if one.experts)
+        raise SpecError(
+            f"config.json describes a mixture of experts with model_type {config['model_type']!r}, which transformers "
+            f"computes without experts: Shoal reads mixtures of model_type {known}."
+        )
 
 
-def _rope_from_hf(config: Mapping[str, Any], max_seq_len: int) -> tuple[float, dict[str, Any] | None]:
+def _rope_from_hf(config: Mapping[str, Any], max_seq_len: int, default: float) -> tuple[float, dict[str, Any] | None]:
     """theta and `rope_scaling`, from the keys of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise SpecError("config.json has rope_parameters that differ between layers, which Shoal does not compute.")
     if _or(rope.get("partial_rotary_factor", config.get("partial_rotary_factor")), 1.0) != 1.0:
         raise SpecError("config.json has a partial_rotary_factor: Shoal's decoder rotates whole heads.")
-    theta = float(_or(rope.get("rope_theta", config.get("rope_theta")), 10_000.0))
+    theta = float(_or(rope.get("rope_theta", config.get("rope_theta")), default))
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
@@ -202,15 +220,17 @@ def _window_from_hf(config: Mapping[str, Any], kind: str, family: Family, layers
     if kind == "llama":
         return None, 0
     window = config.get("sliding_window", family.sliding_window)
-    if kind == "mistral":
+    if kind == "qwen3_moe":  # in every layer or in none
+        return (window if config.get("use_sliding_window", False) else None), 0
+    if kind in ("mistral", "mixtral"):
         if len(set(config.get("layer_types") or ())) > 1:
             raise SpecError(
                 "config.json has layer_types that differ: in Shoal only Qwen mixes full and sliding layers."
             )
         return window, 0
-    if not config.get("use_sliding_window", False) or window is None:
+    if window is None or (kind != "dots1" and not config.get("use_sliding_window", False)):
         return None, 0
-    full = min(config.get("max_window_layers", 28), layers)
+    full = min(config.get("max_window_layers", 62 if kind == "dots1" else 28), layers)
     types = config.get("layer_types")
     if types is not None:
         full = types.count("full_attention")
@@ -224,12 +244,15 @@ def _window_from_hf(config: Mapping[str, Any], kind: str, family: Family, layers
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     """Each of these computes something that the family's transformers class does not."""
     name = shape.family
-    fixed_bias = {"qwen2": (True, False), "mistral": (False, False)}.get(name)
-    problem = ""
-    if shape.experts is not None:
-        problem = "model.experts has no Hugging Face form that Shoal writes"
-    elif shape.qk_norm != (name == "qwen3"):
-        problem = f"model.qk_norm {_yaml(shape.qk_norm)} does not go with family {name}: only qwen3 has it, and always"
+    fixed_bias = {"qwen2": (True, False), "mistral": (False, False), "mixtral": (False, False)}.get(name)
+    problem = experts_problem(shape, family.experts)
+    if problem:
+        pass
+    elif shape.qk_norm != family.qk_norm:
+        having = ", ".join(name for name, one in FAMILIES.items() if one.qk_norm)
+        problem = (
+            f"model.qk_norm {_yaml(shape.qk_norm)} does not go with family {name}: only {having} have it, and always"
+        )
     elif fixed_bias is not None and (shape.qkv_bias, shape.out_bias) != fixed_bias:
         qkv, out = (_yaml(value) for value in fixed_bias)
         problem = f"family {name} needs model.qkv_bias {qkv} and model.out_bias {out}"
@@ -239,8 +262,8 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
         problem = f"family {name} has no model.mlp_bias (llama does)"
     elif shape.sliding_window is not None and name == "llama":
         problem = "family llama has no model.sliding_window (mistral, qwen2 and qwen3 do)"
-    elif shape.sliding_window is not None and shape.full_attention_layers and name == "mistral":
-        problem = "family mistral has no model.full_attention_layers (qwen2 and qwen3 do)"
+    elif shape.sliding_window is not None and shape.full_attention_layers and name in _ONE_WINDOW:
+        problem = f"family {name} has no model.full_attention_layers (qwen2, qwen3 and dots1 do)"
     elif name == "llama" and shape.dim % shape.heads:
         problem = f"family llama needs a model.dim ({shape.dim}) that is a multiple of model.heads ({shape.heads})"
     if problem:

@@ -26,7 +26,8 @@ from shoal.spec.yaml_text import Document, parse, read_text
 # What a file of weights fixes: these cannot differ from its config.json, or the tensors would not fit.
 _FIXED_BY_WEIGHTS = (
     "family", "vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim",
-    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "experts",
+    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings",
+    "experts.count", "experts.ffn_dim", "experts.shared", "experts.dense_layers",
 )  # fmt: skip
 
 
@@ -136,17 +137,23 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
 
 
 def _same_shape(model: dict[str, Any], shape: dict[str, Any], stated: Layer) -> None:
-    problems = [
-        f"{_said(stated, name)}: model.{name} is {model[name]}, but the weights have {shape[name]}; remove it."
-        for name in _FIXED_BY_WEIGHTS
-        if name in model and name in shape and model[name] not in ("auto", shape[name])
-    ]
+    problems = []
+    for name in _FIXED_BY_WEIGHTS:
+        said, found = _value(model, name), _value(shape, name)
+        if said is not None and found is not None and said not in ("auto", found):
+            problems.append(f"{_said(stated, name)}: model.{name} is {said}, but the weights have {found}; remove it.")
     if problems:
         raise SpecError("\n".join(problems))
 
 
+def _value(section: Any, name: str) -> Any:
+    for part in name.split("."):
+        section = section.get(part) if isinstance(section, dict) else None
+    return section
+
+
 def _said(stated: Layer, name: str) -> str:
-    origin = stated.origin(("model", name))
+    origin = stated.origin(("model", *name.split(".")))
     return origin.where if origin else f"model.{name}"
 
 

@@ -82,7 +82,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     if restored is None and run.model.weights:
         from shoal.model.hf import load_weights
 
-        load_weights(model, run.model.weights)
+        load_weights(model.decoders, run.model.weights)
     first = restored or 0
     tell(
         "start",

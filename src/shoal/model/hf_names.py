@@ -1,0 +1,120 @@
+"""What transformers calls the tensors of a Decoder, and how it stores a stack of experts.
+
+On disk every expert has matrices of its own: so the published folders are, and so transformers 5 writes them. It can
+also write what it holds in memory, stacks with gate and up in one (`save_original_format=False`); that is read too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+
+import torch
+
+from shoal.model.decoder import Decoder
+from shoal.spec.shape import Shape
+
+_TOP = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_PARTS = {  # of a block, without `.weight` or `.bias`: Shoal's name to that of all families
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn.gate": "mlp.gate_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+    "ffn.router": "mlp.gate",
+    "ffn.shared.gate": "mlp.shared_experts.gate_proj",
+    "ffn.shared.up": "mlp.shared_experts.up_proj",
+    "ffn.shared.down": "mlp.shared_experts.down_proj",
+}
+_STACKED = {"ffn.experts.gate": "gate_proj", "ffn.experts.up": "up_proj", "ffn.experts.down": "down_proj"}
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a folder, and the tensor of the Decoder that it holds all or (one expert, or some of it) part of."""
+
+    name: str  # in the folder
+    shape: tuple[int, ...]
+    of: str  # name in the Decoder
+    expert: int | None = None  # which matrix of a stack this is; None: all there is
+
+
+def pieces(shape: Shape) -> list[Piece]:
+    """Every tensor of a folder that holds a model of this shape, in the order in which it is written."""
+    found = []
+    for name, size in tensors_of(shape).items():
+        block, part = _split(name)
+        if part in _STACKED:
+            names = _experts(block, part, shape)
+            found += [Piece(hf, tuple(size[1:]), name, i) for i, hf in enumerate(names)]
+        else:
+            found.append(Piece(_plain(block, part, mixtral=shape.family == "mixtral"), tuple(size), name))
+    return found
+
+
+def stacked_pieces(shape: Shape) -> list[Piece]:
+    """The same for the form with stacks: of `gate` and `up` the two halves of one tensor, which is named twice."""
+    found = []
+    for name, size in tensors_of(shape).items():
+        block, part = _split(name)
+        if part == "ffn.experts.down":
+            found.append(Piece(f"model.layers.{block}.mlp.experts.down_proj", tuple(size), name))
+        elif part in _STACKED:
+            both = (size[0], 2 * size[1], size[2])
+            found.append(Piece(f"model.layers.{block}.mlp.experts.gate_up_proj", both, name))
+        else:
+            found.append(Piece(_plain(block, part, mixtral=False), tuple(size), name))
+    return found
+
+
+def is_stacked(held: Container[str], shape: Shape) -> bool:
+    """Whether a folder that holds tensors of these names has its experts in stacks."""
+    return any(".experts." in piece.name and piece.name in held for piece in stacked_pieces(shape))
+
+
+def has_bias(shape: Shape) -> bool:
+    """Whether the family's class has a place for the bias that picks experts."""
+    return shape.family == "dots1"
+
+
+def tensors_of(shape: Shape) -> dict[str, torch.Size]:
+    """The tensors of a whole Decoder that a folder can hold."""
+    with torch.device("meta"):
+        state = Decoder(shape).state_dict()
+    return {name: t.shape for name, t in state.items() if has_bias(shape) or not name.endswith("ffn.bias")}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The number of a block and the name inside it; no number at the top."""
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    return (block[1], block[2]) if block else ("", name)
+
+
+def _plain(block: str, part: str, mixtral: bool) -> str:
+    if not block:
+        return _TOP[part]
+    if part == "ffn.bias":
+        return f"model.layers.{block}.mlp.gate.e_score_correction_bias"
+    module, kind = part.rsplit(".", 1)
+    name = f"model.layers.{block}.{_PARTS[module]}.{kind}"
+    return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+
+
+def _experts(block: str, part: str, shape: Shape) -> list[str]:
+    assert shape.experts is not None
+    theirs, home = _STACKED[part], "mlp"
+    if shape.family == "mixtral":
+        theirs, home = _OF_MIXTRAL[theirs], "block_sparse_moe"
+    return [f"model.layers.{block}.{home}.experts.{i}.{theirs}.weight" for i in range(shape.experts.count)]
