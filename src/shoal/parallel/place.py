@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,8 +57,7 @@ def join(run: Run) -> Place:
     device = _device(run, int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1:
         return Place(rank, world, device)
-    # Host numbers travel by gloo even beside NCCL, so that counting tokens never synchronises a GPU.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = _backend(device)
     address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
     if not dist.is_initialized():
         if address == "env://":
@@ -76,19 +76,25 @@ def lay_out(rank: int, world: int, device: torch.device, sizes: Sizes, experts: 
     if world == 1:
         return Place(rank, world, device)
     pp, copies, shard, cp, tp, ep = (getattr(sizes, name) for name in Sizes.__dataclass_fields__)
-    dense = init_device_mesh(
-        device.type, (pp, copies, shard * cp, tp), mesh_dim_names=("pp", "replicate", "shard", "tp")
-    )
-    context = None
-    if cp > 1:
-        groups = init_device_mesh(device.type, (pp * copies * shard, cp, tp), mesh_dim_names=("outer", "cp", "inner"))
-        context = groups.get_group("cp")
-    expert = None
-    if experts:
-        expert = init_device_mesh(
-            device.type, (pp, copies, shard * cp * tp // ep, ep), mesh_dim_names=("pp", "replicate", "shard", "ep")
-        )
+    dense = _mesh(device, pp=pp, replicate=copies, shard=shard * cp, tp=tp)
+    context = _mesh(device, outer=pp * copies * shard, cp=cp, inner=tp).get_group("cp") if cp > 1 else None
+    expert = _mesh(device, pp=pp, replicate=copies, shard=shard * cp * tp // ep, ep=ep) if experts else None
     return Place(rank, world, device, sizes, dense, context, expert)
+
+
+def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
+    """A mesh whose axes have process groups of their own.
+
+    torch would give an axis over all processes the default group. Then attention's exchanges and FSDP's would queue up
+    behind each other, and nobody could tell who sent what (`shoal.parallel.count`).
+    """
+    own: dict[int | str, Any] = dict.fromkeys(sizes, _backend(device))
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own)
+
+
+def _backend(device: torch.device) -> str:
+    # Host numbers travel by gloo even beside NCCL, so that counting tokens never synchronises a GPU.
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def leave(place: Place) -> None:
