@@ -90,7 +90,7 @@ def summed(value: Tensor) -> Tensor:
     return value
 
 
-def gradients(decoder: Decoder) -> dict[str, Tensor]:
+def gradients(decoder: Decoder) -> dict[str, Any]:
     return {
         name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in decoder.named_parameters()
     }
@@ -297,13 +297,15 @@ def test_tokens_are_sent_once_each_way_and_only_to_others(even: bool) -> None:
         here.compute = expert._on_own_part
         chosen = choose(rank)
         with Sent(rank) as sent:
-            y = expert.through_peers(here, x, chosen, dist.group.WORLD)
+            y = expert.through_peers(here, x, chosen, mesh.get_group())
             y.square().sum().backward()
-        grad, x.grad = x.grad, None
+        grad = x.grad
+        x.grad = None
         alone = through_experts(everywhere, x, chosen)
         alone.square().sum().backward()
         assert torch.allclose(y, alone, rtol=1e-5, atol=1e-5)
         assert grad is not None
+        assert x.grad is not None
         assert torch.allclose(grad, x.grad, rtol=1e-4, atol=1e-4)
         elsewhere = int((chosen // (count // ep) != rank).sum())
         return sent.calls, sent.rows_bytes, sent.counts_bytes, elsewhere

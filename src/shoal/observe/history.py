@@ -24,6 +24,7 @@ class History:
     steps: list[Record] = field(default_factory=list)  # in order; a step that was done twice counts as it was done last
     lost: list[Record] = field(default_factory=list)  # the other times
     evals: list[Record] = field(default_factory=list)
+    routers: list[Record] = field(default_factory=list)
     checkpoints: list[Record] = field(default_factory=list)
     checkpoints_failed: int = 0
     starts: list[Record] = field(default_factory=list)
@@ -43,6 +44,7 @@ def history(records: Iterable[Record]) -> History:
     found = History()
     steps: dict[int, Record] = {}
     evals: dict[int, Record] = {}
+    routers: dict[int, Record] = {}
     for record in records:
         match record.get("kind"):
             case "step":
@@ -51,6 +53,8 @@ def history(records: Iterable[Record]) -> History:
                 steps[int(record["step"])] = record
             case "eval":
                 evals[int(record["step"])] = record
+            case "router":
+                routers[int(record["step"])] = record
             case "start":
                 if found.starts:
                     failed = any(f.get("attempt") == found.starts[-1].get("attempt") for f in found.failures)
@@ -70,6 +74,7 @@ def history(records: Iterable[Record]) -> History:
                 found.digest = record.get("digest")
     found.steps = [steps[step] for step in sorted(steps)]
     found.evals = [evals[step] for step in sorted(evals)]
+    found.routers = [routers[step] for step in sorted(routers)]
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.observe import words
+from shoal.observe import router, words
 from shoal.observe.curves import draw
 from shoal.observe.history import History, Speed, history, speed
 from shoal.observe.ledger import PARTS, Ledger, ledger
@@ -64,6 +64,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
+        "router": r.history.routers[-1] if r.history.routers else None,
         "checkpoints": [{k: c.get(k) for k in ("step", "bytes", "path")} for c in r.history.checkpoints],
         "checkpoints_failed": r.history.checkpoints_failed,
         "digest": r.history.digest,
@@ -125,6 +126,7 @@ def _results(r: Report) -> str:
     if best := _best(found):
         final = words.number(found.evals[-1]["loss"])
         lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
+    lines += router.lines(found.routers)
     if found.checkpoints:
         last = found.checkpoints[-1]
         failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""

@@ -7,6 +7,7 @@ top_k experts), summed over the whole batch of the step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # nothing in observe imports torch when it is imported; tensors bring their methods with them
@@ -68,6 +69,26 @@ def record(step: int, loads: Tensor, biases: Tensor | None = None, ep: int = 1, 
     return fields
 
 
+def lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For a report: the newest `router` record in one line or two, with where it came from."""
+    if not records:
+        return []
+    first, last = records[0], records[-1]
+    worst = last["first_layer"] + last["imbalance"].index(max(last["imbalance"]))
+    before = f"; {first['imbalance_mean']:.2f}x at step {first['step']}" if first["step"] != last["step"] else ""
+    told = [
+        f"experts     the busiest has {last['imbalance_mean']:.2f}x the mean load "
+        f"({last['imbalance_max']:.2f}x in layer {worst}, the worst), {100 * last['dead_share']:.1f}% have none, "
+        f"at step {last['step']}{before}"
+    ]
+    if "ep_imbalance_max" in last:
+        told.append(
+            f"            the busiest of {last['ep']} processes has {last['ep_imbalance_max']:.2f}x their mean "
+            "in the worst layer"
+        )
+    return told
+
+
 def _imbalance(loads: Tensor) -> Tensor:
     """Largest over mean, [layers]; 0 for a layer that saw no token at all."""
     return loads.amax(1) / loads.mean(1).clamp(min=1e-12)
@@ -89,4 +110,4 @@ def _by_process(loads: Tensor, ep: int) -> Tensor:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    return [round(value, 4) for value in values.tolist()]
+    return [round(value, 4) + 0.0 for value in values.tolist()]  # + 0.0: never -0.0

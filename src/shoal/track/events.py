@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from shoal.observe.router import STEP_METRICS
 from shoal.observe.throughput import mfu, tokens_per_s
 from shoal.track.journal import Record, read
 
@@ -104,7 +105,7 @@ def _step_values(record: Record, start: Record | None) -> dict[str, float]:
         "tokens_per_s": rate,
         "data_wait_s": float(record.get("time", {}).get("data_s", 0.0)),
     }
-    for key in ("grad_norm", "lr"):
+    for key in ("grad_norm", "lr", *STEP_METRICS):
         if record.get(key) is not None:
             values[key] = float(record[key])
     utilisation = mfu(rate, start)

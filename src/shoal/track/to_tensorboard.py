@@ -25,6 +25,9 @@ TAGS = {
     "tokens_per_s": "speed/tokens_per_s",
     "mfu": "speed/mfu_causal",
     "data_wait_s": "speed/data_wait_s",
+    "expert_imbalance": "router/expert_imbalance",
+    "expert_dead": "router/expert_dead",
+    "ep_imbalance": "router/ep_imbalance",
     "attempt": "run/attempt",
 }
 
