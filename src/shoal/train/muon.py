@@ -3,6 +3,7 @@
 torch.optim.Muon orthogonalises in bfloat16 and, on sharded matrices, lets DTensor guess the communication. Here a
 sharded matrix is gathered, orthogonalised whole on every process, and each keeps its own slice: the update does not
 depend on the layout, and on a CPU it is float32, so two layouts give the same curve. The redundant work is the price.
+A stack of experts [experts, rows, columns] is as many matrices, and a process gathers and computes only its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 # Coefficients of the quintic iteration: chosen by Jordan for the steepest slope at zero, not for exact convergence.
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -33,7 +34,7 @@ class Muon(torch.optim.Optimizer):
                 nesterov = p.grad.lerp(buffer, group["momentum"])
                 update = _orthogonal_like(nesterov)
                 # Tall matrices take larger steps, so that each output moves as far as in a square one.
-                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+                scale = max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * scale)
 
@@ -41,17 +42,24 @@ class Muon(torch.optim.Optimizer):
 def _orthogonal_like(matrix: torch.Tensor) -> torch.Tensor:
     if not isinstance(matrix, DTensor):
         return orthogonalise(matrix)
-    whole = orthogonalise(matrix.full_tensor())
-    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    if matrix.ndim == 2:
+        whole = orthogonalise(matrix.full_tensor())
+        return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    # Whole matrices, but not more of them than are here already.
+    mesh, placements = matrix.device_mesh, [p if p.is_shard(0) else Replicate() for p in matrix.placements]
+    here = orthogonalise(matrix.redistribute(placements=placements).to_local())
+    parts = DTensor.from_local(here, mesh, placements, shape=matrix.shape, stride=matrix.stride(), run_check=False)
+    return parts.redistribute(placements=matrix.placements)
 
 
 def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
-    """Pushes all singular values of a matrix [rows, columns] towards one by five Newton-Schulz iterations."""
+    """Pushes all singular values of a matrix [rows, columns], or of each in a stack, towards one by five Newton-Schulz
+    iterations."""
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    wide = x.shape[0] > x.shape[1]
+    wide = x.shape[-2] > x.shape[-1]
     if wide:
         x = x.mT  # the Gram matrix below is then the small one
-    x = x / (x.norm() + 1e-7)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = A * x + (B * gram + C * gram @ gram) @ x
