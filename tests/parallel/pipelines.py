@@ -1,4 +1,4 @@
-"""A tiny model in a pipeline and the same model on one process: losses, gradients and weights of a few steps of both."""
+"""A tiny model in a pipeline, and the same model on one process: a few steps' losses, gradients and weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case:
     rows: int = 1  # windows a micro-batch
     packed: bool = False
     bf16: bool = False
-    prepare: Callable[[Decoder], None] | None = None  # the decoders, before they are sharded
+    prepare: Callable[[Decoder, Place], None] | None = None  # the decoders, before they are sharded
 
 
 @dataclass
@@ -77,7 +77,7 @@ def alone(case: Case) -> Curve:
         total = sum(model(*share) for share in shares)
         assert isinstance(total, Tensor)
         total.backward()
-        curve.losses.append(float(total))
+        curve.losses.append(float(total.detach()))
         curve.gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
         _update(optimizer, case)
     curve.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -126,7 +126,7 @@ def build(case: Case, place: Place) -> tuple[Pipeline, list[Decoder]]:
         with torch.device("meta"):
             decoder = Decoder(case.shape, cut[number])
         if case.prepare is not None:
-            case.prepare(decoder)
+            case.prepare(decoder, place)
         shard(decoder, place, case.bf16)
         decoder.to_empty(device="cpu")
         decoder.init_weights(SEED)
@@ -137,7 +137,7 @@ def build(case: Case, place: Place) -> tuple[Pipeline, list[Decoder]]:
 
 def whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def assert_same_curve(curves: list[Curve], expected: Curve, tolerance: float = 2e-5) -> None:
@@ -174,4 +174,4 @@ def _update(optimizer: torch.optim.Optimizer, case: Case) -> None:
 
 
 def _total(loss: Tensor, place: Place) -> float:
-    return place.sum(float(loss))[0]
+    return place.sum(float(loss))[0] / place.sizes.tp
