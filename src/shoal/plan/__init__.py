@@ -1,0 +1,1 @@
+"""Predicts what a run needs before anything is started. No torch."""

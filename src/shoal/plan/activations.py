@@ -1,0 +1,166 @@
+"""What a block keeps of a micro-batch for its backward pass: bytes on one process, by way of recomputing. No torch.
+
+Counted from the code and checked against it (tests/plan compare with the live tensors of real blocks). With D the width
+of the stream between blocks, Q and K those of queries and of keys, F that of the feed-forward, H heads; a token keeps
+
+    eager, none                       in bytes of           why
+    x and h, the norms' inputs        stream    2D          RMSNorm; on a CPU its kernel is several, which keep the
+                                                            input in float32 and also the normed input
+    both norms' results               compute   2D          inputs of q, k, v and of gate, up; autocast makes a copy
+                                                            for each of these five
+    q, k, v and their mixture         compute   2Q + 2K     attention; and H log-sum-exps in float32
+    gate, silu(gate), up, product     compute   4F          silu, the product, and the input of `down`
+    mask as numbers                   compute   seq         made of the boolean one by each block that has one
+
+    selective                         x                     the block's input
+                                      q, k, v, mixture, out, gate, up         products and attention, but for `down`
+    full                              x
+
+Tensor parallelism divides all of it but the norms' results, which are gathered for the products; context parallelism
+and data parallelism divide the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.spec.mesh import Sizes
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape
+
+FLOAT32, BFLOAT16 = 4, 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides how much is kept, of a run with nothing left open."""
+
+    sizes: Sizes
+    tokens: float  # of a micro-batch, on the processes of one tensor-parallel group
+    seq: int  # tokens of a whole window
+    compute: int  # bytes of a number that matrices multiply
+    stream: int  # bytes of a number between blocks
+    autocast: bool  # the compute type is made of float32 on the way, not by FSDP beforehand
+    sharded: bool  # FSDP2 carries the gradients
+    cuda: bool
+    compiled: bool
+    ring: bool
+
+
+def setting(run: Run) -> Setting:
+    s = Sizes.of(run.mesh)
+    readers = s.dp * s.cp
+    sharded = s.dp_shard * s.cp > 1 or 1 < readers < s.world  # as shoal.parallel.shard decides
+    bf16 = run.train.precision == "bf16"
+    return Setting(
+        sizes=s,
+        tokens=int(run.mesh.micro_batch) * run.data.seq_len / s.cp,
+        seq=run.data.seq_len,
+        compute=BFLOAT16 if bf16 else FLOAT32,
+        stream=BFLOAT16 if bf16 and sharded else FLOAT32,
+        autocast=bf16 and not sharded,
+        sharded=sharded,
+        cuda=run.resources.device == "cuda",
+        compiled=run.train.compile,
+        ring=s.cp > 1 and run.mesh.cp_method == "ring",
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of one block and one micro-batch."""
+
+    none: float
+    selective: float
+    full: float
+    working: float  # beside all of `none`: what the backward pass of this block holds at its worst moment
+
+    def of(self, mode: str) -> float:
+        return float(getattr(self, mode))
+
+
+def block(run: Run, shape: Shape, layer: int) -> Kept:
+    at = setting(run)
+    tp, c, r = at.sizes.tp, at.compute, at.stream
+    attention, exchanged = _attention(at, shape)
+    masked = _masked(run, shape, layer) and not at.ring
+    ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.ffn_dim)
+    norms = 2 * _norm_input(at) * shape.dim / tp
+    if at.compiled:
+        # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
+        results = 2 * c * shape.dim + c * shape.dim / tp
+        none = r * shape.dim / tp + results + attention + exchanged + ffn
+    else:
+        copies = 5 if at.autocast else 2
+        mask = c * at.seq * at.sizes.cp if masked else 0
+        none = norms + copies * c * shape.dim + attention + exchanged + ffn + _qk_norm(at, shape) + mask
+    selective = (r + c) * shape.dim / tp + attention + 2 * exchanged + ffn_selective
+    # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
+    # gathered first.
+    working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
+    return Kept(*(at.tokens * per_token for per_token in (none, selective, r * shape.dim / tp, working)))
+
+
+def shared_by_blocks(run: Run, shape: Shape) -> float:
+    """Masks and rotary positions, made once a forward pass."""
+    at = setting(run)
+    angles = at.tokens * FLOAT32 * shape.head_dim
+    if at.ring or not _masked(run, shape, shape.layers - 1):
+        return angles
+    both = 2 if run.data.mask_documents and shape.sliding_window and shape.full_attention_layers else 1
+    return angles + both * int(run.mesh.micro_batch) * at.seq**2
+
+
+def _norm_input(at: Setting) -> int:
+    """Bytes a number that RMSNorm keeps of its input: one kernel keeps it as it came; the CPU's several keep it, and
+    it divided by its norm, in float32."""
+    return at.stream if at.cuda else 2 * FLOAT32
+
+
+def _qk_norm(at: Setting, shape: Shape) -> float:
+    if not shape.qk_norm:
+        return 0.0
+    return (at.compute if at.cuda else 2 * FLOAT32) * (shape.q_dim + shape.kv_dim) / at.sizes.tp
+
+
+def _attention(at: Setting, shape: Shape) -> tuple[float, float]:
+    """Bytes a token of q, k, v, their mixture and its log-sum-exp; and of what the exchange between the processes of a
+    sequence (all_to_all) adds to them."""
+    tp, c = at.sizes.tp, at.compute
+    # In float32 CUDA has no kernel that shares key and value heads: they are copied for each query head.
+    keys = shape.q_dim if at.cuda and c == FLOAT32 else shape.kv_dim
+    kept = (c * (2 * shape.q_dim + 2 * keys) + FLOAT32 * shape.heads) / tp
+    if at.sizes.cp == 1 or at.ring:
+        return kept, 0.0
+    return kept, c * (shape.q_dim + shape.kv_dim) / tp
+
+
+def _dense(at: Setting, width: int) -> tuple[float, float, float]:
+    """Bytes a token that a feed-forward keeps, those that selective recomputation does, and its local width."""
+    local = width / at.sizes.tp
+    return at.compute * local * (3 if at.compiled else 4), at.compute * local * 2, local
+
+
+def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
+    """The same of a mixture of experts, in step (all experts get as many tokens)."""
+    e = shape.experts
+    assert e is not None
+    c, own = at.compute, 1 / at.sizes.tp  # a process routes the tokens of its own stretch
+    rows = e.top_k * own
+    # The router reads its input in float32 and keeps three tables of all experts; rows keep where they came from.
+    routing = own * (FLOAT32 * (shape.dim + 3 * e.count) + 6 * 8 * e.top_k)
+    none = c * rows * (2 * shape.dim + 4 * e.ffn_dim) + routing
+    selective = c * rows * (shape.dim + 2 * e.ffn_dim) + own * FLOAT32 * e.count
+    if at.sizes.ep > 1:
+        selective += 2 * c * rows * shape.dim  # what the two exchanges brought
+    shared, shared_selective, width = _dense(at, e.shared * e.ffn_dim)
+    if e.shared:
+        shared_selective += c * shape.dim * own
+    return none + shared, selective + shared_selective, max(width, rows * e.ffn_dim)
+
+
+def _masked(run: Run, shape: Shape, layer: int) -> bool:
+    """Whether attention takes a mask: packed documents are assumed wherever they are kept apart."""
+    window = shape.sliding_window
+    slides = window is not None and window < run.data.seq_len and layer >= shape.full_attention_layers
+    return run.data.mask_documents or slides
