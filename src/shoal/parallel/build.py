@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from shoal.model.decoder import Decoder
+from shoal.parallel import context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
+from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
+from shoal.parallel.stages import stages_of, stretches
+from shoal.parallel.tied import Tied
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 
@@ -36,21 +40,16 @@ def build(run: Run, place: Place) -> Laid:
         decoders.append(decoder)
     module = replicate(decoders[0], place)
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, str(run.mesh.cp_method))
-    from shoal.parallel.pipeline import Pipeline
-    from shoal.parallel.tied import Tied
-
+        return Laid(place, tuple(decoders), module, _closed(run.mesh.cp_method))
     micro_batches = run.train.batch // place.sizes.dp // int(run.mesh.micro_batch)
     pipeline = Pipeline(decoders, numbers, len(stretches), place, str(run.mesh.schedule), micro_batches)
-    return Laid(place, tuple(decoders), module, str(run.mesh.cp_method), pipeline, Tied.of(decoders, place))
+    return Laid(place, tuple(decoders), module, _closed(run.mesh.cp_method), pipeline, Tied.of(decoders, place))
 
 
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:
     """The stages that this process holds, and the layers of every stage."""
     if place.sizes.pp == 1:
         return [0], [range(shape.layers)]
-    from shoal.parallel.stages import stages_of, stretches
-
     schedule = str(run.mesh.schedule)
     cut = stretches(shape, place.sizes.pp, schedule, run.data.seq_len)
     return stages_of(place.at["pp"], place.sizes.pp, schedule), cut
@@ -58,25 +57,18 @@ def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range
 
 def _split(decoder: Decoder, run: Run, place: Place) -> None:
     """Every axis inside a layer, then what is computed twice and what is compiled."""
-    if place.sizes.tp > 1:
-        from shoal.parallel import tensor
-
-        tensor.split(decoder, place)
-    if place.expert is not None:
-        from shoal.parallel import expert
-
-        expert.split(decoder, place)
-    if place.sizes.cp > 1:
-        from shoal.parallel import context
-
-        context.split(decoder, place, str(run.mesh.cp_method))
-    if run.mesh.recompute != "none":
-        from shoal.parallel import recompute
-
-        recompute.apply(decoder, str(run.mesh.recompute))
+    tensor.split(decoder, place)
+    expert.split(decoder, place)
+    context.split(decoder, place, _closed(run.mesh.cp_method))
+    recompute.apply(decoder, _closed(run.mesh.recompute))
     if run.train.compile:
         for block in decoder.blocks.values():
             block.compile()
+
+
+def _closed(setting: Any) -> Any:
+    assert setting != "auto", "a run is laid out with nothing left open"
+    return setting
 
 
 def _autocast(decoder: Decoder, device: torch.device) -> None:

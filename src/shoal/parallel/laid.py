@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.data.windows import Batch
 from shoal.model.decoder import Decoder
+from shoal.parallel import context
 from shoal.parallel.clip import clip, copies_of
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
@@ -28,7 +29,7 @@ class Laid:
     place: Place
     decoders: tuple[Decoder, ...]  # one; more where a pipeline gives this process several stages
     module: nn.Module  # the first of them as DDP may have wrapped it
-    cp_method: str
+    cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
 
@@ -120,8 +121,6 @@ class Laid:
         """(tokens, positions, documents, targets) as a Decoder takes them, on the device."""
         arrays = [batch.tokens, batch.positions, batch.targets]
         if self.place.sizes.cp > 1:
-            from shoal.parallel import context
-
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
         tokens, positions, targets = map(self._on_device, arrays)
         return tokens, positions, self._on_device(batch.documents) if batch.documents.any() else None, targets

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.model.decoder import Decoder
+from shoal.parallel import expert
 from shoal.parallel.place import Place
 
 # torch 2.13 gave the old name a warning and a new name.
@@ -43,11 +44,7 @@ def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
     )
-    left_out: set[nn.Parameter] = set()
-    if place.expert is not None:
-        from shoal.parallel import expert
-
-        left_out = expert.shard(decoder, place, policy)
+    left_out = expert.shard(decoder, place, policy)
     if sharded(place):
         assert place.dense is not None
         mesh = place.dense["shard"] if place.sizes.dp_replicate == 1 else place.dense["replicate", "shard"]

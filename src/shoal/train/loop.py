@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
+from shoal.parallel.count import Counter, due, together
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
@@ -43,8 +45,11 @@ class Training:
 def train(t: Training, first_step: int) -> None:
     """Runs steps `first_step` … `train.steps` - 1. Saves and raises Stopped when told to stop."""
     run, total = t.run, t.run.train.steps
+    counter, experts = Counter(t.place), t.run.model.experts is not None
     for step in range(first_step, total):
-        record = train_step(t, step)
+        count = t.place.world > 1 and due(step - first_step, total - step, varies=experts)
+        with counter.counting() if count else nullcontext():
+            record = train_step(t, step)
         if record is None:
             t.save(step)
             raise Stopped(
@@ -52,6 +57,8 @@ def train(t: Training, first_step: int) -> None:
             )
         t.tell("step", **record)
         done = step + 1
+        if count:
+            t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
         if _due(run.eval.every, done) and done < total:
             t.evaluate(done)
         if _due(run.checkpoint.every, done) and done < total:
