@@ -5,7 +5,7 @@ Everything is declared on the meta device; memory is taken last. No process ever
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,11 +26,12 @@ def build(run: Run, place: Place) -> Laid:
     """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective."""
     shape = shape_of(run.model)
     bf16 = run.train.precision == "bf16"
-    numbers, stretches = _stages(run, shape, place)
+    method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
+    numbers, layers = _stages(run, shape, place)
     decoders = []
     for number in numbers:
         with torch.device("meta"):
-            decoder = Decoder(shape, stretches[number])
+            decoder = Decoder(shape, layers[number])
         _split(decoder, run, place)
         if bf16 and not sharded(place):
             _autocast(decoder, place.device)
@@ -40,10 +41,10 @@ def build(run: Run, place: Place) -> Laid:
         decoders.append(decoder)
     module = replicate(decoders[0], place)
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, _closed(run.mesh.cp_method))
+        return Laid(place, tuple(decoders), module, method)
     micro_batches = run.train.batch // place.sizes.dp // int(run.mesh.micro_batch)
-    pipeline = Pipeline(decoders, numbers, len(stretches), place, str(run.mesh.schedule), micro_batches)
-    return Laid(place, tuple(decoders), module, _closed(run.mesh.cp_method), pipeline, Tied.of(decoders, place))
+    pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches)
+    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place))
 
 
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:
@@ -59,16 +60,11 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     """Every axis inside a layer, then what is computed twice and what is compiled."""
     tensor.split(decoder, place)
     expert.split(decoder, place)
-    context.split(decoder, place, _closed(run.mesh.cp_method))
-    recompute.apply(decoder, _closed(run.mesh.recompute))
+    context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
+    recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
     if run.train.compile:
         for block in decoder.blocks.values():
             block.compile()
-
-
-def _closed(setting: Any) -> Any:
-    assert setting != "auto", "a run is laid out with nothing left open"
-    return setting
 
 
 def _autocast(decoder: Decoder, device: torch.device) -> None:
