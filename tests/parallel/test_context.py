@@ -215,10 +215,15 @@ def test_a_model_has_the_loss_and_gradients_of_one_process(method: context.Metho
 # The work of a ring.
 
 
+def steps_of(
+    size: int, index: int, documents: Tensor | None = None, window: int | None = None
+) -> list[list[pairs.Piece]]:
+    return pairs.by_step(pairs.plan(documents, SEQ // size, window, CPU, size=size, index=index).pieces, size)
+
+
 def work_of(size: int, index: int, **how: Any) -> list[int]:
     """(query, key) pairs that a process computes at each step."""
-    steps = pairs.plan(how.get("documents"), SEQ // size, how.get("window"), CPU, size=size, index=index).of_step()
-    return [sum(piece.pairs for piece in steps.get(step, [])) for step in range(size)]
+    return [sum(piece.pairs for piece in todo) for todo in steps_of(size, index, **how)]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -230,19 +235,18 @@ def test_causal_work_is_the_same_for_every_process_at_every_step(size: int) -> N
 
 def test_without_documents_and_windows_no_piece_has_a_mask_and_each_step_is_one_call() -> None:
     for index in range(4):
-        plan = pairs.plan(None, SEQ // 4, None, CPU, size=4, index=index)
-        assert [len(pieces) for pieces in plan.of_step().values()] == [1, 1, 1, 1]
-        assert not any(piece.kind == pairs.MASKED for pieces in plan.of_step().values() for piece in pieces)
+        steps = steps_of(4, index)
+        assert [len(todo) for todo in steps] == [1, 1, 1, 1]
+        assert not any(piece.kind == pairs.MASKED for todo in steps for piece in todo)
 
 
 def test_chunks_that_share_no_document_are_skipped_and_those_within_one_have_no_mask() -> None:
     size, chunk = 4, SEQ // 8
-    own = pairs.plan(packed((chunk,) * 8), SEQ // size, None, CPU, size=size, index=1).of_step()
-    assert list(own) == [0]
-    assert [piece.kind for piece in own[0]] == [pairs.CAUSAL, pairs.CAUSAL]
+    own, *others = steps_of(size, 1, packed((chunk,) * 8))
+    assert [piece.kind for piece in own] == [pairs.CAUSAL, pairs.CAUSAL]
+    assert others == [[], [], []]
     half = SEQ // 2  # two documents: queries of the tail (chunk 6) see chunks 4 and 5 whole, and none before
-    halves = pairs.plan(packed((half, half)), SEQ // size, None, CPU, size=size, index=1).of_step()
-    tail = [piece for pieces in halves.values() for piece in pieces if piece.q_at == 6 * chunk]
+    tail = [piece for todo in steps_of(size, 1, packed((half, half))) for piece in todo if piece.q_at == 6 * chunk]
     assert {(p.k_at // chunk, p.kind) for p in tail} == {(4, pairs.FULL), (5, pairs.FULL), (6, pairs.CAUSAL)}
 
 
@@ -251,12 +255,14 @@ def test_a_window_leaves_only_chunks_within_reach() -> None:
     assert near < 0.6 * everything
 
 
-def test_documents_that_come_out_whole_need_no_copy_of_them() -> None:
-    assert pairs.plan(torch.zeros(1, SEQ, dtype=torch.int64), SEQ // 2, None, CPU, size=2, index=0).documents is None
+def test_a_plan_has_one_shape_whatever_the_documents() -> None:
+    """Or every batch that packs otherwise would have the blocks compiled once more."""
+    plans = [pairs.plan(documents, SEQ // 2, None, CPU, size=2, index=0) for documents in DOCUMENTS.values()]
+    assert {tuple(plan.pieces.shape) for plan in plans} == {(8, len(pairs.Piece._fields))}
 
 
-def exchanges(rank: int, world: int, documents: Tensor | None) -> tuple[int, int, int]:
-    """Exchanges in forward and in backward, and bytes sent."""
+def count_sent(monkey: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of every message this process sends from now on."""
     sent: list[int] = []
     real = dist.batch_isend_irecv
 
@@ -264,7 +270,13 @@ def exchanges(rank: int, world: int, documents: Tensor | None) -> tuple[int, int
         sent.extend(op.tensor.nbytes for op in ops if op.op is dist.isend)
         return real(ops)
 
-    dist.batch_isend_irecv = counting
+    monkey.setattr(dist, "batch_isend_irecv", counting)
+    return sent
+
+
+def exchanges(rank: int, world: int, documents: Tensor | None) -> tuple[int, int, int]:
+    """Exchanges in forward and in backward, and bytes sent."""
+    sent = count_sent(pytest.MonkeyPatch())
     place = place_of(rank, world)
     assert place.context is not None
     plan = pairs.plan(documents, SEQ // world, None, CPU, size=world, index=rank)
@@ -283,6 +295,38 @@ def test_every_rank_makes_every_exchange_whatever_it_skips() -> None:
     total = (world - 1) * (2 * block_bytes + 2 * block_bytes)
     for documents in (None, packed((12,) * 8, (12,) * 8)):
         assert run_ranks(exchanges, world, documents) == [(world - 1, 2 * (world - 1), total)] * world
+
+
+def exchanges_of_a_model(rank: int, world: int, mode: recompute.Mode) -> int:
+    sent = count_sent(pytest.MonkeyPatch())
+    shared_model(rank, world, "ring", mode, DOCUMENTS["long"])
+    return len(sent)
+
+
+def test_only_full_recomputation_goes_around_the_ring_once_more() -> None:
+    for mode, a_block in (("none", 3), ("selective", 3), ("full", 4)):
+        assert run_ranks(exchanges_of_a_model, 2, mode) == [a_block * SHAPE.layers] * 2
+
+
+def compiled(rank: int, world: int) -> tuple[int, int, int]:
+    """Graph breaks and graphs of compiled blocks over batches that pack otherwise; and bits that differ."""
+    place = place_of(rank, world)
+    models = decoder(), decoder()
+    for model in models:
+        context.split(model, place, "ring")
+    for block in models[1].blocks.values():
+        block.compile(backend="aot_eager")
+    unlike = 0
+    for documents in (DOCUMENTS["short"], DOCUMENTS["long"], DOCUMENTS["aligned"]):
+        inputs = {name: context.cut(t, place, "ring") for name, t in batch(documents).items()}
+        eager, now = (loss_and_gradients(model, inputs, documents) for model in models)
+        unlike += sum(int((eager[name] != now[name]).sum()) for name in eager)
+    counters = torch._dynamo.utils.counters
+    return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"], unlike
+
+
+def test_a_compiled_block_has_no_break_and_is_compiled_once_for_all_packings() -> None:
+    assert run_ranks(compiled, 2) == [(0, 1, 0)] * 2
 
 
 # Cutting, and what is refused.

@@ -42,20 +42,23 @@ class Piece(NamedTuple):
         return queries * (queries + 1) // 2 if self.kind == CAUSAL else queries * keys
 
 
+NOTHING = Piece(0, SKIP, 0, 0, 0, 0, 0, 0, 0)
+
+
 class Plan(NamedTuple):
     """What takes a mask's place. Tensors, so that it passes through compiled blocks without being compiled in."""
 
-    pieces: Tensor  # int64 on the CPU, a row for each Piece
+    pieces: Tensor  # int64 on the CPU, a row for each Piece; as many as there are pairs of chunks
     documents: Tensor | None  # [batch, whole sequence] on the device
 
-    def of_step(self) -> dict[int, list[Piece]]:
-        return by_step(self.pieces)
 
-
-def by_step(pieces: Tensor) -> dict[int, list[Piece]]:
-    steps: dict[int, list[Piece]] = {}
+def by_step(pieces: Tensor, size: int) -> list[list[Piece]]:
+    """What is to be done at each of the steps of a ring; at some, perhaps nothing."""
+    steps: list[list[Piece]] = [[] for _ in range(size)]
     for row in pieces.tolist():
-        steps.setdefault(row[0], []).append(Piece(*row))
+        piece = Piece(*row)
+        if piece.kind != SKIP:
+            steps[piece.step].append(piece)
     return steps
 
 
@@ -88,8 +91,8 @@ def plan(
         for kind, a, a_end, b, b_end in _joined(kinds):
             spot = (a * chunk, a_end * chunk, b * chunk, b_end * chunk, queries[a] * chunk, keys[b] * chunk)
             pieces.append(Piece(step, kind, *spot, window or 0))
-    masked = any(p.kind == MASKED for p in pieces)
-    return Plan(torch.tensor(pieces), documents.to(device) if masked and documents is not None else None)
+    pieces += [NOTHING] * (4 * size - len(pieces))  # a tensor of another shape would have compiled blocks compiled anew
+    return Plan(torch.tensor(pieces), None if documents is None else documents.to(device))
 
 
 def bias(piece: Piece, documents: Tensor | None, like: Tensor) -> Tensor | None:
@@ -99,16 +102,18 @@ def bias(piece: Piece, documents: Tensor | None, like: Tensor) -> Tensor | None:
     """
     if piece.kind != MASKED:
         return None
-    queries = torch.arange(piece.q_at, piece.q_at + piece.q_end - piece.q, device=like.device)
-    keys = torch.arange(piece.k_at, piece.k_at + piece.k_end - piece.k, device=like.device)
+    q_end, k_end = piece.q_at + piece.q_end - piece.q, piece.k_at + piece.k_end - piece.k
+    queries = torch.arange(piece.q_at, q_end, device=like.device)
+    keys = torch.arange(piece.k_at, k_end, device=like.device)
     back = queries[:, None] - keys[None, :]  # how far a key lies behind the query
     seen = back >= 0
     if piece.window:
-        seen &= back < piece.window
+        seen = seen & (back < piece.window)
     seen = seen[None]
     if documents is not None:
-        seen = seen & (documents[:, queries, None] == documents[:, None, keys])
-    return torch.where(seen[:, None], 0.0, HIDDEN).to(like.dtype)
+        seen = seen & (documents[:, piece.q_at : q_end, None] == documents[:, None, piece.k_at : k_end])
+    seen = seen[:, None]
+    return like.new_zeros(seen.shape).masked_fill_(~seen, HIDDEN)
 
 
 def _kind(a: int, b: int, chunk: int, window: int | None, spans: list[list[list[int]]] | None) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import shoal.parallel.ring  # noqa: F401  # its operator is named below
 from shoal.model.decoder import Decoder
 
 Mode = Literal["none", "selective", "full"]
@@ -38,6 +39,7 @@ ATTENTION = {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.shoal.ring_attention.default,
 }
 # Not all-gathers: their results are as many times larger as there are ranks, and with tensor parallelism they alone
 # would outweigh everything else that is kept.

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from shoal.parallel import pairs
+from shoal.parallel.pairs import Piece
 from shoal.parallel.partial import merge_, partial_attention, partial_backward
 
 KEYS, GRADIENTS = 0, 1  # tags: both kinds of message are under way at once
@@ -40,18 +41,13 @@ def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, pieces: Tensor, documents: Tensor | None, group: str
 ) -> tuple[Tensor, Tensor]:
     """The result [batch, seq, heads, head_dim] and its log-sum-exp [batch, heads, seq], float32."""
-    steps, ring = pairs.by_step(pieces), _resolve_process_group(group)  # type: ignore[arg-type]  # GroupName is a str
-    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"), device=q.device)
+    ring = _resolve_process_group(group)  # type: ignore[arg-type]  # GroupName is a str
+    last = ring.size() - 1
+    out, lse = nothing_yet(q)
     block = torch.stack((k, v))  # [2, batch, seq, kv_heads, head_dim]: one message
-    for step in range(ring.size()):
-        arrive = pass_on(block, ring, KEYS) if step < ring.size() - 1 else None
-        for piece in steps.get(step, []):
-            mine, theirs = slice(piece.q, piece.q_end), slice(piece.k, piece.k_end)
-            keys, values = block[:, :, theirs]
-            bias = pairs.bias(piece, documents, q)
-            part = partial_attention(q[:, mine], keys, values, piece.kind == pairs.CAUSAL, bias)
-            merge_(out[:, mine], lse[:, :, mine], *part)
+    for step, todo in enumerate(pairs.by_step(pieces, ring.size())):
+        arrive = pass_on(block, ring, KEYS) if step < last else None
+        attend_to_(block, todo, documents, q, out, lse)
         if arrive is not None:
             block = arrive()
     return out.to(q.dtype), lse
@@ -69,36 +65,77 @@ def ring_attention_backward(
     documents: Tensor | None,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    steps, ring = pairs.by_step(pieces), _resolve_process_group(group)  # type: ignore[arg-type]  # GroupName is a str
+    ring = _resolve_process_group(group)  # type: ignore[arg-type]  # GroupName is a str
+    last = ring.size() - 1
     dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     block = torch.stack((k, v))
     # What the own queries give the own block stays here: the gradient that travels starts with the next process, which
     # saves an exchange.
-    own = torch.zeros(block.shape, dtype=torch.float32, device=q.device)
+    own: Tensor | None = None
     home: Callable[[], Tensor] | None = None
-    for step in range(ring.size()):
-        arrive = pass_on(block, ring, KEYS) if step < ring.size() - 1 else None
-        grads = own if step == 0 else torch.zeros_like(own)
-        for piece in steps.get(step, []):
-            mine, theirs = slice(piece.q, piece.q_end), slice(piece.k, piece.k_end)
-            keys, values = block[:, :, theirs]
-            bias = pairs.bias(piece, documents, q)
-            part = partial_backward(
-                grad[:, mine], q[:, mine], keys, values, out[:, mine], lse[:, :, mine], piece.kind == pairs.CAUSAL, bias
-            )
-            dq[:, mine] += part[0]
-            grads[0, :, theirs] += part[1]
-            grads[1, :, theirs] += part[2]
-        if home is not None:
-            grads += home()
-        if step > 0:
+    for step, todo in enumerate(pairs.by_step(pieces, ring.size())):
+        arrive = pass_on(block, ring, KEYS) if step < last else None
+        grads = gradients_to_(block, todo, documents, grad, q, out, lse, dq)
+        if own is None:
+            own = grads
+        else:
+            if home is not None:
+                grads += home()
             home = pass_on(grads, ring, GRADIENTS)
         if arrive is not None:
             block = arrive()
+    assert own is not None
     if home is not None:
         own += home()
     dk, dv = (g.to(k.dtype, copy=True) for g in own)  # an operator's results may not share memory
     return dq.to(q.dtype), dk, dv
+
+
+def nothing_yet(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and log-sum-exp of q before it has seen any key."""
+    batch, seq, heads, _ = q.shape
+    lse = torch.full((batch, heads, seq), float("-inf"), dtype=torch.float32, device=q.device)
+    return torch.zeros(q.shape, dtype=torch.float32, device=q.device), lse
+
+
+def attend_to_(block: Tensor, todo: list[Piece], documents: Tensor | None, q: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Take one block of keys and values into the result, in place."""
+    for piece in todo:
+        mine, theirs = slice(piece.q, piece.q_end), slice(piece.k, piece.k_end)
+        k, v = block[:, :, theirs]
+        part = partial_attention(q[:, mine], k, v, piece.kind == pairs.CAUSAL, pairs.bias(piece, documents, q))
+        merge_(out[:, mine], lse[:, :, mine], *part)
+
+
+def gradients_to_(
+    block: Tensor,
+    todo: list[Piece],
+    documents: Tensor | None,
+    grad: Tensor,
+    q: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dq: Tensor,
+) -> Tensor:
+    """What these queries give a block of keys and values, in float32; what it gives them is added to dq in place."""
+    grads = torch.zeros(block.shape, dtype=torch.float32, device=block.device)
+    for piece in todo:
+        mine, theirs = slice(piece.q, piece.q_end), slice(piece.k, piece.k_end)
+        k, v = block[:, :, theirs]
+        of_q, of_k, of_v = partial_backward(
+            grad[:, mine],
+            q[:, mine],
+            k,
+            v,
+            out[:, mine],
+            lse[:, :, mine],
+            piece.kind == pairs.CAUSAL,
+            pairs.bias(piece, documents, q),
+        )
+        dq[:, mine] += of_q
+        grads[0, :, theirs] += of_k
+        grads[1, :, theirs] += of_v
+    return grads
 
 
 def pass_on(block: Tensor, ring: dist.ProcessGroup, tag: int) -> Callable[[], Tensor]:
