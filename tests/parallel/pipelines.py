@@ -86,7 +86,7 @@ def alone(case: Case) -> Curve:
 
 def piped(rank: int, world: int, case: Case, watch: Callable[[list[Decoder]], Any] | None = None) -> tuple[Curve, Any]:
     """What one process sees of the steps in a pipeline, gradients and weights of its stages made whole."""
-    place = lay_out(rank, world, torch.device("cpu"), case.sizes)
+    place = lay_out(rank, world, torch.device("cpu"), case.sizes, case.shape.experts is not None)
     pipeline, decoders = build(case, place)
     tied = Tied.of(decoders, place)
     seen = watch(decoders) if watch is not None else None

@@ -66,10 +66,10 @@ class Pipeline:
         self._order: Any = None  # torch's schedule; made with the first batch, which says how large messages are
         self._shape: tuple[int, ...] = ()
         for decoder in decoders:
-            for part in sharded_parts(decoder):
+            if isinstance(decoder, FSDPModule):
                 # Gathered once a batch and not once a micro-batch. zbv needs it, too: it looks for the parameters of
                 # its second half where the forward pass has left them.
-                part.set_reshard_after_forward(False, recurse=False)
+                decoder.set_reshard_after_forward(False)
             if schedule == "zbv" and decoder.last:
                 decoder.head.loss = _twice(decoder.head.loss)
 
