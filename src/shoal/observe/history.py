@@ -25,6 +25,7 @@ class History:
     lost: list[Record] = field(default_factory=list)  # the other times
     evals: list[Record] = field(default_factory=list)
     routers: list[Record] = field(default_factory=list)
+    traffic: list[Record] = field(default_factory=list)  # of counted steps
     checkpoints: list[Record] = field(default_factory=list)
     checkpoints_failed: int = 0
     starts: list[Record] = field(default_factory=list)
@@ -55,6 +56,8 @@ def history(records: Iterable[Record]) -> History:
                 evals[int(record["step"])] = record
             case "router":
                 routers[int(record["step"])] = record
+            case "traffic":
+                found.traffic.append(record)
             case "start":
                 if found.starts:
                     failed = any(f.get("attempt") == found.starts[-1].get("attempt") for f in found.failures)

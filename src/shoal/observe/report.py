@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.observe import router, words
+from shoal.observe import router, traffic, words
 from shoal.observe.curves import draw
 from shoal.observe.history import History, Speed, history, speed
 from shoal.observe.ledger import PARTS, Ledger, ledger
@@ -67,6 +67,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "router": r.history.routers[-1] if r.history.routers else None,
         "checkpoints": [{k: c.get(k) for k in ("step", "bytes", "path")} for c in r.history.checkpoints],
         "checkpoints_failed": r.history.checkpoints_failed,
+        "traffic": traffic.newest(r.history.traffic),
         "digest": r.history.digest,
         "pictures": [str(p) for p in r.pictures],
     }
@@ -78,6 +79,7 @@ def as_text(r: Report) -> str:
         _time(r),
         _failures(r.history),
         _results(r),
+        "\n".join(traffic.lines(r.history.traffic)),
         *_curves(r.history),
         "\n".join(f"drawn: {_short(path)}" for path in r.pictures),
     ]
