@@ -84,16 +84,15 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     tp, c, r = at.sizes.tp, at.compute, at.stream
     attention, exchanged = _attention(at, shape)
     masked = _masked(run, shape, layer) and not at.ring
-    ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.ffn_dim)
+    ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.dim, shape.ffn_dim)
     norms = 2 * _norm_input(at) * shape.dim / tp
     if at.compiled:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
-        results = 2 * c * shape.dim + c * shape.dim / tp
-        none = r * shape.dim / tp + results + attention + exchanged + ffn
+        none = (r + c) * shape.dim / tp + c * shape.dim + attention + exchanged + ffn
     else:
-        copies = 5 if at.autocast else 2
+        queries = (3 if at.autocast else 1) * c * shape.dim
         mask = c * at.seq * at.sizes.cp if masked else 0
-        none = norms + copies * c * shape.dim + attention + exchanged + ffn + _qk_norm(at, shape) + mask
+        none = norms + queries + attention + exchanged + ffn + _qk_norm(at, shape) + mask
     selective = (r + c) * shape.dim / tp + attention + 2 * exchanged + ffn_selective
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.
@@ -135,10 +134,11 @@ def _attention(at: Setting, shape: Shape) -> tuple[float, float]:
     return kept, c * (shape.q_dim + shape.kv_dim) / tp
 
 
-def _dense(at: Setting, width: int) -> tuple[float, float, float]:
-    """Bytes a token that a feed-forward keeps, those that selective recomputation does, and its local width."""
+def _dense(at: Setting, dim: int, width: int) -> tuple[float, float, float]:
+    """Bytes a token that a feed-forward keeps with its input, those of selective recomputation, and its local width."""
     local = width / at.sizes.tp
-    return at.compute * local * (3 if at.compiled else 4), at.compute * local * 2, local
+    copies = 2 if at.autocast and not at.compiled else 1
+    return at.compute * (copies * dim + local * (3 if at.compiled else 4)), at.compute * local * 2, local
 
 
 def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
@@ -153,10 +153,12 @@ def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
     selective = c * rows * (shape.dim + 2 * e.ffn_dim) + own * FLOAT32 * e.count
     if at.sizes.ep > 1:
         selective += 2 * c * rows * shape.dim  # what the two exchanges brought
-    shared, shared_selective, width = _dense(at, e.shared * e.ffn_dim)
-    if e.shared:
-        shared_selective += c * shape.dim * own
-    return none + shared, selective + shared_selective, max(width, rows * e.ffn_dim)
+    if not e.shared:
+        return none, selective, rows * e.ffn_dim
+    shared, shared_selective, width = _dense(at, shape.dim, e.shared * e.ffn_dim)
+    if c == FLOAT32 and at.sizes.tp == 1:
+        shared -= c * shape.dim  # its input is the router's
+    return none + shared, selective + shared_selective + c * shape.dim * own, max(width, rows * e.ffn_dim)
 
 
 def _masked(run: Run, shape: Shape, layer: int) -> bool:

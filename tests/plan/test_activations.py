@@ -1,0 +1,84 @@
+"""What blocks keep for the backward pass is what the plan says: counted on live tensors of the real model."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data.windows import Batch
+from shoal.parallel.build import build
+from shoal.parallel.place import lay_out
+from shoal.plan import activations
+from shoal.spec.mesh import Sizes
+from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
+from tests.plan.live import Live
+from tests.plan.runs import closed
+from tests.ranks import run_ranks
+
+MODES = ("none", "selective", "full")
+DENSE = {"dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 384}
+EXPERTS = {"count": 4, "top_k": 2, "ffn_dim": 192, "shared": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": DENSE,
+    "qk_norm": {**DENSE, "qk_norm": True, "head_dim": 64},
+    "experts": {**DENSE, "experts": EXPERTS},
+}
+
+
+def kept_by_a_layer(run: Run, packed: bool = True, rank: int = 0, world: int = 1) -> float:
+    """Bytes that are alive between forward and backward with one layer more, but for the weights."""
+    alive = []
+    for layers in (2, 3):
+        longer = run.model_copy(update={"model": run.model.model_copy(update={"layers": layers})})
+        place = lay_out(rank, world, torch.device("cpu"), Sizes.of(run.mesh), run.model.experts is not None)
+        laid = build(longer, place)
+        with Live(*(p for _, p in laid.named_parameters())) as live:
+            loss = laid.module(*laid._inputs(batch(run, packed)))
+        weights = sum(p.numel() for n, p in laid.named_parameters() if n.startswith("blocks") and p.ndim >= 2)
+        casts = run.train.precision == "bf16" and run.mesh.recompute == "none"
+        alive.append(live.bytes - (2 * weights if casts else 0))
+        del loss
+    return alive[1] - alive[0]
+
+
+def batch(run: Run, packed: bool) -> Batch:
+    shape = (int(run.mesh.micro_batch), run.data.seq_len)
+    tokens = np.random.default_rng(0).integers(0, int(run.model.vocab_size), shape)
+    positions = np.broadcast_to(np.arange(shape[1]), shape)
+    return Batch(tokens, tokens, positions, positions * 3 // shape[1] if packed else np.zeros_like(positions))
+
+
+@pytest.mark.parametrize(("kind", "precision", "mode"), [*product(KINDS, ("fp32", "bf16"), MODES)])
+def test_a_block_keeps_what_the_plan_says(kind: str, precision: str, mode: str) -> None:
+    run = closed(KINDS[kind], **{"train.precision": precision, "mesh.recompute": mode})
+    planned = activations.block(run, shape_of(run.model), layer=1).of(mode)
+    assert kept_by_a_layer(run) == pytest.approx(planned, rel=0.03)
+
+
+def test_without_documents_to_keep_apart_there_is_no_mask_to_keep() -> None:
+    run = closed(DENSE, **{"data.mask_documents": False})
+    planned = activations.block(run, shape_of(run.model), layer=1).none
+    assert kept_by_a_layer(run, packed=False) == pytest.approx(planned, rel=0.03)
+
+
+def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
+    meshes: list[tuple[str, dict[str, Any]]] = [
+        ("dense", {"mesh.tp": 2}),
+        ("dense", {"mesh.cp": 2, "mesh.cp_method": "ring"}),
+        ("dense", {"mesh.cp": 2, "mesh.cp_method": "all_to_all"}),
+        ("experts", {"mesh.tp": 2, "mesh.ep": 2}),
+    ]
+    cases = [closed(KINDS[kind], **mesh, **{"mesh.recompute": mode}) for kind, mesh in meshes for mode in MODES]
+
+    def rank(rank: int, world: int) -> list[float]:
+        return [kept_by_a_layer(run, rank=rank, world=world) for run in cases]
+
+    measured = run_ranks(rank, 2, timeout_s=120)[0]
+    planned = [activations.block(run, shape_of(run.model), layer=1).of(str(run.mesh.recompute)) for run in cases]
+    off = {f"{run.mesh}": (m, p) for run, m, p in zip(cases, measured, planned, strict=True) if abs(m / p - 1) > 0.05}
+    assert not off, off
