@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import SetupError, SpecError
+from shoal.spec.rules import broken
 from shoal.spec.run import Run
-from shoal.train.decide import decide
+from shoal.train.decide import Decided, decide
 from tests.train.tiny import make_data, make_run
 
 
@@ -25,17 +26,21 @@ def on(run: Run, world: int | None = None) -> Run:
 def test_nothing_is_left_open(data: Path) -> None:
     decided = decide(make_run(data, **{"resources.device": "auto"}), Path.cwd())
     open_still = [key for key, value in _flat(decided.run.model_dump()).items() if value == "auto"]
-    # What a function of other fields closes by itself needs no decision.
-    assert set(open_still) <= {"model.head_dim", "train.schedule.decay_steps"}
+    # What a function of other fields closes by itself needs no decision, nor does what has no meaning on this mesh.
+    no_meaning = {"mesh.schedule", "mesh.cp_method"}
+    assert set(open_still) <= {"model.head_dim", "train.schedule.decay_steps"} | no_meaning
     assert all(d.why for d in decided.decisions)
     assert {"resources.processes", "mesh.micro_batch", "model.vocab_size"} <= {d.key for d in decided.decisions}
 
 
 def test_what_the_user_says_stays(data: Path) -> None:
-    run = make_run(data, **{"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.micro_batch": 2, "resources.threads": 3})
+    said = {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "micro_batch": 2, "recompute": "full"}
+    run = make_run(data, **{f"mesh.{key}": value for key, value in said.items()}, **{"resources.threads": 3})
     decided = decide(run, Path.cwd())
-    assert decided.world == 4
-    assert (decided.run.mesh, decided.run.resources.threads) == (run.mesh, 3)
+    assert decided.world == 8
+    assert {key: getattr(decided.run.mesh, key) for key in said} == said
+    assert decided.run.resources.threads == 3
+    assert not {f"mesh.{key}" for key in said} & {d.key for d in decided.decisions}
 
 
 def test_all_cores_are_used_as_far_as_the_batch_divides(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +60,113 @@ def test_a_small_model_is_replicated_and_a_large_one_sharded(data: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "world", "says"),
     [
-        ({"train.batch": 10}, 4, "train.batch is 10, which 4 processes cannot share equally: use 8 or 12"),
-        ({"mesh.micro_batch": 3}, 2, "mesh.micro_batch is 3, but each of 2 processes has 8 windows a step"),
-        ({"mesh.dp_shard": 3}, 2, "there are 2 processes: set resources.processes to 3"),
+        ({"train.batch": 10}, 4, "10 cannot be split over 4 processes; train.batch 8 would do, and the nearest mesh"),
+        ({"mesh.micro_batch": 3}, 2, "2 processes x mesh.micro_batch 3; .* is dp_replicate 2 with micro_batch 4"),
+        ({"mesh.dp_shard": 3}, 2, "WORLD_SIZE 2 is not a multiple of mesh.dp_shard 3.*works is dp_shard 2"),
+        ({"mesh.tp": 4}, 4, r"kv_heads 2 cannot be split over mesh.tp 4; .* works is dp_replicate 2 x tp 2\.$"),
+        ({"mesh.pp": 4}, 4, r"layers 2 are fewer than the 4 stages .* works is pp 2 x dp_replicate 2\.$"),
         ({"model.vocab_size": 64}, 2, "model.vocab_size is 64, but the data's tokenizer has 96 tokens"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(data: Path, changes: dict[str, int], world: int, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         on(make_run(data, **changes), world)
+
+
+def test_data_parallelism_takes_what_the_other_axes_leave(data: Path) -> None:
+    mesh = on(make_run(data, **{"mesh.tp": 2, "mesh.pp": 2}), 8).mesh
+    assert (mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep) == (2, 2, 1, 1, 2, 1)
+
+
+def test_the_mesh_says_how_many_processes_there_are(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert decide(make_run(data, **{"mesh.tp": 2}), Path.cwd()).world == 4  # not 6: three cannot share a batch of 16
+    assert decide(make_run(data, **{"mesh.tp": 2, "mesh.cp": 2, "mesh.pp": 2}), Path.cwd()).world == 8
+    every = {"mesh.tp": 2, "mesh.cp": 1, "mesh.pp": 1, "mesh.dp_shard": 1, "mesh.dp_replicate": 1}
+    assert decide(make_run(data, **every), Path.cwd()).world == 2
+
+
+def test_an_open_axis_takes_the_processes_that_nothing_else_may_take(data: Path) -> None:
+    decided = decide(make_run(data, **{"mesh.dp_replicate": 1, "mesh.dp_shard": 2}), Path.cwd(), 4)
+    assert decided.run.mesh.tp == 2
+    assert why(decided, "mesh.tp") == "the other axes leave 2 of 4 processes"
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "micro_batch"),
+    [
+        ({}, "1f1b", 2),  # 16 windows: 8 micro-batches are 4 a stage
+        ({"train.batch": 4}, "1f1b", 1),
+        ({"train.batch": 1}, "gpipe", 1),
+        ({"mesh.micro_batch": 16}, "gpipe", 16),
+        ({"mesh.schedule": "gpipe"}, "gpipe", 2),
+        ({"mesh.schedule": "zbv", "model.layers": 4}, "zbv", 2),
+        ({"mesh.schedule": "interleaved", "model.layers": 4, "train.batch": 6}, "interleaved", 1),
+    ],
+)
+def test_a_pipeline_gets_a_schedule_and_micro_batches_that_fill_it(
+    data: Path, changes: dict[str, object], schedule: str, micro_batch: int
+) -> None:
+    mesh = on(make_run(data, **{"mesh.pp": 2, **changes}), 2).mesh
+    assert (mesh.schedule, mesh.micro_batch) == (schedule, micro_batch)
+
+
+def test_heads_decide_how_a_shared_sequence_is_attended_to(data: Path) -> None:
+    assert on(make_run(data, **{"mesh.cp": 2}), 2).mesh.cp_method == "all_to_all"
+    assert on(make_run(data, **{"mesh.cp": 4}), 4).mesh.cp_method == "ring"  # 2 kv_heads
+    assert on(make_run(data, **{"mesh.cp": 2, "mesh.tp": 2}), 4).mesh.cp_method == "ring"  # 1 of them is left
+
+
+@pytest.mark.parametrize(
+    ("mesh", "world", "ep", "dp_shard"),
+    [
+        ({"dp_shard": 4}, 4, 4, 4),
+        ({"dp_shard": 4, "tp": 2}, 8, 8, 4),
+        ({"dp_shard": 2, "cp": 2, "tp": 2}, 16, 8, 2),
+        ({"dp_shard": 16}, 16, 8, 16),  # 8 experts: no more than one each
+        ({}, 4, 1, 1),  # copies: nobody to share with
+        ({"ep": 4}, 8, 4, 4),  # asked for, so a copy is shared by four
+    ],
+)
+def test_experts_are_shared_as_widely_as_they_divide(
+    data: Path, mesh: dict[str, int], world: int, ep: int, dp_shard: int
+) -> None:
+    experts = {"count": 8, "top_k": 2, "ffn_dim": 64}
+    decided = decide(make_run(data, **{"model.experts": experts}, **_mesh(mesh)), Path.cwd(), world)
+    assert (decided.run.mesh.ep, decided.run.mesh.dp_shard) == (ep, dp_shard)
+    if "ep" not in mesh:
+        assert "8 experts and dp_shard x cp x tp" in why(decided, "mesh.ep")
+
+
+def test_axes_of_one_process_are_not_worth_a_word(data: Path) -> None:
+    said = {d.key for d in decide(make_run(data), Path.cwd(), 1).decisions}
+    assert not said & {f"mesh.{name}" for name in ("pp", "cp", "tp", "ep", "schedule", "cp_method")}
+
+
+def test_what_was_decided_is_decided_the_same_when_a_run_goes_on(data: Path) -> None:
+    for changes, world in (({}, 2), ({"mesh.pp": 2, "mesh.tp": 2}, 8), ({"mesh.cp": 4}, 4)):
+        first = decide(make_run(data, **changes), Path.cwd(), world)
+        again = decide(first.run, Path.cwd(), world)
+        assert again.run == first.run
+        assert again.decisions == ()
+        assert broken(first.run) == []
+
+
+def test_recompute_is_as_little_as_the_memory_allows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on(make_run(data)).mesh.recompute == "none"
+    monkeypatch.setattr("shoal.plan.memory.memory_budget", lambda device, processes: 1)
+    decided = decide(make_run(data), Path.cwd())
+    assert decided.run.mesh.recompute == "full"
+    assert "does not fit" in why(decided, "mesh.recompute")
+
+
+def test_more_processes_than_gpus_are_refused_with_a_mesh_for_those_there_are(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 4)
+    run = make_run(data, **{"resources.device": "cuda", "mesh.dp_shard": 4, "mesh.dp_replicate": 1, "mesh.tp": 2})
+    with pytest.raises(SetupError, match=r"8 processes need a GPU each, and 4 are visible .* is dp_shard 2 x tp 2\."):
+        on(run)
 
 
 def test_a_model_that_cannot_fit_this_machine_is_refused_before_it_starts(data: Path) -> None:
@@ -83,6 +186,25 @@ def test_deciding_imports_no_torch(data: Path) -> None:
 
     code = "import sys, shoal.train.decide, shoal.guard.supervise, shoal.cli.train; sys.exit('torch' in sys.modules)"
     assert subprocess.call([sys.executable, "-c", code]) == 0
+
+
+def test_copies_that_do_not_fit_are_told_from_a_model_that_does_not(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 250}[name])  # 1 MB
+    monkeypatch.setattr("shoal.plan.memory.memory_budget", lambda device, processes: None)
+    with pytest.raises(SetupError, match=r"optimizer in 4 copies, .*: set mesh.dp_replicate to 1\."):
+        on(make_run(data), 4)
+    for name in ("dp_shard", "tp", "pp"):
+        on(make_run(data, **{f"mesh.{name}": 2}), 2)
+
+
+def why(decided: Decided, key: str) -> str:
+    return next(d.why for d in decided.decisions if d.key == key)
+
+
+def _mesh(sizes: dict[str, int]) -> dict[str, int]:
+    return {f"mesh.{name}": size for name, size in sizes.items()}
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:

@@ -66,13 +66,12 @@ def stages_of(schedule: str, pp: int) -> int:
 def enough(schedule: str, pp: int, micro_batches: int) -> bool:
     """Whether a schedule can run so many micro-batches a step over `pp` processes.
 
-    `torch.distributed.pipelining` refuses 1f1b with fewer than its stages, and interleaved where they do not go into
-    equal rounds. It would run zbv on fewer than its stages, and interleaved in a few more cases, but with the gaps that
-    these two are there to avoid.
+    These are the conditions of `torch.distributed.pipelining.schedules`: 1f1b must fill its pipeline, interleaved goes
+    in rounds of equal size, of at least `pp` where there are so many.
     """
     if schedule == "interleaved":
-        return micro_batches >= pp and micro_batches % pp == 0
-    return micro_batches >= {"1f1b": pp, "zbv": 2 * pp}.get(schedule, 1)
+        return micro_batches >= 1 and micro_batches % max(1, micro_batches // pp) == 0
+    return micro_batches >= (pp if schedule == "1f1b" else 1)
 
 
 def divisors(n: int) -> list[int]:

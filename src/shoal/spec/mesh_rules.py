@@ -110,8 +110,8 @@ def _pipeline(layout: Layout, work: Work) -> Iterator[Broken]:
         split = [f"{readers} data-parallel processes"] * (readers > 1) + [f"mesh.micro_batch {micro}"] * (micro > 1)
         yield (
             ("mesh.schedule", "mesh.pp", "mesh.micro_batch", "train.batch"),
-            f"mesh.schedule {schedule} with mesh.pp {pp} needs {_needed(schedule, pp)} micro-batches a step, and "
-            f"train.batch {work.batch}{' over ' * bool(split)}{' x '.join(split)} gives {each}",
+            f"mesh.schedule {schedule} with mesh.pp {pp} needs {_needed(schedule, pp)}, and train.batch {work.batch}"
+            f"{' over ' * bool(split)}{' x '.join(split)} gives {each}",
         )
 
 
@@ -176,8 +176,8 @@ def factors(sizes: Sizes, axes: tuple[str, ...] = AXES) -> str:
 
 def _needed(schedule: str, pp: int) -> str:
     if schedule == "interleaved":
-        return f"a multiple of {pp}"
-    return f"at least {pp if schedule == '1f1b' else 2 * pp}"
+        return f"micro-batches in equal rounds of at least {pp}"
+    return f"at least {pp} micro-batches a step"
 
 
 def _said(*axes: str) -> tuple[str, ...]:

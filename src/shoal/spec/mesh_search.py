@@ -25,6 +25,8 @@ UNNAMED_START, UNNAMED = 1.0, 1.5
 SHARD_ABOVE_PARAMS = 1_000_000_000
 # A longer pipeline is not suggested.
 MOST_STAGES = 256
+# So many numbers of processes are tried one by one when the given one has no mesh.
+MOST_WORLDS = 32
 # Micro-batches a stage that keep most of a pipeline busy: of 4 pp + pp - 1 slots all but pp - 1 are used.
 MICRO_BATCHES_A_STAGE = 4
 
@@ -58,6 +60,9 @@ def nearest(mesh: Mesh, work: Work) -> Layout:
 
     When no mesh of so many works, fewer processes are taken; one always works.
     """
+    as_it_is = closed(mesh, work)
+    if as_it_is is not None:
+        return as_it_is
     if work.processes is None:
         found = _cheapest(_around(mesh, work), mesh, work)
     else:
@@ -73,7 +78,7 @@ def _smaller(mesh: Mesh, work: Work, given: int) -> Fitted | None:
     for sizes in widest.values():  # dp_replicate and dp_shard together have one size that divides the batch
         worlds = {world * size for world in worlds for size in sizes if world * size < given}
     best: tuple[float, Fitted] | None = None
-    for world in sorted(worlds, reverse=True):
+    for world in _thinned(sorted(worlds, reverse=True)):
         idle = UNNAMED * _ratio(given, world)
         if best and idle >= best[0]:
             break
@@ -81,6 +86,15 @@ def _smaller(mesh: Mesh, work: Work, given: int) -> Fitted | None:
         if found and (best is None or idle + found.cost < best[0]):
             best = idle + found.cost, found
     return best[1] if best else None
+
+
+def _thinned(worlds: list[int]) -> Iterator[int]:
+    """The largest numbers one by one, then ever fewer down to 1: a large cluster has thousands."""
+    last = 0
+    for i, world in enumerate(worlds):
+        if i < MOST_WORLDS or world <= 0.8 * last or world == 1:
+            last = world
+            yield world
 
 
 def _cheapest(candidates: Iterator[tuple[float, Sizes]], mesh: Mesh, work: Work) -> Fitted | None:
@@ -227,19 +241,20 @@ def _factored(
     world: int, values: Mapping[str, Sequence[int] | None], mesh: Mesh, work: Work
 ) -> list[tuple[float, Sizes]]:
     """The ways to write `world` as a product of one value an axis, the cheapest first."""
+    axes = [divisors(world) if values[name] is None else values[name] or [1] for name in AXES]
+    reach = [math.prod(max(axis) for axis in axes[i:]) for i in range(len(axes) + 1)]  # of the axes from i on
     found: list[tuple[float, Sizes]] = []
 
-    def take(rest: int, chosen: tuple[int, ...]) -> None:
-        if len(chosen) == len(AXES):
-            if rest == 1:
-                found.append((_distance(Sizes(*chosen), mesh, work), Sizes(*chosen)))
+    def take(rest: int, chosen: tuple[int, ...], cost: float) -> None:
+        i = len(chosen)
+        if i == len(AXES):
+            found.append((cost, Sizes(*chosen)))
             return
-        allowed = values[AXES[len(chosen)]]
-        for size in divisors(rest) if allowed is None else allowed:
-            if rest % size == 0:
-                take(rest // size, (*chosen, size))
+        for size in axes[i]:
+            if rest % size == 0 and rest // size <= reach[i + 1]:
+                take(rest // size, (*chosen, size), cost + _axis_cost(AXES[i], size, mesh, work))
 
-    take(world, ())
+    take(world, (), 0.0)
     return sorted(found, key=lambda item: item[0])
 
 
@@ -256,10 +271,6 @@ def _sums(mesh: Mesh, work: Work, values: dict[str, Sequence[int]]) -> Iterator[
             if after[k] < len(axis) and after not in seen:
                 seen.add(after)
                 heapq.heappush(queue, (cost + axis[after[k]][0] - axis[at[k]][0], after))
-
-
-def _distance(sizes: Sizes, mesh: Mesh, work: Work) -> float:
-    return sum(_axis_cost(name, getattr(sizes, name), mesh, work) for name in AXES)
 
 
 def _axis_cost(name: str, size: int, mesh: Mesh, work: Work) -> float:

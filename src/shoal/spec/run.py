@@ -105,13 +105,13 @@ class Eval(Strict):
 class Mesh(Strict):
     """How the model is laid over the processes: pp x dp_replicate x dp_shard x cp x tp of them."""
 
-    pp: CountOrAuto = Field("auto", description="Pipeline stages' processes: each holds a stretch of the layers.")
+    pp: CountOrAuto = Field("auto", description="Pipeline: processes that each hold a stretch of the layers.")
     dp_replicate: CountOrAuto = Field("auto", description="Copies of the model; above 1 with dp_shard 1 this is DDP.")
     dp_shard: CountOrAuto = Field("auto", description="Processes that share one copy (FSDP2); both above 1 is HSDP.")
-    cp: CountOrAuto = Field("auto", description="Processes that share a sequence (context parallelism).")
+    cp: CountOrAuto = Field("auto", description="Processes that share each sequence (context parallelism).")
     tp: CountOrAuto = Field("auto", description="Processes that share each layer (tensor and sequence parallelism).")
     ep: CountOrAuto = Field(
-        "auto", description="Processes that share the experts of a layer; divides dp_shard x cp x tp, adds none."
+        "auto", description="Processes that share the experts of a layer; adds none, divides dp_shard x cp x tp."
     )
     micro_batch: CountOrAuto = Field("auto", description="Windows a process computes at once; the rest is accumulated.")
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zbv"] = Field(

@@ -1,0 +1,108 @@
+"""Closes the mesh: how many processes, and how the model is laid over them. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.errors import SetupError, SpecError
+from shoal.spec.mesh import Layout
+from shoal.spec.mesh_refusal import refusal, words
+from shoal.spec.mesh_rules import Work
+from shoal.spec.mesh_search import SHARD_ABOVE_PARAMS, closed, nearest
+from shoal.spec.run import Mesh, Run
+from shoal.spec.shape import Shape
+from shoal.train.decision import Choices
+
+# Tokens one process computes at once: enough to keep matmuls busy, small enough for the activations.
+MICRO_TOKENS = {"cpu": 4096, "cuda": 16384}
+
+
+def close_mesh(run: Run, shape: Shape, device: str, room: int, world: int | None, choices: Choices) -> Layout:
+    """The layout of the run. `room` is how many processes suit this machine; `world` is set when they are started
+    already. Refuses in a sentence what cannot be laid out."""
+    work = replace(Work.of(run), shape=shape, vocab_size=shape.vocab_size, micro_tokens=MICRO_TOKENS[device])
+    if world is not None:
+        work = replace(work, processes=world, processes_name="WORLD_SIZE")
+    elif work.processes is None:
+        work = replace(work, processes=_processes(run, work, device, room, choices))
+    layout = _layout(run.mesh, work)
+    if device == "cuda" and world is None and layout.sizes.world > room:
+        fewer = nearest(run.mesh, replace(work, processes=room))
+        raise SetupError(
+            f"{layout.sizes.world} processes need a GPU each, and {room} are visible here: the nearest mesh that works "
+            f"on them {words(fewer, run.mesh)}."
+        )
+    _explain(run, work, layout, device, choices)
+    return layout
+
+
+def closed_mesh(mesh: Mesh, layout: Layout) -> Mesh:
+    """What orders a pipeline or joins a shared sequence stays open where there is none."""
+    sizes = {name: getattr(layout.sizes, name) for name in layout.sizes.__dataclass_fields__}
+    beside = {name: getattr(layout, name) for name in ("micro_batch", "schedule", "cp_method")}
+    return mesh.model_copy(update={**sizes, **beside})
+
+
+def _layout(mesh: Mesh, work: Work) -> Layout:
+    layout = closed(mesh, work)
+    if layout is None:
+        found = refusal(mesh, work)
+        assert found is not None  # what cannot be closed is refused
+        raise SpecError(f"{found[1]}.")
+    return layout
+
+
+def _processes(run: Run, work: Work, device: str, room: int, choices: Choices) -> int:
+    """As many as there is room for; more where the mesh asks for more."""
+    least = _layout(run.mesh, work).sizes
+    what = {"cpu": "core", "cuda": "GPU"}[device] + "s" * (room > 1)
+    world, why = least.world, f"the mesh asks for {least.world}"
+    if "auto" in (run.mesh.dp_replicate, run.mesh.dp_shard):
+        why = f"{room} {what}, batch {work.batch}"
+        # More of them read data; nothing else is spread that nobody asked to spread.
+        mesh = run.mesh.model_copy(update={name: getattr(least, name) for name in ("pp", "cp", "tp")})
+        counts = range(room // least.world * least.world, 0, -least.world)
+        world = next((n for n in counts if closed(mesh, replace(work, processes=n))), least.world)
+    return choices.choose("resources.processes", "auto", world, why)
+
+
+def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices) -> None:
+    """Records each value that was left open and now says something; axes of size 1 do not."""
+    mesh, sizes, shape = run.mesh, layout.sizes, work.shape
+    for name in ("pp", "cp", "tp"):
+        if getattr(sizes, name) > 1:
+            why = f"the other axes leave {getattr(sizes, name)} of {sizes.world} processes"
+            if name == "pp" and mesh.schedule != "auto":
+                why = f"mesh.schedule {mesh.schedule} asks for a pipeline"
+            choices.choose(f"mesh.{name}", getattr(mesh, name), getattr(sizes, name), why)
+    if mesh.dp_replicate == "auto" and mesh.dp_shard == "auto":
+        big = shape.params > SHARD_ABOVE_PARAMS
+        why = "sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)"
+        if not big and sizes.dp_shard > 1:
+            why = f"mesh.ep {sizes.ep} needs as many processes that share a copy"
+        choices.choose("mesh.dp_shard", "auto", sizes.dp_shard, f"{shape.params:,} parameters: {why}")
+    else:
+        rest = f"{sizes.dp} data-parallel processes by dp_replicate {sizes.dp_replicate}"
+        choices.choose("mesh.dp_shard", mesh.dp_shard, sizes.dp_shard, rest)
+    rest = f"{sizes.dp} data-parallel processes by dp_shard {sizes.dp_shard}"
+    choices.choose("mesh.dp_replicate", mesh.dp_replicate, sizes.dp_replicate, rest)
+    if shape.experts is not None:
+        why = f"the most that divides {shape.experts.count} experts and dp_shard x cp x tp = {sizes.span}"
+        choices.choose("mesh.ep", mesh.ep, sizes.ep, why)
+    if sizes.cp > 1:
+        heads = f"{shape.kv_heads // sizes.tp} kv_heads"
+        why = f"its {heads} divide by cp {sizes.cp}, and it sends the least"
+        if layout.cp_method == "ring":
+            why = f"{heads} do not divide by cp {sizes.cp}"
+        choices.choose("mesh.cp_method", mesh.cp_method, layout.cp_method, why)
+    each = work.batch // sizes.dp
+    count = each // layout.micro_batch
+    if sizes.pp > 1:
+        why = f"{count} micro-batches fill {sizes.pp} stages, and it holds the fewest of them at a time"
+        if layout.schedule == "gpipe":
+            why = f"{count} micro-batches are too few for 1f1b on {sizes.pp} stages"
+        choices.choose("mesh.schedule", mesh.schedule, layout.schedule, why)
+    why = f"the most windows of a process's {each} that stay within {work.micro_tokens} tokens"
+    if sizes.pp > 1:
+        why = f"{count} micro-batches for a pipeline of {sizes.pp}, each within {work.micro_tokens} tokens"
+    choices.choose("mesh.micro_batch", mesh.micro_batch, layout.micro_batch, why)
