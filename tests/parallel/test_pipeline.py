@@ -12,7 +12,8 @@ from torch import Tensor
 
 from shoal.model.decoder import Decoder
 from shoal.parallel import expert, recompute, tensor
-from shoal.parallel.pipeline import _divisible
+from shoal.parallel.build import _autocast
+from shoal.parallel.halves import divisible
 from shoal.parallel.place import Place, lay_out
 from shoal.spec.mesh import Sizes
 from shoal.spec.model import Experts
@@ -167,11 +168,19 @@ def test_messages_are_freed_with_their_micro_batch(schedule: str) -> None:
     assert run_ranks(work, 2) == [0, 0]
 
 
-def test_bfloat16_stages_stay_near_the_float32_curve() -> None:
-    case = Case("zbv", Sizes(pp=2, dp_shard=2), bf16=True)
+@pytest.mark.parametrize("sizes", [Sizes(pp=2), Sizes(pp=2, dp_shard=2)])
+def test_bfloat16_stages_stay_near_the_float32_curve(sizes: Sizes) -> None:
+    """Under autocast, which leaves the residual stream in float32, and under FSDP, which casts everything."""
+
+    def prepare(decoder: Decoder, place: Place) -> None:
+        if sizes.dp == 1:
+            _autocast(decoder, place.device)
+
+    case = Case("zbv", sizes, bf16=True, prepare=prepare)
     expected = alone(case)
-    for curve, _ in run_ranks(piped, 4, case):
+    for curve, _ in run_ranks(piped, sizes.world, case):
         torch.testing.assert_close(curve.losses, expected.losses, rtol=5e-3, atol=0)
+        assert curve.losses != expected.losses  # it did compute in bfloat16
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
@@ -206,6 +215,6 @@ def test_evaluation_takes_any_number_of_windows() -> None:
 
 def test_compiled_blocks_do_their_backward_pass_at_once() -> None:
     decoder = Decoder(tiny())
-    assert _divisible(decoder)
+    assert divisible(decoder)
     decoder.blocks["0"].compile()
-    assert not _divisible(decoder)
+    assert not divisible(decoder)

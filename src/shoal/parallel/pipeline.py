@@ -9,8 +9,7 @@ What this adds to torch.distributed.pipelining:
 - Shapes are said, not inferred: torch's inference runs the model on uninitialised numbers, which a router would count.
 - A message is received into memory that lives as long as its micro-batch is in flight. torch keeps a buffer for every
   micro-batch of the batch, which undoes what 1F1B is for.
-- zbv's backward pass in two halves runs each autograd node twice, once for its input and once for its weights. The
-  head's loss cannot (`_twice`), compiled or recomputed blocks should not (`_divisible`).
+- zbv's backward pass in two halves wants some care: `shoal.parallel.halves`.
 - A forward pass by itself (`loss`), for evaluation: torch's fails where a process holds two neighbouring stages.
 """
 
@@ -32,6 +31,7 @@ from torch.distributed.pipelining import (
 )
 
 from shoal.model.decoder import Decoder
+from shoal.parallel.halves import divisible, nothing_later, repeatable
 from shoal.parallel.place import Place
 from shoal.parallel.shard import sharded_parts
 from shoal.parallel.stages import stages_of
@@ -71,7 +71,7 @@ class Pipeline:
                 # its second half where the forward pass has left them.
                 decoder.set_reshard_after_forward(False)
             if schedule == "zbv" and decoder.last:
-                decoder.head.loss = _twice(decoder.head.loss)
+                decoder.head.loss = repeatable(decoder.head.loss)
 
     def backward(self, tokens: Tensor, positions: Tensor, documents: Tensor | None, targets: Tensor) -> Tensor:
         """Adds up the gradients of the summed loss of this process's share [share, seq] of the batch. Returns the sum
@@ -170,7 +170,7 @@ class Pipeline:
                 input_args=rows if number == 0 else hidden,
                 output_args=loss if number == self._stages - 1 else hidden,
                 group=self._group,
-                dw_builder=None if _divisible(decoder) else _nothing_later,
+                dw_builder=None if divisible(decoder) else nothing_later,
             )
             for number, decoder in self._decoders.items()
         ]
@@ -247,55 +247,6 @@ def _has_buffer(info: Any) -> bool:
 def _own_loss(loss: Tensor, _targets: Tensor) -> Tensor:
     """The last stage's output is the loss."""
     return loss
-
-
-def _divisible(decoder: Decoder) -> bool:
-    """Whether the backward pass is worth doing in two halves (zbv), one for the inputs' gradients, which the stage
-    before waits for, and one for the weights', which nobody does.
-
-    A recomputed block would compute itself again for either half, and a compiled one is a single node that gives both
-    at once. Experts that alone are sharded have their gradients taken away after the first half.
-    """
-    if not isinstance(decoder, FSDPModule) and sharded_parts(decoder):
-        return False
-    return not any("forward" in vars(b) or b._compiled_call_impl is not None for b in decoder.blocks.values())
-
-
-def _nothing_later() -> Callable[[], None]:
-    """What remains for the second half where the first has done everything."""
-    return lambda: None
-
-
-def _twice(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss whose backward can run twice, once for each half of a backward pass.
-
-    The head takes its gradients on the way forwards and scales them in place when they are asked for, which can be
-    done once. Here nothing is scaled: a pipeline begins its backward pass with ones.
-    """
-
-    def repeatable(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return loss(hidden, weight, targets)
-        leaves = [t.detach().requires_grad_(t.requires_grad) for t in (hidden, weight)]
-        total = loss(*leaves, targets)
-        return _Known.apply(hidden, weight, total.detach(), *torch.autograd.grad(total, leaves))
-
-    return repeatable
-
-
-class _Known(torch.autograd.Function):
-    """A number whose gradients are known already."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, grad_hidden: Tensor, grad_weight: Tensor
-    ) -> Tensor:
-        ctx.grads = grad_hidden, grad_weight
-        return total.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        return *ctx.grads, None, None, None
 
 
 def _hidden_dtype(decoder: Decoder) -> torch.dtype:
