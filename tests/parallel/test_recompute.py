@@ -1,0 +1,143 @@
+"""Recomputation is the same computation: losses and gradients stay as they are, bit for bit, on every mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from shoal.data.windows import Batch
+from shoal.model.decoder import Decoder
+from shoal.parallel import recompute
+from shoal.parallel.build import build
+from shoal.parallel.laid import Laid
+from shoal.parallel.place import Place, lay_out
+from shoal.spec.mesh import Sizes
+from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
+from tests.plan.live import Live
+from tests.plan.runs import closed
+from tests.ranks import run_ranks
+
+DENSE = {"dim": 32, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 96}
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": DENSE,
+    "qk_norm and biases": {**DENSE, "qk_norm": True, "qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "sliding window": {**DENSE, "sliding_window": 8, "full_attention_layers": 1},
+    "as wide as its attention": {**DENSE, "ffn_dim": 32},
+    "experts": {**DENSE, "experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "shared": 1, "dense_layers": 1}},
+}
+AGAIN: tuple[recompute.Mode, ...] = ("selective", "full")
+
+
+def batches(run: Run, reader: int) -> list[Batch]:
+    rows, seq = run.train.batch // Sizes.of(run.mesh).dp, run.data.seq_len
+    tokens = np.random.default_rng(reader).integers(0, int(run.model.vocab_size), (rows, seq))
+    positions = np.broadcast_to(np.arange(seq), tokens.shape)
+    whole = [tokens, np.roll(tokens, -1, 1), positions, positions * 3 // seq]
+    micro = int(run.mesh.micro_batch)
+    return [Batch(*(a[i : i + micro] for a in whole)) for i in range(0, rows, micro)]
+
+
+def step(run: Run, place: Place) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and this process's gradients."""
+    laid = build(run, place)
+    return float(laid.backward(batches(run, place.at["dp"]))), gradients(laid)
+
+
+def gradients(laid: Laid) -> dict[str, np.ndarray]:
+    grads = {name: p.grad for name, p in laid.named_parameters() if p.grad is not None}
+    return {name: (g.to_local() if isinstance(g, DTensor) else g).numpy() for name, g in grads.items()}
+
+
+def same(one: tuple[float, dict[str, np.ndarray]], other: tuple[float, dict[str, np.ndarray]]) -> bool:
+    return one[0] == other[0] and all(np.array_equal(one[1][name], g) for name, g in other[1].items())
+
+
+def alone() -> Place:
+    return Place(0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_are_bitwise_those_without_recomputation(kind: str, precision: str) -> None:
+    kept, *again = (
+        step(closed(KINDS[kind], **{"train.precision": precision, "mesh.recompute": mode}), alone())
+        for mode in ("none", *AGAIN)
+    )
+    assert len(kept[1]) > 30
+    assert all(same(kept, other) for other in again)
+
+
+MESHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "DDP": ("dense", {"mesh.dp_replicate": 2}),
+    "FSDP2": ("dense", {"mesh.dp_shard": 2}),
+    "FSDP2 in bf16": ("dense", {"mesh.dp_shard": 2, "train.precision": "bf16"}),
+    "tensor": ("dense", {"mesh.tp": 2}),
+    "ring": ("dense", {"mesh.cp": 2, "mesh.cp_method": "ring"}),
+    "all_to_all": ("dense", {"mesh.cp": 2, "mesh.cp_method": "all_to_all"}),
+    "experts": ("experts", {"mesh.dp_shard": 2, "mesh.ep": 2}),
+    "experts under tensor": ("experts", {"mesh.tp": 2, "mesh.ep": 2}),
+    "1f1b": ("dense", {"mesh.pp": 2}),
+    "zbv": ("dense", {"mesh.pp": 2, "mesh.schedule": "zbv"}),
+}
+
+
+def test_on_every_mesh_too() -> None:
+    """Collectives inside a block run again in the backward pass, on all processes alike, or not at all."""
+
+    def rank(rank: int, world: int) -> dict[str, list[bool]]:
+        results = {}
+        for name, (kind, mesh) in MESHES.items():
+            runs = [closed(KINDS[kind], **{"train.batch": 8, **mesh, "mesh.recompute": m}) for m in ("none", *AGAIN)]
+            place = lay_out(rank, world, torch.device("cpu"), Sizes.of(runs[0].mesh), kind == "experts")
+            kept, *again = (step(run, place) for run in runs)
+            results[name] = [same(kept, other) for other in again]
+        return results
+
+    for results in run_ranks(rank, 2, timeout_s=200):
+        assert results == {name: [True, True] for name in MESHES}
+
+
+def test_parameters_and_modules_keep_their_names() -> None:
+    run = closed(DENSE)
+    plain, wrapped = Decoder(shape_of(run.model)), Decoder(shape_of(run.model))
+    recompute.apply(wrapped, "selective")
+    assert [n for n, _ in wrapped.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert [n for n, _ in wrapped.named_modules()] == [n for n, _ in plain.named_modules()]
+    assert wrapped.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_a_forward_pass_without_gradients_keeps_nothing() -> None:
+    laid = build(closed(DENSE, **{"mesh.recompute": "selective"}), alone())
+    with Live(*(p for _, p in laid.named_parameters())) as live, torch.no_grad():
+        loss = laid.module(*laid._inputs(batches(closed(DENSE), 0)[0]))
+    assert live.bytes < 64 + loss.nbytes
+
+
+def test_compiled_blocks_recompute_without_a_break_in_the_graph_and_keep_less() -> None:
+    """With the partitioner of inductor, which decides what a compiled block keeps; generating code takes longer."""
+    saved, losses = [], []
+    for mode in ("none", *AGAIN):
+        torch._dynamo.reset()
+        run = closed({**DENSE, "layers": 1}, **{"mesh.recompute": mode})
+        laid = build(run, alone())
+        for block in laid.decoders[0].blocks.values():
+            block.compile(fullgraph=True, backend="aot_eager_decomp_partition")
+        weights = {p.untyped_storage().data_ptr() for _, p in laid.named_parameters()}
+        storages = {}
+
+        def pack(t: torch.Tensor, storages: dict[int, int] = storages) -> torch.Tensor:
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            loss = laid.module(*laid._inputs(batches(run, 0)[0]))
+        loss.backward()
+        saved.append(sum(size for at, size in storages.items() if at not in weights))
+        losses.append(float(loss.detach()))
+    assert saved[0] > 1.2 * saved[1] > 1.2 * 1.2 * saved[2]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
