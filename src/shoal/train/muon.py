@@ -45,8 +45,9 @@ def _orthogonal_like(matrix: torch.Tensor) -> torch.Tensor:
     if matrix.ndim == 2:
         whole = orthogonalise(matrix.full_tensor())
         return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
-    # Whole matrices, but not more of them than are here already.
-    mesh, placements = matrix.device_mesh, [p if p.is_shard(0) else Replicate() for p in matrix.placements]
+    # Whole matrices, but not more of them than are here already. Asked for `dim`, as a strided shard is no Shard.
+    mesh = matrix.device_mesh
+    placements = [p if getattr(p, "dim", None) == 0 else Replicate() for p in matrix.placements]
     here = orthogonalise(matrix.redistribute(placements=placements).to_local())
     parts = DTensor.from_local(here, mesh, placements, shape=matrix.shape, stride=matrix.stride(), run_check=False)
     return parts.redistribute(placements=matrix.placements)
