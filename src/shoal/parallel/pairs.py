@@ -103,17 +103,14 @@ def bias(piece: Piece, documents: Tensor | None, like: Tensor) -> Tensor | None:
     if piece.kind != MASKED:
         return None
     q_end, k_end = piece.q_at + piece.q_end - piece.q, piece.k_at + piece.k_end - piece.k
-    queries = torch.arange(piece.q_at, q_end, device=like.device)
-    keys = torch.arange(piece.k_at, k_end, device=like.device)
-    back = queries[:, None] - keys[None, :]  # how far a key lies behind the query
-    seen = back >= 0
+    queries = torch.arange(piece.q_at, q_end, device=like.device)[:, None]
+    keys = torch.arange(piece.k_at, k_end, device=like.device)[None, :]
+    hidden = (keys > queries)[None, None]
     if piece.window:
-        seen = seen & (back < piece.window)
-    seen = seen[None]
+        hidden = hidden | (keys <= queries - piece.window)
     if documents is not None:
-        seen = seen & (documents[:, piece.q_at : q_end, None] == documents[:, None, piece.k_at : k_end])
-    seen = seen[:, None]
-    return like.new_zeros(seen.shape).masked_fill_(~seen, HIDDEN)
+        hidden = hidden | (documents[:, None, piece.q_at : q_end, None] != documents[:, None, None, piece.k_at : k_end])
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, HIDDEN)
 
 
 def _kind(a: int, b: int, chunk: int, window: int | None, spans: list[list[list[int]]] | None) -> int:

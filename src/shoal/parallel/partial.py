@@ -117,7 +117,7 @@ def partial_backward(
 
 
 def _takes_flash(q: Tensor, bias: Tensor | None) -> bool:
-    return bias is None and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= _FLASH_MAX_HEAD_DIM
+    return bias is None and q.dtype == torch.bfloat16 and q.shape[-1] <= _FLASH_MAX_HEAD_DIM
 
 
 def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
