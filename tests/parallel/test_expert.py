@@ -160,7 +160,7 @@ def test_loss_loads_and_every_gradient_are_those_of_one_process(name: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-@pytest.mark.parametrize("name", ["ep2 x fsdp2", "ep2 over tp2"])
+@pytest.mark.parametrize("name", ["ep2 x fsdp2", "ep2 x replicate2", "tp2, experts sharded"])
 def test_recomputation_sends_the_tokens_again_and_changes_nothing(name: str, mode: recompute.Mode) -> None:
     wanted = expected()
     for found in on_ranks(MESHES[name], one_step, mode=mode):

@@ -18,6 +18,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from shoal.errors import SpecError
 from shoal.model.decoder import Decoder
@@ -62,7 +64,31 @@ def shard(decoder: Decoder, place: Place, policy: MixedPrecisionPolicy) -> set[n
         )
         part.set_force_sum_reduction_for_comms(True)
         part.set_gradient_divide_factor(1.0)
+        _out_of_sight(experts)
     return set()
+
+
+def _out_of_sight(experts: Experts) -> None:
+    """Hides what FSDP does around the experts from selective recomputation.
+
+    That wants the same operations in a block's forward pass and its repetition, and refuses others. FSDP does not: the
+    second time it finds parameters gathered, or gathers them another way. It does so for whole blocks out of its sight.
+    """
+    hidden: list[TorchDispatchMode] = []
+
+    def hide(*_: Any) -> None:
+        if isinstance(_get_current_dispatch_mode(), _CachingTorchDispatchMode | _CachedTorchDispatchMode):
+            hidden.append(_pop_mode())
+
+    def show(*_: Any) -> None:
+        if hidden:
+            _push_mode(hidden.pop())
+
+    # FSDP's own hooks are registered: these go before the first and after the last.
+    experts.register_forward_pre_hook(hide, prepend=True)
+    experts.register_forward_pre_hook(show)
+    experts.register_forward_hook(hide, prepend=True)
+    experts.register_forward_hook(show)
 
 
 def _evenly(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard]:
