@@ -2,7 +2,7 @@
 
 The sequence is cut into 2 x size chunks, and process i holds chunks i and 2 x size - 1 - i: one from the head, one from
 the tail. Under causality a late chunk has more to look at than an early one, and these pairs add up to the same for
-everybody (Brandon et al., arXiv:2311.09431, balance it otherwise, by stripes, which would put a mask on every pair).
+everybody. (Stripes, arXiv:2311.09431, are as even, but leave no pair plain, nor any without a share of a document.)
 
 A pair of a query chunk and a key chunk is skipped (later keys, no document in common, beyond the window), plain (all
 keys seen), causal (the same chunk), or masked. This is decided from the first and last document of each chunk, so it

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # What hides a key. Finite: a query that sees no key of a part then has a harmless `lse` of about this, which the merge
-# gives the weight 0. With -inf a CPU kernel gives NaN there and CUDA's efficient kernel an `lse` of 0, which counts.
+# gives the weight 0. With -inf the CPU's kernel and CUDA's efficient one write 0 there, as if it had seen something.
 HIDDEN = -1e30
 
 aten = torch.ops.aten
