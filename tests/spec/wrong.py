@@ -140,6 +140,7 @@ RULES = [
         ("mesh.dp_shard=2", "resources.processes=3", "model.layers=1"),
     ),
     Wrong("mesh name", GOOD, ("mesh.tpp is not a name", "did you mean mesh.tp?"), ("mesh.tpp=2",)),
+    Wrong("another trainer's axis", GOOD, ("Shoal calls it mesh.tp",), ("mesh.tensor_parallel_size=2",)),
     Wrong("schedule name", GOOD, ("is '1f2b', but must be `auto`, `gpipe`, `1f1b`",), ("mesh.schedule=1f2b",)),
     Wrong("zero tp", GOOD, ("mesh.tp is 0, but must be a whole number of at least 1, or `auto`",), ("mesh.tp=0",)),
     Wrong(

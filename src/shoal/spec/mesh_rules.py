@@ -50,7 +50,7 @@ def _processes(layout: Layout, work: Work) -> Iterator[Broken]:
     world, given = layout.sizes.world, work.processes
     if given is not None and given != world:
         yield (
-            (work.processes_name, *_said(*AXES)),
+            (work.processes_name, *_said(*(name for name in AXES if getattr(layout.sizes, name) > 1))),
             f"{factors(layout.sizes)} is {world} process{'es' * (world > 1)}, but {work.processes_name} is {given}",
         )
 

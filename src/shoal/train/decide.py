@@ -50,9 +50,8 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     layout = close_mesh(run, shape, device, room, world, choices)
     world = layout.sizes.world
     _refuse_what_cannot_fit(shape, layout.sizes, device)
-    threads = choose(
-        "resources.threads", run.resources.threads, max(1, cores // world), f"{cores} cores for {world} processes"
-    )
+    shared = f"{cores} core{'s' * (cores > 1)} for {world} process{'es' * (world > 1)}"
+    threads = choose("resources.threads", run.resources.threads, max(1, cores // world), shared)
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )

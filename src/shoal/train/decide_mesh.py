@@ -75,17 +75,7 @@ def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices
             if name == "pp" and mesh.schedule != "auto":
                 why = f"mesh.schedule {mesh.schedule} asks for a pipeline"
             choices.choose(f"mesh.{name}", getattr(mesh, name), getattr(sizes, name), why)
-    if mesh.dp_replicate == "auto" and mesh.dp_shard == "auto":
-        big = shape.params > SHARD_ABOVE_PARAMS
-        why = "sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)"
-        if not big and sizes.dp_shard > 1:
-            why = f"mesh.ep {sizes.ep} needs as many processes that share a copy"
-        choices.choose("mesh.dp_shard", "auto", sizes.dp_shard, f"{shape.params:,} parameters: {why}")
-    else:
-        rest = f"{sizes.dp} data-parallel processes by dp_replicate {sizes.dp_replicate}"
-        choices.choose("mesh.dp_shard", mesh.dp_shard, sizes.dp_shard, rest)
-    rest = f"{sizes.dp} data-parallel processes by dp_shard {sizes.dp_shard}"
-    choices.choose("mesh.dp_replicate", mesh.dp_replicate, sizes.dp_replicate, rest)
+    _explain_data_parallel(mesh, work, layout, choices)
     if shape.experts is not None:
         why = f"the most that divides {shape.experts.count} experts and dp_shard x cp x tp = {sizes.span}"
         choices.choose("mesh.ep", mesh.ep, sizes.ep, why)
@@ -106,3 +96,18 @@ def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices
     if sizes.pp > 1:
         why = f"{count} micro-batches for a pipeline of {sizes.pp}, each within {work.micro_tokens} tokens"
     choices.choose("mesh.micro_batch", mesh.micro_batch, layout.micro_batch, why)
+
+
+def _explain_data_parallel(mesh: Mesh, work: Work, layout: Layout, choices: Choices) -> None:
+    sizes, big = layout.sizes, work.shape.params > SHARD_ABOVE_PARAMS
+    by_replicate = f"{sizes.dp} data-parallel processes by dp_replicate {sizes.dp_replicate}"
+    by_shard = f"{sizes.dp} data-parallel processes by dp_shard {sizes.dp_shard}"
+    if sizes.dp == 1:
+        by_replicate = by_shard = "one data-parallel process"
+    elif mesh.dp_replicate == "auto" and mesh.dp_shard == "auto":
+        why = "sharded to save memory (FSDP2)" if big else "small enough to replicate (DDP)"
+        if not big and sizes.dp_shard > 1:
+            why = f"mesh.ep {sizes.ep} needs processes that share a copy"
+        by_replicate = f"{work.shape.params:,} parameters: {why}"
+    choices.choose("mesh.dp_shard", mesh.dp_shard, sizes.dp_shard, by_replicate)
+    choices.choose("mesh.dp_replicate", mesh.dp_replicate, sizes.dp_replicate, by_shard)
