@@ -58,7 +58,7 @@ def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
 
 def replicate(decoder: Decoder, place: Place) -> nn.Module:
     """DDP, where nothing but dp_replicate is above one."""
-    if place.dense is None or place.sizes.dp_replicate != place.world:
+    if place.dense is None or place.sizes.dp_replicate != place.world or sharded(place):
         return decoder
     # Buckets are views of the gradients: no second copy of them, no copy after the reduction. Buffers are the routers'
     # counts, which differ between processes until they are summed.
