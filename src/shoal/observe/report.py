@@ -19,6 +19,7 @@ from shoal.observe.throughput import CONVENTION, tokens_per_s
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 MOST_FAILURES = 20  # on the page; --json has them all
 
 
@@ -158,7 +159,9 @@ def _identity(run_dir: RunDir, found: History) -> str:
     start, parts = found.start, []
     if start:
         mesh = start.get("mesh") or {}
-        layout = " x ".join(f"{k} {v}" for k, v in mesh.items() if k.startswith("dp_") and v not in (1, None))
+        axes = [f"{name} {mesh[name]}" for name in AXES if mesh.get(name, 1) not in (1, "auto", None)]
+        ways = [mesh.get(name) for name in ("schedule", "cp_method", "recompute")]
+        layout = ", ".join([" x ".join(axes)] * bool(axes) + [way for way in ways if way not in ("auto", "none", None)])
         processes = int(start.get("world", 1))
         parts.append(f"{words.count(start.get('params') or 0)} parameters")
         where = f"{processes} process{'es' if processes > 1 else ''} on {start.get('device')}"
