@@ -6,7 +6,7 @@
     full       keeps its input only, and computes the whole block again
 
 It is the same computation, so losses and gradients are those of `none`, bit for bit where the kernels are
-deterministic. What each mode keeps, in numbers a token, is written down in `shoal.plan.memory`, with the reasons.
+deterministic. What each mode keeps, in numbers a token, is written down in `shoal.plan.activations`, with the reasons.
 
 Only `forward` of the block's instance changes: no module is wrapped and no parameter gets another name. FSDP's hooks
 and `block.compile()` stand outside it, so a recomputation finds the parameters that backward has gathered anyway, and

@@ -83,7 +83,7 @@ def _moments(run: Run, shape: Shape, rank: int) -> Iterator[Memory]:
     yield replace(base, gradients=int(FLOAT32 * own), working=int(_update_bytes(run, shape)))
     # Gradients that are there before the last micro-batch's: the earlier ones', which FSDP holds whole until it reduces
     # them; DDP's buckets always are.
-    earlier = sum(part.params for part in has.parts) if at.sharded else own
+    earlier = sum(part.params for part in has.parts)
     if micro_batches(run) == 1:
         yield from _backward(run, shape, has, base, own if ddp(at) else 0.0, grows=not ddp(at))
     elif at.sizes.pp > 1 and run.mesh.schedule == "gpipe":
@@ -108,12 +108,13 @@ def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, gr
     activations += head.kept * has.flights[-1] if has.last else output * most
 
     # FSDP gathers the two ends for the whole step; a block when it is its turn, and in a pipeline once a step.
-    computed = [at.compute * sum(part.params for part in parts) for parts in has.blocks]
-    gathered = at.compute * sum(part.params for part in has.ends) if at.sharded else 0.0
-    if at.sharded and at.sizes.pp > 1:
-        gathered += sum(computed)
-    if at.autocast and mode == "none":  # every micro-batch's graph has its own copies of the weights
-        gathered += sum(c * n for c, n in zip(computed, has.flights, strict=True))
+    fetched = [at.compute * sum(part.params for part in parts if part.fsdp) for parts in has.blocks]
+    cast = [at.compute * sum(part.params for part in parts if not part.fsdp) * at.autocast for parts in has.blocks]
+    gathered = at.compute * sum(part.params for part in has.ends if part.fsdp)
+    if at.sizes.pp > 1:
+        gathered += sum(fetched)
+    if mode == "none":  # every micro-batch's graph has its own copies of the weights
+        gathered += sum(c * n for c, n in zip(cast, has.flights, strict=True))
 
     def moment(name: str, gradients: float, gathered: float, activations: float, working: float) -> Memory:
         return replace(
@@ -131,25 +132,20 @@ def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, gr
     # at the very end, came first.
     gradients = before
     if has.last and grows:
-        gradients += has.ends[-1].params if at.sharded else has.ends[-1].own
+        gradients += has.ends[-1].params
     activations -= head.kept
     largest = FLOAT32 * max(shape.dim * shape.ffn_dim, shape.dim * shape.q_dim) / at.sizes.tp
     for i in reversed(range(len(has.layers))):
-        fetched = 0.0
-        if at.sharded and at.sizes.pp == 1:
-            fetched = computed[i] + (computed[i - 1] if i else 0.0)  # the one that is next is on its way
-        elif at.autocast and mode != "none":
-            fetched = computed[i]
         rest, number = activations - kept[i].of(mode), has.layers[i]
+        now = gathered + (cast[i] if mode != "none" else 0.0)
+        if at.sizes.pp == 1:
+            now += fetched[i] + (fetched[i - 1] if i else 0.0)  # the one that is next is on its way
         working = kept[i].working + largest
-        yield moment(
-            f"the backward pass of block {number}", gradients, gathered + fetched, rest + kept[i].none, working
-        )
-        if at.sharded:
+        yield moment(f"the backward pass of block {number}", gradients, now, rest + kept[i].none, working)
+        if fetched[i]:
             # Its gradients, and in float32 a copy of them in the order of the processes that they go to.
-            numbers = sum(part.params for part in has.blocks[i])
-            working = (at.compute * grows + FLOAT32) * numbers
-            yield moment(f"the reduction of block {number}", gradients, gathered + fetched, rest, working)
+            working = (grows + FLOAT32 / at.compute) * fetched[i]
+            yield moment(f"the reduction of block {number}", gradients, now, rest, working)
         activations = rest
         if grows:
             gradients += sum(part.own for part in has.blocks[i])

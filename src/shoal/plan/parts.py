@@ -16,6 +16,7 @@ class Part:
 
     params: float
     shards: int
+    fsdp: bool  # gathered for computing, gradients reduced
     muon: bool  # matrices of a block, which Muon updates where it is asked for
 
     @property
@@ -48,7 +49,7 @@ def held(run: Run, shape: Shape, rank: int) -> Held:
         numbers = stages_of(rank, pp, schedule)
         counts = in_flight(schedule, pp, rank, micro_batches(run))
     first, last = 0 in numbers, len(cut) - 1 in numbers
-    matrix = Part(shape.vocab_size * shape.dim / at.sizes.tp, _shards(at), muon=False)
+    matrix = Part(shape.vocab_size * shape.dim / at.sizes.tp, _shards(at), at.sharded, muon=False)
     own_head = last and (len(cut) > 1 or not shape.tie_embeddings)  # stages apart hold a tied embedding twice
     layers = [layer for n in numbers for layer in cut[n]]
     return Held(
@@ -78,9 +79,7 @@ def in_flight(schedule: str, pp: int, rank: int, micro_batches: int) -> list[int
         return [min(micro_batches, pp - rank)]
     if schedule == "zbv":
         return [min(micro_batches, 2 * pp - rank), min(micro_batches, max(1, rank))]
-    round_of = micro_batches // max(
-        1, micro_batches // pp
-    )  # of one stage before the other's
+    round_of = micro_batches // max(1, micro_batches // pp)  # of one stage before the other's
     forwards = min(2 * micro_batches, round_of + 2 * (pp - 1 - rank) + 1)
     second = sum(i // round_of % 2 for i in range(forwards))
     return [forwards - second, second]
@@ -98,13 +97,13 @@ def _block(at: Setting, shape: Shape, layer: int) -> list[Part]:
     tp, dim = at.sizes.tp, shape.dim
     dense = dim * (2 * shape.q_dim + 2 * shape.kv_dim) / tp + 2 * dim
     if not shape.sparse(layer):
-        return [Part(dense + 3 * dim * shape.ffn_dim / tp, _shards(at), muon=True)]
+        return [Part(dense + 3 * dim * shape.ffn_dim / tp, _shards(at), at.sharded, muon=True)]
     e = shape.experts
     assert e is not None
     dense += dim * e.count + 3 * dim * e.ffn_dim * e.shared / tp
     # Experts are not cut by tensor parallelism: its processes are among those that share them.
     peers = 1 if ddp(at) else _shards(at) * tp // at.sizes.ep
     return [
-        Part(dense, _shards(at), muon=True),
-        Part(3 * dim * e.ffn_dim * e.count / at.sizes.ep, peers, muon=True),
+        Part(dense, _shards(at), at.sharded, muon=True),
+        Part(3 * dim * e.ffn_dim * e.count / at.sizes.ep, peers, peers > 1, muon=True),
     ]
