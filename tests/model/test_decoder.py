@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from shoal.errors import SpecError
 from shoal.model import head
 from shoal.model.decoder import Decoder
-from shoal.spec.model import Experts, Model, RopeScaling
+from shoal.spec.model import Model, RopeScaling
 from shoal.spec.shape import Shape, shape_of
 
 VOCAB = 97
@@ -162,9 +162,7 @@ def test_the_parameters_are_those_that_the_shape_counts() -> None:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    experts = Experts(count=4, top_k=2, ffn_dim=16)
     for model, said in (
-        (Model(**SMALL, experts=experts), "mixture of experts"),
         (Model(**SMALL | {"kv_heads": 3}), "no multiple of model.kv_heads"),
         (Model(**SMALL, head_dim=7), "odd"),
     ):

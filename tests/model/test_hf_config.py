@@ -55,12 +55,14 @@ def test_a_config_survives_the_way_there_and_back(kind: str) -> None:
     assert shape_of(Model(**from_hf(to_hf(shape)))) == shape
 
 
-def test_every_dense_preset_is_a_model_that_transformers_has_and_shoal_builds() -> None:
+def test_every_preset_is_a_model_that_transformers_has_and_shoal_builds() -> None:
     shapes = {name: shape_of(Model(**preset.model), 4096) for name, preset in presets().items()}
-    dense = {name: shape for name, shape in shapes.items() if shape.experts is None}
-    assert len(dense) > 10
-    for name, shape in dense.items():
-        assert shape_of(Model(**from_hf(to_hf(shape)))) == shape, name
+    assert sum(shape.experts is not None for shape in shapes.values()) >= 3
+    for name, shape in shapes.items():
+        plain = shape
+        if shape.experts is not None:  # how a router is trained is not in a config.json
+            plain = replace(shape, experts=shape.experts.model_copy(update={"balance_rate": 0.0, "z_loss": 0.0}))
+        assert shape_of(Model(**from_hf(to_hf(shape)))) == plain, name
         with torch.device("meta"):
             model = Decoder(shape)
         assert sum(p.numel() for p in model.parameters()) == shape.params, name
@@ -86,7 +88,7 @@ def test_dynamic_rope_is_written_with_the_length_it_stretches_from() -> None:
         (config(num_attention_heads=0), "num_attention_heads"),
         (config(hidden_act="gelu"), "hidden_act 'gelu'"),
         (config(quantization_config={"bits": 4}), "quantization_config"),
-        (config(num_local_experts=8), "mixture of experts"),
+        (config(num_local_experts=8), "mixture of experts with model_type 'llama'"),
         (config(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (config(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}), "partial_rotary_factor"),
         (config(rope_scaling={"type": "longrope", "factor": 2.0}), "rope_type 'longrope'"),
