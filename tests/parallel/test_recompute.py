@@ -18,7 +18,7 @@ from shoal.parallel.place import Place, lay_out
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from tests.plan.live import Live
+from tests.plan.live import Live, plain
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 
@@ -104,11 +104,11 @@ def test_on_every_mesh_too() -> None:
 
 def test_parameters_and_modules_keep_their_names() -> None:
     run = closed(DENSE)
-    plain, wrapped = Decoder(shape_of(run.model)), Decoder(shape_of(run.model))
-    recompute.apply(wrapped, "selective")
-    assert [n for n, _ in wrapped.named_parameters()] == [n for n, _ in plain.named_parameters()]
-    assert [n for n, _ in wrapped.named_modules()] == [n for n, _ in plain.named_modules()]
-    assert wrapped.state_dict().keys() == plain.state_dict().keys()
+    before, after = Decoder(shape_of(run.model)), Decoder(shape_of(run.model))
+    recompute.apply(after, "selective")
+    assert [n for n, _ in after.named_parameters()] == [n for n, _ in before.named_parameters()]
+    assert [n for n, _ in after.named_modules()] == [n for n, _ in before.named_modules()]
+    assert after.state_dict().keys() == before.state_dict().keys()
 
 
 def test_a_forward_pass_without_gradients_keeps_nothing() -> None:
@@ -118,26 +118,39 @@ def test_a_forward_pass_without_gradients_keeps_nothing() -> None:
     assert live.bytes < 64 + loss.nbytes
 
 
+def compiled(run: Run, place: Place) -> tuple[float, int]:
+    """The loss, and the bytes that the blocks' graphs have saved for the backward pass."""
+    torch._dynamo.reset()
+    laid = build(run, place)
+    for block in laid.decoders[0].blocks.values():
+        # The partitioner, which decides what is kept, is inductor's; generating code would only take longer.
+        block.compile(fullgraph=True, backend="aot_eager_decomp_partition")
+    weights = {plain(p.detach()).untyped_storage().data_ptr() for _, p in laid.named_parameters()}
+    storages = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storage = plain(t).untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = laid.module(*laid._inputs(batches(run, 0)[0]))
+    loss.backward()
+    return float(loss.detach()), sum(size for at, size in storages.items() if at not in weights)
+
+
 def test_compiled_blocks_recompute_without_a_break_in_the_graph_and_keep_less() -> None:
-    """With the partitioner of inductor, which decides what a compiled block keeps; generating code takes longer."""
-    saved, losses = [], []
-    for mode in ("none", *AGAIN):
-        torch._dynamo.reset()
-        run = closed({**DENSE, "layers": 1}, **{"mesh.recompute": mode})
-        laid = build(run, alone())
-        for block in laid.decoders[0].blocks.values():
-            block.compile(fullgraph=True, backend="aot_eager_decomp_partition")
-        weights = {p.untyped_storage().data_ptr() for _, p in laid.named_parameters()}
-        storages = {}
+    """In forked processes: one that has compiled can have no children that do."""
+    one_layer = {**DENSE, "layers": 1}
 
-        def pack(t: torch.Tensor, storages: dict[int, int] = storages) -> torch.Tensor:
-            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
+    def alone_rank(rank: int, world: int) -> list[tuple[float, int]]:
+        return [compiled(closed(one_layer, **{"mesh.recompute": mode}), alone()) for mode in ("none", *AGAIN)]
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            loss = laid.module(*laid._inputs(batches(run, 0)[0]))
-        loss.backward()
-        saved.append(sum(size for at, size in storages.items() if at not in weights))
-        losses.append(float(loss.detach()))
+    def tensor_rank(rank: int, world: int) -> float:
+        run = closed(one_layer, **{"mesh.recompute": "full", "mesh.tp": 2})  # which torch itself cannot compile
+        return compiled(run, lay_out(rank, world, torch.device("cpu"), Sizes.of(run.mesh)))[0]
+
+    losses, saved = zip(*run_ranks(alone_rank, 1, timeout_s=120)[0], strict=True)
     assert saved[0] > 1.2 * saved[1] > 1.2 * 1.2 * saved[2]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert run_ranks(tensor_rank, 2, timeout_s=120) == pytest.approx([losses[0]] * 2, rel=1e-5)

@@ -19,7 +19,7 @@ class Live(TorchDispatchMode):
     def __init__(self, *known: Tensor) -> None:
         """`known`: tensors to leave out, parameters for one."""
         super().__init__()
-        self._known = {_plain(t).untyped_storage()._cdata for t in known}
+        self._known = {plain(t).untyped_storage()._cdata for t in known}
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @property
@@ -31,13 +31,13 @@ class Live(TorchDispatchMode):
         result = op(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                storage = _plain(tensor).untyped_storage()
+                storage = plain(tensor).untyped_storage()
                 if storage._cdata not in self._known:
                     self._seen[storage._cdata] = weakref.ref(storage)
         return result
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """The memory behind a wrapper; a DTensor says how large the whole is, of which it has a part."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor

@@ -60,15 +60,24 @@ def apply(decoder: Decoder, mode: Mode) -> None:
 
 
 def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Tensor]:
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if contexts is not None:
-        settings["context_fn"] = contexts
     plain = block.forward
+    tensor_parallel = any(isinstance(p, DTensor) for p in block.parameters())
 
     def forward(x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if contexts is not None:
+            settings["context_fn"] = contexts
+        elif tensor_parallel and torch.compiler.is_compiling():
+            # The compiler keeps RNG state for attention that it computes again, dropout or not, and torch 2.13 then
+            # loses count of what a graph with DTensors has saved.
+            settings["context_fn"] = _attention_alone
         return checkpoint(plain, x, cos, sin, mask, **settings)
 
     return forward
+
+
+def _attention_alone() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return create_selective_checkpoint_contexts([*ATTENTION])
 
 
 def _selective(last_width: int | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -97,7 +97,10 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.
     working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
-    return Kept(*(at.tokens * per_token for per_token in (none, selective, r * shape.dim / tp, working)))
+    full = r * shape.dim / tp
+    if at.compiled and tp > 1:  # shoal.parallel.recompute has the reason
+        full += (c * shape.q_dim + FLOAT32 * shape.heads) / tp
+    return Kept(*(at.tokens * per_token for per_token in (none, selective, full, working)))
 
 
 def shared_by_blocks(run: Run, shape: Shape) -> float:
