@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,21 +53,33 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exact(workspace: Path) -> Trained:
-    return trained(workspace, "fp32", {"train.precision": "fp32", "mesh.recompute": "none"})
+def runs(workspace: Path) -> dict[str, Trained]:
+    """All side by side: each is a process with a peak of its own, and starting is what takes time."""
+    asked = {"fp32": {"train.precision": "fp32", "mesh.recompute": "none"}}
+    for compiled, mode in product((False, True), MODES):
+        asked[name_of(compiled, mode)] = {
+            "train.precision": "bf16",
+            "train.compile": compiled,
+            "mesh.recompute": mode,
+        }
+    with ThreadPoolExecutor(len(asked)) as pool:
+        results = pool.map(lambda item: trained(workspace, *item), asked.items())
+        return dict(zip(asked, results, strict=True))
 
 
 @pytest.fixture(scope="module")
-def half(workspace: Path) -> dict[tuple[bool, str], Trained]:
+def exact(runs: dict[str, Trained]) -> Trained:
+    return runs["fp32"]
+
+
+@pytest.fixture(scope="module")
+def half(runs: dict[str, Trained]) -> dict[tuple[bool, str], Trained]:
     """By (compiled, mode)."""
-    return {
-        (compiled, mode): trained(
-            workspace,
-            f"bf16-{compiled}-{mode}",
-            {"train.precision": "bf16", "train.compile": compiled, "mesh.recompute": mode},
-        )
-        for compiled, mode in product((False, True), MODES)
-    }
+    return {key: runs[name_of(*key)] for key in product((False, True), MODES)}
+
+
+def name_of(compiled: bool, mode: str) -> str:
+    return f"bf16-{compiled}-{mode}"
 
 
 def trained(workspace: Path, name: str, changes: dict[str, Any]) -> Trained:

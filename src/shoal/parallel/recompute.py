@@ -94,18 +94,22 @@ class _Policy:
 
     def __init__(self, last_width: int | None) -> None:
         self.last_width = last_width
-        self.ended = False
+        self.ended = {False: False, True: False}  # of the first pass and of its repetition: torch 2.11 asks in both
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         # MUST: the compiler would otherwise go by its own estimate of cost.
-        return CheckpointPolicy.MUST_SAVE if self._keeps(op, args) else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if self._keeps(op, args, context.is_recompute)
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
-    def _keeps(self, op: Any, args: tuple[Any, ...]) -> bool:
+    def _keeps(self, op: Any, args: tuple[Any, ...], again: bool) -> bool:
         if op in PRODUCTS:
             left = args[1] if op is aten.addmm.default else args[0]
-            self.ended |= left.shape[-1] == self.last_width
-            return not (self.ended or _partial(left))
-        return not self.ended and (op in ATTENTION or op in COLLECTIVES)
+            self.ended[again] |= left.shape[-1] == self.last_width
+            return not (self.ended[again] or _partial(left))
+        return not self.ended[again] and (op in ATTENTION or op in COLLECTIVES)
 
 
 def _partial(left: Tensor) -> bool:
