@@ -11,6 +11,7 @@ are summed and `apply_loads` nudges the biases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -62,8 +63,8 @@ class MixtureOfExperts(nn.Module):
         self.load: Tensor
         self.z: Tensor
         self.register_buffer("bias", torch.zeros(e.count, dtype=torch.float32))
-        # Since the last `apply_loads`: tokens to each expert, and the sum of the squared logsumexp over the tokens. Not
-        # on the meta device even when the rest is: no checkpoint brings them to one that only loads its weights.
+        # Since the last `apply_loads`: tokens to each expert, and the sum over tokens of what the z-loss squares. Never
+        # on the meta device: no checkpoint brings them to a model that only loads its weights.
         self.register_buffer("load", torch.zeros(e.count, dtype=torch.int64, device="cpu"), persistent=False)
         self.register_buffer("z", torch.zeros((), dtype=torch.float32, device="cpu"), persistent=False)
 
@@ -83,7 +84,7 @@ class MixtureOfExperts(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             y = (weights.to(y.dtype)[:, None, :] @ y).squeeze(1)  # [tokens, dim]
         if self.training:
-            squares = logits.logsumexp(-1).square().sum()
+            squares = levels(logits, self.spec.score).square().sum()
             if _first_time():
                 self.load += counted(chosen, self.spec.count)
                 self.z += squares.detach()
@@ -103,6 +104,17 @@ def route(logits: Tensor, bias: Tensor, top_k: int, score: str, normalize: bool)
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
     return chosen, weights
+
+
+def levels(logits: Tensor, score: str) -> Tensor:
+    """What the z-loss squares, [tokens]: ST-MoE's logsumexp (arXiv:2202.08906).
+
+    A softmax does not notice where the level of a token's logits lies, sigmoids do: theirs is counted from logits of
+    zero. Else the z-loss pulls every score towards zero (seen: logsumexp from 2.8 to 0.4 in 100 steps), where biases
+    of the same size weigh more.
+    """
+    level = logits.logsumexp(-1)
+    return level if score == "softmax" else level - math.log(logits.shape[-1])
 
 
 def through_experts(experts: Experts, x: Tensor, chosen: Tensor) -> Tensor:
@@ -172,14 +184,30 @@ def has_grouped(x: Tensor, gate: Tensor) -> bool:
     """
     if not x.is_cuda or x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (8, 0):
         return False
-    return all(width * x.element_size() % ALIGNMENT == 0 for width in gate.shape[1:])
+    return x.shape[0] > 0 and all(width * x.element_size() % ALIGNMENT == 0 for width in gate.shape[1:])
 
 
 def _grouped(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     ends = counts.cumsum(0).to(torch.int32)
+    gate, up, down = (_Idle.apply(stack, counts) for stack in (gate, up, down))
     multiply = torch._grouped_mm  # torch.nn.functional.grouped_mm is this one
     hidden = F.silu(multiply(x, gate.mT, offs=ends)) * multiply(x, up.mT, offs=ends)  # [n, width]
     return multiply(hidden, down.mT, offs=ends)
+
+
+class _Idle(torch.autograd.Function):
+    """A stack as it is, whose gradient is zero for experts without tokens. The grouped product owes them that and does
+    not pay on every GPU: on Blackwell it leaves what lay in memory (pytorch/pytorch#172439)."""
+
+    @staticmethod
+    def forward(ctx: Any, stack: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(counts)
+        return stack.view_as(stack)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (counts,) = ctx.saved_tensors
+        return grad.masked_fill((counts == 0)[:, None, None], 0.0), None
 
 
 def _one_by_one(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -237,7 +265,7 @@ def biases(decoders: Iterable[nn.Module]) -> Tensor:
 
 
 def squares(decoders: Iterable[nn.Module]) -> Tensor:
-    """The sum over this process's tokens of the squared logsumexp of their router logits, [sparse layers, 1]: what the
+    """The sum over this process's tokens of the squared `levels` of their router logits, [sparse layers, 1]: what the
     z-loss holds down, and the first number to grow when a router loses its footing."""
     return _table(decoders, lambda layer: layer.z[None])
 
