@@ -119,7 +119,7 @@ def test_a_mesh_starts_from_hugging_face_weights_as_one_process_does(tmp_path: P
         first[name] = losses_of(train_on(run, tmp_path, world))
     other, _ = run_of(data, "other", "mixture", ALONE, **{"train.steps": 2, "train.schedule.warmup_steps": 1})
     assert np.max(np.abs(first["grid"] / first["alone"] - 1)) < 2e-5
-    assert abs(losses_of(train_on(other, tmp_path, 1))[0] - first["alone"][0]) > 1e-3  # the weights were the folder's
+    assert abs(losses_of(train_on(other, tmp_path, 1))[0] - first["alone"][0]) > 1e-4  # the weights were the folder's
 
 
 def test_what_a_mesh_trained_is_sampled_on_one_process(tmp_path: Path) -> None:
