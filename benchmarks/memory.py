@@ -42,8 +42,9 @@ QUICK = ["one process", "dp_shard 2", "tp 2", "pp 2", "dp_shard 2 x tp 2"]
 # name: processes, windows a step, mesh
 MESHES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "one process": (1, 2, {}),
-    "one process, selective": (1, 2, {"recompute": "selective"}),
-    "one process, full": (1, 2, {"recompute": "full"}),
+    "8 windows at once": (1, 8, {"micro_batch": 8}),
+    "8 windows, selective": (1, 8, {"micro_batch": 8, "recompute": "selective"}),
+    "8 windows, full": (1, 8, {"micro_batch": 8, "recompute": "full"}),
     "dp_replicate 2": (2, 4, {"dp_replicate": 2}),
     "dp_shard 2": (2, 4, {"dp_shard": 2}),
     "dp_shard 4": (4, 8, {"dp_shard": 4}),

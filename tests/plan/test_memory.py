@@ -105,7 +105,7 @@ def test_as_little_is_recomputed_as_fits() -> None:
     for mode, need in zip(MODES, needs, strict=True):
         chosen, why = choose_recompute(run, shape, need)
         assert chosen == mode
-        assert f"{mode} fits into {need / 1e9:.2f}" in why
+        assert f"{mode} fits into {need / 1e9:.3g}" in why
     chosen, why = choose_recompute(run, shape, needs[2] // 2)
     assert chosen == "full"
     assert "does not fit" in why

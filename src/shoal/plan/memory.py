@@ -57,9 +57,9 @@ def choose_recompute(run: Run, shape: Shape, budget_bytes: int | None) -> tuple[
         return "none", "how much memory the device has is not known here"
     needs = {mode: memory(_with(run, mode), shape).total for mode in MODES}
     mode = next((mode for mode in MODES if needs[mode] <= budget_bytes), "full")
-    predicted = ", ".join(f"{m} {n / 1e9:.2f}" for m, n in needs.items())
+    predicted = ", ".join(f"{m} {n / 1e9:.3g}" for m, n in needs.items())
     fits = "fits" if needs[mode] <= budget_bytes else "does not fit, and nothing takes less,"
-    return mode, f"predicted GB a process: {predicted}; {mode} {fits} into {budget_bytes / 1e9:.2f}"
+    return mode, f"predicted GB a process: {predicted}; {mode} {fits} into {budget_bytes / 1e9:.3g}"
 
 
 def memory_budget(device: str, processes: int) -> int | None:
