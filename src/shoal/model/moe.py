@@ -179,7 +179,7 @@ def swiglu(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) ->
 def has_grouped(x: Tensor, gate: Tensor) -> bool:
     """Whether torch multiplies all experts in one kernel: bfloat16 on a GPU of sm80 on, rows of whole 16 bytes.
 
-    The CPU has it too, but slower than the loop. The number of rows of an expert is free: rows lie one after the
+    The CPU has it too, but no faster than the loop. The number of rows of an expert is free: rows lie one after the
     other in both passes, so an expert's first one is always aligned.
     """
     if not x.is_cuda or x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (8, 0):
