@@ -14,11 +14,11 @@ from shoal.model.decoder import Decoder
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place, lay_out
 from shoal.parallel.shard import reshard, shard
-from shoal.parallel.stages import stage_count, stages_of, stretches
 from shoal.parallel.tied import NAME, Tied
 from shoal.spec.mesh import Sizes
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.stages import stage_count, stages_of, stretches
 
 STEPS, SEQ, VOCAB, SEED = 3, 16, 64, 5
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
-from shoal.parallel.stages import micro_batches_fit, stage_count
 from shoal.spec import load
-from shoal.spec.mesh import Layout, Sizes, divisors, enough, stages_of
+from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import AXES, Work, broken
 from shoal.spec.mesh_search import closed, nearest
@@ -150,14 +148,6 @@ def test_a_large_cluster_is_searched_in_seconds() -> None:
         found = nearest(mesh, work)
         assert broken(found, replace(work, processes=found.sizes.world)) == []
     assert process_time() - start < 15  # of this process, measured 1
-
-
-@pytest.mark.parametrize("pp", range(1, 6))
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zbv"])
-def test_the_rules_and_the_pipeline_agree_on_stages_and_micro_batches(schedule: str, pp: int) -> None:
-    assert stages_of(schedule, pp) == stage_count(pp, schedule)
-    for n in range(1, 40):
-        assert enough(schedule, pp, n) == micro_batches_fit(n, pp, schedule)
 
 
 def test_ranks_are_numbered_with_the_axes_that_talk_most_next_to_each_other() -> None:

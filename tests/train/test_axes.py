@@ -44,6 +44,7 @@ def run_of(data: Path, name: str, model: str, mesh: dict[str, Any], **changes: A
     return run, Sizes(**sizes).world
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_a_mesh_of_several_axes_every_bit_is_the_same(tmp_path: Path) -> None:
     data, held_out = make_data(tmp_path / "data"), make_data(tmp_path / "held-out", documents=30, seed=5)
     evaluation = {"data.eval": str(held_out), "eval.every": 2}
@@ -122,6 +123,7 @@ def test_a_mesh_starts_from_hugging_face_weights_as_one_process_does(tmp_path: P
     assert abs(losses_of(train_on(other, tmp_path, 1))[0] - first["alone"][0]) > 1e-4  # the weights were the folder's
 
 
+@pytest.mark.slow
 def test_what_a_mesh_trained_is_sampled_on_one_process(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     texts = []
@@ -135,6 +137,7 @@ def test_what_a_mesh_trained_is_sampled_on_one_process(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3 tied", "mixture"])
 def test_bf16_follows_float32_on_every_axis(model: str, tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")

@@ -16,10 +16,10 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
-from shoal.parallel.stages import stages_of, stretches
 from shoal.parallel.tied import Tied
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.stages import stages_of, stretches
 
 
 def build(run: Run, place: Place) -> Laid:

@@ -34,7 +34,7 @@ from shoal.model.decoder import Decoder
 from shoal.parallel.halves import divisible, nothing_later, repeatable
 from shoal.parallel.place import Place
 from shoal.parallel.shard import sharded_parts
-from shoal.parallel.stages import stages_of
+from shoal.spec.stages import stages_of
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.parallel.stages import stages_of, stretches  # which needs no torch either
 from shoal.plan.activations import Setting, setting
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
+from shoal.spec.stages import stages_of, stretches
 
 
 @dataclass(frozen=True)

@@ -58,22 +58,6 @@ class Layout:
     cp_method: str = "auto"
 
 
-def stages_of(schedule: str, pp: int) -> int:
-    """Stretches that the layers are cut into: two a process where the schedule asks for it."""
-    return 2 * pp if schedule in ("interleaved", "zbv") else pp
-
-
-def enough(schedule: str, pp: int, micro_batches: int) -> bool:
-    """Whether a schedule can run so many micro-batches a step over `pp` processes.
-
-    These are the conditions of `torch.distributed.pipelining.schedules`: 1f1b must fill its pipeline, interleaved goes
-    in rounds of equal size, of at least `pp` where there are so many.
-    """
-    if schedule == "interleaved":
-        return micro_batches >= 1 and micro_batches % max(1, micro_batches // pp) == 0
-    return micro_batches >= (pp if schedule == "1f1b" else 1)
-
-
 def divisors(n: int) -> list[int]:
     """All of them for any number that a mesh can have; beyond 2^32 some are left out rather than searched for."""
     small = [d for d in range(1, min(math.isqrt(n), 1 << 16) + 1) if n % d == 0]

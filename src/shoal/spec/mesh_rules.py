@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shoal.spec.mesh import Layout, Sizes, enough, stages_of
+from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.stages import micro_batches_fit, stage_count
 
 # The dotted names that a problem is about, and a sentence without its full stop.
 Broken = tuple[tuple[str, ...], str]
@@ -97,7 +98,7 @@ def _pipeline(layout: Layout, work: Work) -> Iterator[Broken]:
         if schedule != "auto":
             yield ("mesh.schedule", "mesh.pp"), f"mesh.schedule {schedule} orders a pipeline, and mesh.pp is 1"
         return
-    stages = stages_of(schedule, pp)
+    stages = stage_count(pp, schedule)
     if work.shape.layers < stages:
         yield (
             ("mesh.pp", "mesh.schedule", "model.layers"),
@@ -105,7 +106,7 @@ def _pipeline(layout: Layout, work: Work) -> Iterator[Broken]:
             + (f" with mesh.schedule {schedule}" if stages > pp else ""),
         )
     each, rest = divmod(work.batch, layout.sizes.dp * layout.micro_batch)
-    if rest == 0 and not enough(schedule, pp, each):
+    if rest == 0 and not micro_batches_fit(each, pp, schedule):
         readers, micro = layout.sizes.dp, layout.micro_batch
         split = [f"{readers} data-parallel processes"] * (readers > 1) + [f"mesh.micro_batch {micro}"] * (micro > 1)
         yield (

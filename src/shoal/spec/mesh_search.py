@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.spec.mesh import Layout, Sizes, divisors, enough
+from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import AXES, BATCH, CONTEXT, EXPERTS, FIXED, Broken, Rule, Work
 from shoal.spec.run import Mesh
+from shoal.spec.stages import micro_batches_fit
 
 # What it costs to double or halve an axis that was named. Copies change nothing but the speed, so they go first; the
 # axes inside a layer and between layers were chosen for the model, so they go last.
@@ -173,7 +174,7 @@ def _orders(layout: Layout, mesh: Mesh, work: Work, keep: bool) -> Iterator[tupl
 
 def micro_batch(windows: int, pp: int, schedule: str, most: int) -> int:
     """How many of a process's windows to compute at once: `most` at most, and in a pipeline few enough to fill it."""
-    fits = [d for d in divisors(max(windows, 1)) if pp == 1 or enough(schedule, pp, windows // d)]
+    fits = [d for d in divisors(max(windows, 1)) if pp == 1 or micro_batches_fit(windows // d, pp, schedule)]
     small = [d for d in fits if d <= most] or fits[:1] or [1]
     full = [d for d in small if pp == 1 or windows // d >= MICRO_BATCHES_A_STAGE * pp]
     return max(full) if full else min(small)

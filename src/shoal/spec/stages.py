@@ -36,12 +36,13 @@ def stages_of(pp_rank: int, pp: int, schedule: str) -> list[int]:
 
 
 def micro_batches_fit(micro_batches: int, pp: int, schedule: str) -> bool:
-    """Whether the schedule can run so many micro-batches: 1F1B must fill its pipeline, interleaved goes in rounds of
-    equal size. More is better in all of them: the pipeline stands idle while it fills and empties."""
+    """Whether the schedule can run so many micro-batches, by the conditions of torch.distributed.pipelining: 1F1B must
+    fill its pipeline, interleaved goes in rounds of equal size. More is better in all of them: the pipeline stands idle
+    while it fills and empties."""
     if schedule == "1f1b":
         return micro_batches >= pp
     if schedule == "interleaved":
-        return micro_batches % max(1, micro_batches // pp) == 0
+        return micro_batches >= 1 and micro_batches % max(1, micro_batches // pp) == 0
     return micro_batches >= 1
 
 

@@ -7,9 +7,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from shoal.errors import SpecError
-from shoal.parallel.stages import layer_costs, micro_batches_fit, stage_count, stages_of, stretches
 from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.stages import layer_costs, micro_batches_fit, stage_count, stages_of, stretches
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zbv"]
 
