@@ -39,6 +39,7 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "PP, tied": (2, {"pp": 2, "model.tie_embeddings": True}),
     "PP interleaved x FSDP": (4, {"pp": 2, "dp_shard": 2, "schedule": "interleaved", **FOUR_LAYERS}),
     "PP zbv": (2, {"pp": 2, "schedule": "zbv", **FOUR_LAYERS}),
+    "PP, one stage without experts": (2, {"pp": 2, "model.experts": {**MOE, "dense_layers": 1}}),
     "EP x FSDP": (4, {"dp_shard": 4, "ep": 2, "model.experts": MOE}),
 }
 

@@ -267,18 +267,21 @@ def biases(decoders: Iterable[nn.Module]) -> Tensor:
 def squares(decoders: Iterable[nn.Module]) -> Tensor:
     """The sum over this process's tokens of the squared `levels` of their router logits, [sparse layers, 1]: what the
     z-loss holds down, and the first number to grow when a router loses its footing."""
-    return _table(decoders, lambda layer: layer.z[None])
+    return _table(decoders, lambda layer: layer.z[None], width=1)
 
 
-def _table(decoders: Iterable[nn.Module], row: Callable[[MixtureOfExperts], Tensor]) -> Tensor:
-    """A row for every sparse layer of the whole model; float64, in which counts and their sums are exact."""
+def _table(
+    decoders: Iterable[nn.Module], row: Callable[[MixtureOfExperts], Tensor], width: int | None = None
+) -> Tensor:
+    """A row for every sparse layer of the whole model, of `width` numbers (else one an expert): as large on a stage
+    that holds dense layers only, as the tables of all processes are summed. float64: counts and sums are exact."""
     decoders = list(decoders)
     shape: Shape = decoders[0].shape  # type: ignore[assignment]  # a Decoder's
     device = next(decoders[0].parameters()).device
     rows = {place: row(layer) for place, layer in sparse_layers(decoders)}
     if shape.experts is None:
         return torch.zeros(0, 0, dtype=torch.float64, device=device)
-    width = next(iter(rows.values())).numel() if rows else shape.experts.count  # a stage may hold dense layers only
+    width = width or shape.experts.count
     table = torch.zeros(shape.layers - shape.experts.dense_layers, width, dtype=torch.float64, device=device)
     for place, values in rows.items():
         table[place] = values
