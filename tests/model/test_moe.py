@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.model.decoder import Decoder
 from shoal.model.moe import (
@@ -239,6 +240,20 @@ def test_recomputing_a_block_does_not_count_its_tokens_again(compiled: bool) -> 
     assert loads([model]).sum(1).tolist() == [2 * 48 * 2] * 2
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+def test_a_token_costs_the_parameters_that_the_shape_calls_active() -> None:
+    of = shape(layers=2, shared=1, top_k=3)
+    model = Decoder(of)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters == of.params
+    assert of.params - of.active_params == (6 - 3) * 3 * 16 * 20  # the experts of the one sparse layer that sit out
+    moe = mixture(model)
+    with FlopCounterMode(display=False) as counter:
+        moe(random(2, 24, 16))
+    matrices = of.dim * 6 + 3 * of.dim * 20 * (3 + 1)  # the router, three experts and the shared one
+    adding_up = 3 * of.dim
+    assert counter.get_total_flops() == 2 * 48 * (matrices + adding_up)
 
 
 def test_evaluation_is_not_counted() -> None:
