@@ -76,12 +76,23 @@ def test_the_report_says_how_even_the_experts_are_and_were(tmp_path: Path, capsy
     assert main(["report", "demo", "--no-png", "--workspace", str(tmp_path)]) == 0
     page = capsys.readouterr().out
     assert (
-        "experts     the busiest has 1.15x the mean load (1.20x in layer 1, the worst), 0.0% have none, at step 50; "
-        "2.00x at step 1\n"
-        "            the busiest of 2 processes has 1.10x their mean in the worst layer\n" in page
+        "experts     at step 50 1.15x the mean load over all layers; layer 1 is the worst\n"
+        "            and the busiest of 2 processes 1.10x their mean\n" in page
     )
     assert main(["report", "demo", "--no-png", "--json", "--workspace", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["router"]["imbalance"] == [1.1, 1.2]
+
+
+def test_the_report_does_not_hide_a_collapse_between_two_router_records() -> None:
+    steps = [
+        {"step": 1, "expert_imbalance": 3.0, "expert_dead": 0.0},
+        {"step": 15, "expert_imbalance": 8.0, "expert_dead": 0.6875},
+        {"step": 60, "expert_imbalance": 2.3, "expert_dead": 0.0},
+    ]
+    assert router.lines([], steps) == [
+        "experts     the busiest has 2.30x the mean load of its layer, 0.0% have no token at step 60; "
+        "at worst the busiest has 8.00x the mean load of its layer, 68.8% have no token at step 15"
+    ]
 
 
 def test_step_fields_become_metrics(tmp_path: Path) -> None:

@@ -37,5 +37,9 @@ def run(args: argparse.Namespace) -> int:
         if args.follow:
             sys.stdout.flush()
     if not shown:
-        print("shoal: nothing was logged there; --attempt N shows an earlier attempt.", file=sys.stderr)
+        print(
+            "shoal: the processes of this attempt printed nothing; `shoal logs -f` tells how the run goes, "
+            "--attempt N shows another attempt.",
+            file=sys.stderr,
+        )
     return 0

@@ -129,7 +129,7 @@ def _results(r: Report) -> str:
     if best := _best(found):
         final = words.number(found.evals[-1]["loss"])
         lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
-    lines += router.lines(found.routers)
+    lines += router.lines(found.routers, found.steps)
     if found.checkpoints:
         last = found.checkpoints[-1]
         failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""

@@ -69,24 +69,32 @@ def record(step: int, loads: Tensor, biases: Tensor | None = None, ep: int = 1, 
     return fields
 
 
-def lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For a report: the newest `router` record in one line or two, with where it came from."""
-    if not records:
-        return []
-    first, last = records[0], records[-1]
-    worst = last["first_layer"] + last["imbalance"].index(max(last["imbalance"]))
-    before = f"; {first['imbalance_mean']:.2f}x at step {first['step']}" if first["step"] != last["step"] else ""
-    told = [
-        f"experts     the busiest has {last['imbalance_mean']:.2f}x the mean load "
-        f"({last['imbalance_max']:.2f}x in layer {worst}, the worst), {100 * last['dead_share']:.1f}% have none, "
-        f"at step {last['step']}{before}"
-    ]
-    if "ep_imbalance_max" in last:
+def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """For a report: the newest `router` record, and what the step records say of the worst step and the last."""
+    told = []
+    counted = [r for r in steps if "expert_imbalance" in r]
+    if counted:
+        last, worst = counted[-1], max(counted, key=lambda r: (r["expert_dead"], r["expert_imbalance"]))
+        told.append(f"experts     {_step(last)}" + (f"; at worst {_step(worst)}" if worst is not last else ""))
+    if records:
+        record = records[-1]
+        where = record["first_layer"] + record["imbalance"].index(max(record["imbalance"]))
         told.append(
-            f"            the busiest of {last['ep']} processes has {last['ep_imbalance_max']:.2f}x their mean "
-            "in the worst layer"
+            f"{'' if told else 'experts':<12}at step {record['step']} {record['imbalance_mean']:.2f}x the mean load over "
+            f"all layers; layer {where} is the worst"
         )
+        if "ep_imbalance_max" in record:
+            told.append(
+                f"            and the busiest of {record['ep']} processes {record['ep_imbalance_max']:.2f}x their mean"
+            )
     return told
+
+
+def _step(record: Mapping[str, Any]) -> str:
+    return (
+        f"the busiest has {record['expert_imbalance']:.2f}x the mean load of its layer, "
+        f"{100 * record['expert_dead']:.1f}% have no token at step {record['step']}"
+    )
 
 
 def _imbalance(loads: Tensor) -> Tensor:

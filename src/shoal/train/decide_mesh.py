@@ -56,13 +56,15 @@ def _processes(run: Run, work: Work, device: str, room: int, choices: Choices) -
     """As many as there is room for; more where the mesh asks for more."""
     least = _layout(run.mesh, work).sizes
     what = {"cpu": "core", "cuda": "GPU"}[device] + "s" * (room > 1)
-    world, why = least.world, f"the mesh asks for {least.world}"
+    world, why = least.world, f"the mesh asks for {least.world}" + (f", on {room} {what}" if least.world > room else "")
     if "auto" in (run.mesh.dp_replicate, run.mesh.dp_shard):
         why = f"{room} {what}, batch {work.batch}"
         # More of them read data; nothing else is spread that nobody asked to spread.
         mesh = run.mesh.model_copy(update={name: getattr(least, name) for name in ("pp", "cp", "tp")})
         counts = range(room // least.world * least.world, 0, -least.world)
         world = next((n for n in counts if closed(mesh, replace(work, processes=n))), least.world)
+        if world > room:
+            why = f"the mesh asks for {world}, on {room} {what}"
     return choices.choose("resources.processes", "auto", world, why)
 
 
