@@ -80,8 +80,8 @@ def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any
         record = records[-1]
         where = record["first_layer"] + record["imbalance"].index(max(record["imbalance"]))
         told.append(
-            f"{'' if told else 'experts':<12}at step {record['step']} {record['imbalance_mean']:.2f}x the mean load over "
-            f"all layers; layer {where} is the worst"
+            f"{'' if told else 'experts':<12}at step {record['step']} {record['imbalance_mean']:.2f}x the mean load "
+            f"over all layers; layer {where} is the worst"
         )
         if "ep_imbalance_max" in record:
             told.append(
