@@ -11,6 +11,7 @@ from shoal.model import head
 from shoal.model.decoder import Decoder
 from shoal.spec.model import Model, RopeScaling
 from shoal.spec.shape import Shape, shape_of
+from tests.ranks import run_ranks
 
 VOCAB = 97
 SMALL = {"vocab_size": VOCAB, "dim": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 48, "init_std": 0.2}
@@ -147,11 +148,14 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
 
 
 def test_a_compiled_block_gives_the_same_loss() -> None:
-    model, tokens = made(SHAPES["window-after-full"]), random_tokens(2, 16)
-    expected = model(tokens, targets=tokens)
-    for block in model.blocks.values():
-        block.compile(backend="aot_eager")  # the graph is what we ask about; inductor would take a minute
-    torch.testing.assert_close(model(tokens, targets=tokens), expected, rtol=1e-6, atol=0)
+    def work(rank: int, world: int) -> None:
+        model, tokens = made(SHAPES["window-after-full"]), random_tokens(2, 16)
+        expected = model(tokens, targets=tokens)
+        for block in model.blocks.values():
+            block.compile(backend="aot_eager")  # the graph is what we ask about; inductor would take a minute
+        torch.testing.assert_close(model(tokens, targets=tokens), expected, rtol=1e-6, atol=0)
+
+    run_ranks(work, 1, timeout_s=120)  # elsewhere: a process that has compiled cannot fork ranks that compile
 
 
 def test_the_parameters_are_those_that_the_shape_counts() -> None:

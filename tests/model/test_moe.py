@@ -27,6 +27,7 @@ from shoal.model.moe import (
 )
 from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
+from tests.ranks import run_ranks
 
 EXPERTS: dict[str, Any] = {"count": 6, "top_k": 2, "ffn_dim": 20}
 KINDS = {
@@ -226,20 +227,23 @@ def test_loads_have_a_row_for_every_sparse_layer_whoever_holds_it() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recomputing_a_block_does_not_count_its_tokens_again(compiled: bool) -> None:
-    model, plain = made(), made()
-    for block in model.blocks.values():
-        inner = block.forward
-        block.forward = lambda *args, inner=inner: checkpoint(inner, *args, use_reentrant=False)
-        if compiled:
-            block.compile(backend="aot_eager")
-    for _ in range(2):  # two micro-batches add up
-        for m in (model, plain):
-            m(tokens(), targets=tokens()).backward()
-    assert torch.equal(loads([model]), loads([plain]))
-    assert torch.equal(squares([model]), squares([plain]))
-    assert loads([model]).sum(1).tolist() == [2 * 48 * 2] * 2
-    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")  # noqa: B023
+    def work(rank: int, world: int) -> None:
+        model, plain = made(), made()
+        for block in model.blocks.values():
+            inner = block.forward
+            block.forward = lambda *args, inner=inner: checkpoint(inner, *args, use_reentrant=False)
+            if compiled:
+                block.compile(backend="aot_eager")
+        for _ in range(2):  # two micro-batches add up
+            for m in (model, plain):
+                m(tokens(), targets=tokens()).backward()
+        assert torch.equal(loads([model]), loads([plain]))
+        assert torch.equal(squares([model]), squares([plain]))
+        assert loads([model]).sum(1).tolist() == [2 * 48 * 2] * 2
+        for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+    run_ranks(work, 1, timeout_s=120)  # elsewhere: a process that has compiled cannot fork ranks that compile
 
 
 def test_a_token_costs_the_parameters_that_the_shape_calls_active() -> None:
