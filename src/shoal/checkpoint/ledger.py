@@ -1,0 +1,138 @@
+"""The ledger of a store: who may write, what was published, what is bad. Its entries are names; nothing is ever edited.
+
+A start of the workers claims the next *term* and says from which step it goes on. From then on a checkpoint of an older
+term counts only up to that step: a writer that was believed dead may publish what it likes, no reader will see it.
+That needs no lock and no conditional write. Two that claim at once write their claims, then look: whoever sees another
+of the same or a higher term gives way and tries a higher one; at most one can have seen nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.store import Store
+from shoal.errors import SetupError, TransientError
+
+LEDGER = "ledger"
+_CLAIM = re.compile(r"claim-(\d{5,})-from-(\d+|none)-([0-9a-f]+)\.json")
+_TRIES = 8
+
+
+class Fenced(SetupError):
+    """A newer start of this run has taken over; this one must end."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    term: int
+    from_step: int  # -1: from nothing
+    nonce: str
+
+    def __str__(self) -> str:
+        goes_on_from = "none" if self.from_step < 0 else str(self.from_step)
+        return f"claim-{self.term:05d}-from-{goes_on_from}-{self.nonce}.json"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a store's ledger said when it was read."""
+
+    claims: tuple[Claim, ...]
+    published: frozenset[Name]
+    quarantined: frozenset[Name]
+
+    @property
+    def term(self) -> int:
+        """The highest that was claimed; 0 before the first claim."""
+        return max((claim.term for claim in self.claims), default=0)
+
+    def on_history(self, name: Name) -> bool:
+        """Whether all later claims go on from this checkpoint, or from one after it."""
+        return all(claim.term <= name.term or name.step <= claim.from_step for claim in self.claims)
+
+
+def read(store: Store) -> Ledger:
+    claims, published, quarantined = [], set(), set()
+    for entry in store.list(LEDGER):
+        if match := _CLAIM.fullmatch(entry):
+            claims.append(Claim(int(match[1]), -1 if match[2] == "none" else int(match[2]), match[3]))
+        else:
+            kind, _, rest = entry.removesuffix(".json").partition("-")
+            name = Name.of(rest)
+            if name and kind == "published":
+                published.add(name)
+            elif name and kind == "quarantined":
+                quarantined.add(name)
+    return Ledger(tuple(claims), frozenset(published), frozenset(quarantined))
+
+
+def claim(stores: Sequence[Store], from_step: int) -> int:
+    """Takes the next term in all stores, or raises. What goes on from nothing has `from_step` -1."""
+    for again in range(_TRIES):
+        if again:
+            time.sleep(random.uniform(0.05, 0.3) * again)
+        mine = Claim(1 + max(read(store).term for store in stores), from_step, secrets.token_hex(4))
+        if all(_take(store, mine) for store in stores):
+            return mine.term
+    raise TransientError(f"another start of this run claims {stores[0].where} at the same time; only one can go on.")
+
+
+def _take(store: Store, mine: Claim) -> bool:
+    """Writes a claim and looks whether somebody else has one of this term or of a higher."""
+    about = {"term": mine.term, "from_step": mine.from_step, "host": socket.gethostname(), "at": round(time.time(), 3)}
+    store.put(f"{LEDGER}/{mine}", json.dumps(about).encode() + b"\n")
+    if any(other.nonce != mine.nonce and other.term >= mine.term for other in read(store).claims):
+        store.remove(f"{LEDGER}/{mine}")
+        return False
+    return True
+
+
+def check_term(store: Store, term: int) -> None:
+    """Before publishing: nobody has taken over."""
+    highest = read(store).term
+    if highest > term:
+        raise Fenced(
+            f"term {highest} has taken over {store.where} and this process is of term {term}: the run goes on elsewhere, "
+            "and nothing of this process is published any more."
+        )
+
+
+def note_published(store: Store, name: Name) -> None:
+    store.put(_entry("published", name), b"{}\n")
+
+
+def forget_published(store: Store, name: Name) -> None:
+    """Before a checkpoint is deleted on purpose: it will not be missed."""
+    store.remove(_entry("published", name))
+    store.remove(_entry("quarantined", name))
+
+
+def quarantine(store: Store, name: Name, reason: str) -> None:
+    """From now on no reader uses this checkpoint; it stays where it is, as evidence, until it has grown old."""
+    store.put(
+        _entry("quarantined", name), json.dumps({"reason": reason, "at": round(time.time(), 3)}).encode() + b"\n"
+    )
+
+
+def quarantine_reason(store: Store, name: Name) -> str:
+    try:
+        return str(json.loads(store.read(_entry("quarantined", name)))["reason"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return "no reason is recorded"
+
+
+def release(store: Store, name: Name) -> None:
+    """Lets a quarantined checkpoint be used again."""
+    store.remove(_entry("quarantined", name))
+
+
+def _entry(kind: str, name: Name) -> str:
+    return f"{LEDGER}/{kind}-{name}.json"

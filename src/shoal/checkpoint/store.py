@@ -1,0 +1,171 @@
+"""Where checkpoints are kept: named bytes under a root, on a disk here or in a bucket (`shoal.checkpoint.bucket`).
+
+Names are relative and have slashes. What is missing is FileNotFoundError, what ends too early EOFError, what the
+system refuses another OSError. A store that cannot be reached says so with a TransientError or a SetupError, so that
+nobody takes a broken network for a broken checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+_MOST_AT_ONCE = 1 << 30  # Linux writes at most 2 GiB at once
+
+
+class Store(Protocol):
+    @property
+    def where(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def readers(self) -> int:
+        """How many reads at a time are worth while."""
+        ...
+
+    def list(self, folder: str = "") -> list[str]:
+        """The names directly in a folder; none where there is no such folder."""
+        ...
+
+    def size(self, name: str) -> int: ...
+    def read(self, name: str) -> bytes: ...
+    def read_into(self, name: str, at: int, into: memoryview) -> None: ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small file, whole and durable when this returns; replaces."""
+        ...
+
+    def write(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """A large file, durable when this returns; replaces."""
+        ...
+
+    def staging(self, name: str) -> str:
+        """The folder in which the files of checkpoint `name` are gathered, manifest last, until it is published."""
+        ...
+
+    def publish(self, name: str) -> None:
+        """What has been gathered appears under its name, whole."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """A file, or a folder with all that is in it: a checkpoint is gone at once, or it is still whole."""
+        ...
+
+    def sweep(self) -> None:
+        """Deletes what half-done removals have left. For one process, while nobody else removes."""
+        ...
+
+
+class Folder:
+    """A folder on a disk; all ranks must see the same one."""
+
+    readers = 4
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    @property
+    def where(self) -> str:
+        return str(self.root)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.where})"
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def list(self, folder: str = "") -> list[str]:
+        try:
+            return os.listdir(self.root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def size(self, name: str) -> int:
+        return os.stat(self.root / name).st_size
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def read_into(self, name: str, at: int, into: memoryview) -> None:
+        fd = os.open(self.root / name, os.O_RDONLY)
+        try:
+            done = 0
+            while done < into.nbytes:
+                n = os.preadv(fd, [into[done:]], at + done)
+                if not n:
+                    raise EOFError(name)
+                done += n
+        finally:
+            os.close(fd)
+
+    def put(self, name: str, data: bytes) -> None:
+        final = self.root / name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        hidden = final.with_name(f".{final.name}.{os.getpid()}")
+        self._write(hidden, [memoryview(data)])
+        hidden.rename(final)
+        sync_folder(final.parent)
+
+    def write(self, name: str, chunks: Iterable[memoryview]) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(path, chunks)
+
+    def staging(self, name: str) -> str:
+        return f".tmp-{name}"
+
+    def publish(self, name: str) -> None:
+        folder = self.root / self.staging(name)
+        sync_folder(folder)
+        os.rename(folder, self.root / name)  # refuses to replace one that is there: a name is written once
+        sync_folder(self.root)
+
+    def remove(self, name: str) -> None:
+        path = self.root / name
+        if path.is_dir():  # renamed before it is deleted: a crash half-way leaves a leftover, never a published half
+            aside = path.with_name(f".old-{path.name.removeprefix('.tmp-')}")
+            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        for name in self.list():
+            if name.startswith(".old-"):
+                shutil.rmtree(self.root / name, ignore_errors=True)
+
+    @staticmethod
+    def _write(path: Path, chunks: Iterable[memoryview]) -> None:
+        with open(path, "wb", buffering=0) as f:
+            for chunk in chunks:
+                done = 0
+                while done < chunk.nbytes:
+                    done += os.write(f.fileno(), chunk[done : done + _MOST_AT_ONCE])
+            os.fsync(f.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Makes names that were created or renamed in a folder survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def store_of(root: str | os.PathLike[str] | Store) -> Store:
+    """A store from what people give: a folder, or the address of a bucket."""
+    if isinstance(root, str | os.PathLike):
+        if "://" in str(root):
+            from shoal.checkpoint.bucket import Bucket
+
+            return Bucket(str(root))
+        return Folder(root)
+    return root
