@@ -9,6 +9,7 @@ import pytest
 
 from shoal.errors import SpecError, UsageError
 from shoal.spec import Loaded, Run, dump, load
+from shoal.spec.duration import seconds
 from shoal.spec.overrides import split_overrides
 from tests.spec.wrong import GOOD
 
@@ -115,6 +116,15 @@ def test_relative_paths_start_at_the_run_file_and_on_the_command_line_at_the_cur
         ("track: {experiment: off}", "track.experiment", "off"),
         ("track: {experiment: 2026_11_03}", "track.experiment", "2026_11_03"),
         ("eval:", "eval.every", 0),
+        ("checkpoint: {every: 10min}", "checkpoint.every", "10 min"),
+        ("checkpoint: {every: 600 seconds}", "checkpoint.every", "10 min"),
+        ("checkpoint: {every: 1.5 h}", "checkpoint.every", "90 min"),
+        ("checkpoint: {every: 0.25 s}", "checkpoint.every", "0.25 s"),
+        ("checkpoint: {every: 1e3}", "checkpoint.every", 1000),
+        ("checkpoint: {every: 0}", "checkpoint.every", 0),
+        ("checkpoint:", "checkpoint.every", "auto"),
+        ("checkpoint: {memory: off}", "checkpoint.memory", "off"),
+        ("checkpoint: {remote: s3://bucket/prefix/}", "checkpoint.remote", "s3://bucket/prefix"),
         ("track:\n  # mlflow: false", "track.mlflow", True),
     ],
 )
@@ -145,6 +155,13 @@ def test_an_override_is_not_cut_at_a_hash_or_a_colon() -> None:
     assert read(GOOD, "track.experiment=a #1: b").run.track.experiment == "a #1: b"
     assert read(GOOD, "track.experiment='12'").run.track.experiment == "12"
     assert read(GOOD, "track.experiment=12").run.track.experiment == "12"
+
+
+@pytest.mark.parametrize("spelt", ["10min", "10 min", "'10 min'", "600s", "10 minutes"])
+def test_a_time_is_the_same_however_it_is_spelt_on_the_command_line(spelt: str) -> None:
+    run = read(GOOD, f"checkpoint.every={spelt}").run
+    assert run.checkpoint.every == "10 min"
+    assert seconds(run.checkpoint.every) == 600
 
 
 def test_overrides_are_parted_from_a_verbs_own_arguments() -> None:

@@ -70,6 +70,13 @@ def runs(draw: st.DrawFn) -> Run:
                 "optimizer": {"lr": draw(SHARE), "betas": draw(st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)))},
                 "schedule": {"warmup_steps": draw(st.integers(0, 9))},
             },
+            "checkpoint": {
+                "every": draw(
+                    st.integers(0, 999) | st.just("auto") | st.integers(1, 10**7).map(lambda ms: f"{ms / 1000} s")
+                ),
+                "memory": draw(COUNT_OR_AUTO | st.just("off")),
+                "remote": draw(st.sampled_from([None, "s3://bucket", "file:///disk/0x10"])),
+            },
             "track": {
                 "experiment": draw(TEXT),
                 "mlflow": draw(st.booleans() | st.just("http://host:1")),

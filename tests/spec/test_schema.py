@@ -73,6 +73,11 @@ def test_an_editor_accepts_every_form_of_a_source(train: object) -> None:
     assert accepts(schema(), {**good(), "data": {"train": train}})
 
 
+@pytest.mark.parametrize("every", ["auto", 0, 50, "10 min", "1.5h"])
+def test_an_editor_accepts_every_form_of_an_interval(every: object) -> None:
+    assert accepts(schema(), {**good(), "checkpoint": {"every": every}})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -86,6 +91,8 @@ def test_an_editor_accepts_every_form_of_a_source(train: object) -> None:
         {"model": {"kv_heads": "many"}},
         {"data": {"train": [{"weight": 2}]}},
         {"name": "a/b"},
+        {"checkpoint": {"every": "10 parsecs"}},
+        {"checkpoint": {"remote": "/disk"}},
     ],
 )
 def test_an_editor_marks_what_load_refuses(wrong: dict[str, Any]) -> None:

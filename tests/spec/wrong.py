@@ -57,6 +57,7 @@ NAMES = [
     Wrong("one level too high", GOOD + "  lr: 1e-3\n", ("run.yaml:6:3: train.lr", "lr belongs under train.optimizer")),
     Wrong("in several sections", GOOD + "every: 5\n", ("run.yaml:6:1", "eval.every or checkpoint.every")),
     Wrong("another trainer's name", GOOD + "learning_rate: 1\n", ("run.yaml:6:1", "Shoal calls it train.optimizer.lr")),
+    Wrong("another trainer's retention", GOOD + "save_total_limit: 1\n", ("Shoal calls it checkpoint.keep.",)),
     Wrong("dotted name", GOOD + "train.batch: 8\n", ("run.yaml:6:1", "write `batch:` inside the section `train:`")),
     Wrong("nothing like it", GOOD + "xyzzy: 1\n", ("run.yaml:6:1: xyzzy", "the names there are name, seed, model")),
     Wrong(
@@ -100,6 +101,23 @@ VALUES = [
     Wrong("list in a list", GOOD, ("`data.train=[[a]]`", "data.train.0 is ['a']"), ("data.train=[[a]]",)),
     Wrong("no path", GOOD, ("`data.train=[{weight: 2}]`", "0.path is missing"), ("data.train=[{weight: 2}]",)),
     Wrong("weight of zero", GOOD, ("data.train.0.weight is 0", "above 0"), ("data.train.0.weight=0",)),
+    Wrong(
+        "time without a unit anybody knows",
+        *_with(
+            "checkpoint: {every: 10 parsecs}\n", "run.yaml:6:14: checkpoint.every is '10 parsecs'", "`auto`, a number"
+        ),
+    ),
+    Wrong("no time at all", GOOD, ("is '0 s', but must be `auto`", "(0: at the end only)"), ("checkpoint.every=0 s",)),
+    Wrong("half a step", GOOD, ("checkpoint.every is 0.5", "such as `30 s`"), ("checkpoint.every=0.5",)),
+    Wrong("an age", GOOD, ("checkpoint.every is '99999 h'",), ("checkpoint.every=99999 h",)),
+    Wrong(
+        "memory of a size",
+        GOOD,
+        ("is '4 GB', but must be a whole number of at least 1, `auto`, or `off`",),
+        ("checkpoint.memory=4 GB",),
+    ),
+    Wrong("remote folder", GOOD, ("is '/x'", "`s3://bucket/prefix` or `file:///folder`"), ("checkpoint.remote=/x",)),
+    Wrong("keys in an address", GOOD, ("`s3://bucket/prefix`",), ("checkpoint.remote=s3://key:secret@bucket/x",)),
     Wrong("unknown preset", *_with("model: {preset: lama3-8b}\n", "run.yaml:6:9", "'lama3-8b'", "mean llama3-8b?")),
     Wrong("no weights there", *_with("model: {weights: gone}\n", "run.yaml:6:9", "gone/config.json"), code=78),
 ]
@@ -213,6 +231,7 @@ RULES = [
         ("train.schedule.name=wsd", "train.schedule.warmup_steps=30", "train.schedule.decay_steps=80"),
     ),
     Wrong("eval without data", *_with("eval: {every: 5}\n", "run.yaml:6:8: eval.every 5", "set data.eval")),
+    Wrong("best of none", GOOD, ("checkpoint.keep_best 2", "set data.eval"), ("checkpoint.keep_best=2",)),
     Wrong("eval on training data", GOOD, ("is also in data.train",), ("data.train=/x/y", "data.eval=/x/z/../y")),
     Wrong("window too long", GOOD, ("data.seq_len 8192", "model.max_seq_len 4096"), ("data.seq_len=8192",)),
     Wrong(

@@ -11,11 +11,12 @@ from contextlib import ExitStack
 
 from shoal.errors import UsageError
 from shoal.guard import lock
-from shoal.guard.begin import Asked, Difference, differences, write_spec, writing
+from shoal.guard.begin import Asked, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.spec import load
 from shoal.spec.checks import local_inputs, trainable
+from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, find_run, workspace
 from shoal.train.decide import decide
 

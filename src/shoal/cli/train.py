@@ -11,12 +11,13 @@ from contextlib import ExitStack
 
 from shoal.errors import SpecError
 from shoal.guard import lock
-from shoal.guard.begin import Difference, create, differences, set_aside, writing
+from shoal.guard.begin import create, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.observe.commands import command
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
+from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
 

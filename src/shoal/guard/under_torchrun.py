@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
 from shoal.guard import lock, mirroring
-from shoal.guard.begin import create, differences, writing
+from shoal.guard.begin import create, writing
 from shoal.guard.history import History
 from shoal.observe.follow import Follower
 from shoal.parallel.place import join
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
+from shoal.spec.history import differences
 from shoal.spec.overrides import split_overrides
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir, workspace

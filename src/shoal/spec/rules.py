@@ -89,6 +89,14 @@ def _held_out(run: Run) -> Iterator[Broken]:
         yield ("eval.every", "data.eval"), f"eval.every {run.eval.every} needs held-out data; set data.eval"
 
 
+def _best(run: Run) -> Iterator[Broken]:
+    if run.checkpoint.keep_best and not run.data.eval:
+        yield (
+            ("checkpoint.keep_best", "data.eval"),
+            f"checkpoint.keep_best {run.checkpoint.keep_best} goes by the loss on held-out data; set data.eval",
+        )
+
+
 def _schedule(run: Run) -> Iterator[Broken]:
     steps, schedule = run.train.steps, run.train.schedule
     warmup = schedule.warmup_steps
@@ -143,6 +151,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _rope,
     _windows,
     _held_out,
+    _best,
     _schedule,
     _layout,
     _tracking,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from shoal.spec.base import CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
+from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
+from shoal.spec.duration import Duration
 from shoal.spec.model import Model
 
 
@@ -44,6 +45,25 @@ RunName = Annotated[
     str,
     Field(pattern=NAME_PATTERN),
     Says("1 to 100 letters, digits, `.`, `_` or `-`, the first of them a letter or a digit"),
+]
+
+
+Interval = Annotated[
+    Annotated[int, Field(ge=0)] | Auto | Duration,
+    Says("`auto`, a number of steps (0: at the end only), or a time such as `30 s`, `10 min` or `1.5 h`"),
+]
+
+
+def _without_slash(address: str) -> str:
+    return address.rstrip("/")
+
+
+# A user or a password has no place here (it would be copied with the run file): the keys are in the AWS_* variables.
+Remote = Annotated[
+    str,
+    Field(pattern=r"^(s3://[A-Za-z0-9._-]+(/[^?#@]*)?|file:///[^/].*)$"),
+    AfterValidator(_without_slash),
+    Says("an address such as `s3://bucket/prefix` or `file:///folder`"),
 ]
 
 
@@ -134,10 +154,22 @@ class Resources(Strict):
 
 
 class Checkpoint(Strict):
-    """When the state is saved."""
+    """When the state is saved, where, and what is kept."""
 
-    every: int = Field(100, ge=0, description="Steps between checkpoints; 0 means at the end only.")
-    keep: Positive = Field(3, description="Checkpoints kept; older ones are deleted.")
+    every: Interval = Field(
+        "auto", description="Between two saves; `auto`: from what a save costs and how often something fails."
+    )
+    memory: CountOrAuto | Literal["off"] = Field(
+        "auto", description="Steps between snapshots kept in the RAM of this node and the next; `auto`: with each save."
+    )
+    keep: Positive = Field(3, description="The newest this many are kept; the newest good one always is.")
+    keep_every: int = Field(0, ge=0, description="Steps divisible by this are kept for good; 0 means none.")
+    keep_best: int = Field(0, ge=0, description="This many with the lowest eval loss are kept; 0 means none.")
+    remote: Remote | None = Field(None, description="Where each is copied to, under the name of the run.")
+    read_back: Literal["auto", "full", "headers"] = Field(
+        "auto", description="Read again before a save counts: all bytes, or sizes and headers; `auto`: all on a disk."
+    )
+    background: bool = Field(True, description="Training goes on while a save is written; `false`: it waits.")
 
 
 class Track(Strict):

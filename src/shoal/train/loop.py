@@ -116,5 +116,5 @@ def train_step(t: Training, step: int) -> Record | None:
     }
 
 
-def _due(every: int, done: int) -> bool:
-    return every > 0 and done % every == 0
+def _due(every: int | str, done: int) -> bool:
+    return isinstance(every, int) and every > 0 and done % every == 0

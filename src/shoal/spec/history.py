@@ -1,0 +1,72 @@
+"""What may change in a run that has begun, and where two specs of it differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.spec.run import Run
+
+# What may change in a run that has begun. Everything else is its history: the data and their order, the model, what one
+# step is. (Changing the learning rate or the layout changes what comes, not what was.)
+SAFE = (
+    "train.steps",
+    "train.clip",
+    "train.precision",
+    "train.compile",
+    "train.optimizer.lr",
+    "train.optimizer.muon_lr",
+    "train.optimizer.weight_decay",
+    "train.optimizer.betas",
+    "train.optimizer.eps",
+    "train.optimizer.muon_momentum",
+    "train.schedule.",
+    "data.eval",
+    "data.cache_dir",
+    "data.cache_gb",
+    "eval.",
+    "checkpoint.",
+    "track.",
+    "guard.",
+    "mesh.",
+    "resources.",
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def safe(self) -> bool:
+        return any(self.key == name or (name[-1] == "." and self.key.startswith(name)) for name in SAFE)
+
+    def __str__(self) -> str:
+        return f"{self.key} was {_shown(self.old)}, now {_shown(self.new)}"
+
+
+def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
+    """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    return [
+        Difference(key, before.get(key), after.get(key))
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key) and not (auto_is_equal and after.get(key) == "auto")
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Sections are opened up; lists (the sources of a mixture) are one value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(_flat(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "path" in item for item in value):
+        return "[" + ", ".join(str(item["path"]) for item in value) + "]"
+    return "empty" if value is None else str(value)
