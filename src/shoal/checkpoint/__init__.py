@@ -1,6 +1,6 @@
 """Checkpoints: saved by all ranks as one or not at all, verified when read, loaded into any layout.
 
-    saved = save(root, step, tensors, extra, attempt)     all ranks together
+    saved = save(root, step, tensors, extra, term)     all ranks together
     found = restore(root, tensors)                        all ranks together: the newest good one, into `tensors`
     found = newest(root); load(found, tensors)            the same in two steps
     read_full(found)                                      whole weights on one process
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.checkpoint.find import Found, Skipped, damage, newest, open_checkpoint, published, verify
 from shoal.checkpoint.manifest import Corrupt
+from shoal.checkpoint.names import Name
 from shoal.checkpoint.publish import prune
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _WITH_TORCH = {
 __all__ = [
     "Corrupt",
     "Found",
+    "Name",
     "SaveError",
     "Saved",
     "Skipped",

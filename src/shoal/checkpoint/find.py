@@ -1,48 +1,64 @@
-"""Finds the checkpoints under a root and tells the good ones from the bad ones. No torch here.
+"""Finds the checkpoints in one or several stores and tells the good ones from the bad ones. No torch here.
 
-The newest good checkpoint is derived from what is on disk, each time. There is no pointer that could dangle.
+The newest good checkpoint is derived from what is there, each time. There is no pointer that could dangle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from shoal.checkpoint import ledger
 from shoal.checkpoint.files import digest_of
-from shoal.checkpoint.manifest import MANIFEST, Corrupt, Manifest, Slice, decode
-from shoal.errors import CheckpointError
+from shoal.checkpoint.manifest import Corrupt, Manifest, Slice, decode
+from shoal.checkpoint.names import MANIFEST, Name
+from shoal.checkpoint.store import Store, store_of
+from shoal.errors import CheckpointError, SetupError, TransientError
 
-PUBLISHED = re.compile(r"step-(\d{8,})")
+Root = str | os.PathLike[str] | Store
+Roots = Root | Sequence[Root]
+Read = TypeVar("Read")
+
+
+class NoManifest(Corrupt):
+    """Damage, or a save that was never finished."""
 
 
 @dataclass(frozen=True)
 class Skipped:
     """A checkpoint that was passed over, and why: for the journal."""
 
-    path: Path
+    store: Store
+    name: Name
     reason: str
+    known: bool = False  # it was quarantined before, and journaled then
 
     def __str__(self) -> str:
-        return f"{self.path.name}: {self.reason}"
+        return f"{self.name}: {self.reason}"
 
 
 @dataclass(frozen=True)
 class Found:
     """A checkpoint that is complete: every file is there, has its size and its header."""
 
-    path: Path
+    store: Store
+    name: Name
     manifest: Manifest
     skipped: tuple[Skipped, ...] = ()  # newer ones that are bad
+    folder: str = ""  # where its files are, while it is not published yet
 
     @property
     def step(self) -> int:
         return self.manifest.step
+
+    @property
+    def where(self) -> str:
+        return f"{self.store.where}/{self.name}"
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -52,69 +68,143 @@ class Found:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.manifest.files.values())
 
-
-def folder_of(root: Path, step: int) -> Path:
-    return root / f"step-{step:08d}"
-
-
-def published(root: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of everything that was published, good or bad, newest first."""
-    return sorted(matching(root, PUBLISHED), reverse=True)
+    def path(self, file: str) -> str:
+        return f"{self.folder or self.name}/{file}"
 
 
-def open_checkpoint(path: Path) -> Found:
-    """The cheap check, else `Corrupt`: a whole manifest that fits its folder, every file with its size and header."""
-    try:
-        manifest = decode((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise Corrupt("it has no manifest.json (half-published, or partly deleted)") from None
-    except OSError as e:
-        raise Corrupt(f"its manifest.json cannot be read ({e.strerror})") from e
-    named = PUBLISHED.fullmatch(path.name)
-    if named and int(named[1]) != manifest.step:
-        raise Corrupt(f"its manifest.json is that of step {manifest.step}")
-    for name in manifest.files:
-        _check_header(path, manifest, name)
-    return Found(path, manifest)
+@dataclass(frozen=True)
+class Listed:
+    """A checkpoint that was published once, as the listings and the ledgers tell it; nothing of it has been read."""
+
+    store: Store
+    name: Name
+    on_history: bool
+    quarantined: bool
+    there: bool  # else only the ledger knows it
+    recorded: bool  # in the ledger, as published
+
+    def may_be_unfinished(self) -> bool:
+        """Where files are gathered under the final name, one without a manifest may be a save in progress, or dead."""
+        return not self.recorded and self.store.staging(str(self.name)) == str(self.name)
 
 
-def newest(root: Path, verify: bool = False, before: int | None = None) -> Found | None:
-    """The newest good checkpoint (of a step lower than `before`); what is bad and newer is in its `skipped`.
+def stores_of(roots: Roots) -> list[Store]:
+    """One store or several, the preferred one first."""
+    if isinstance(roots, Sequence) and not isinstance(roots, str):
+        return [store_of(root) for root in roots]
+    return [store_of(roots)]
+
+
+def published(roots: Roots) -> list[Listed]:
+    """Everything that was published, good or bad, newest first; of equals, that of the preferred store first."""
+    stores = stores_of(roots)
+    ledgers = [ledger.read(store) for store in stores]
+    claims = tuple(claim for of_store in ledgers for claim in of_store.claims)
+    listed: list[tuple[Name, int, Listed]] = []
+    for i, (store, book) in enumerate(zip(stores, ledgers, strict=True)):
+        there = {name for entry in store.list() if (name := Name.of(entry))}
+        for name in there | book.published:
+            on_history = replace(book, claims=claims).on_history(name)
+            known = (name in book.quarantined, name in there, name in book.published)
+            listed.append((name, -i, Listed(store, name, on_history, *known)))
+    return [one for _, _, one in sorted(listed, key=lambda item: item[:2], reverse=True)]
+
+
+def open_checkpoint(root: Root, name: Name) -> Found:
+    """The cheap check, else `Corrupt`: a whole manifest that fits its name, every file with its size and header."""
+    store = store_of(root)
+    with reading(MANIFEST):
+        try:
+            data = store.read(f"{name}/{MANIFEST}")
+        except FileNotFoundError:
+            raise NoManifest("it has no manifest.json (half-published, or partly deleted)") from None
+    manifest = decode(data)
+    if (manifest.step, manifest.term) != (name.step, name.term):
+        raise Corrupt(f"its manifest.json is that of {Name(manifest.step, manifest.term)}")
+    found = Found(store, name, manifest)
+    check_headers(found)
+    return found
+
+
+def check_headers(found: Found) -> None:
+    """`Corrupt` unless every file is there, with its size and header."""
+    for file in found.manifest.files:
+        _check_header(found, file)
+
+
+def newest(roots: Roots, verify: bool = False, before: Name | None = None) -> Found | None:
+    """The newest good checkpoint (of those before `before`); what is bad and newer is in its `skipped`.
 
     None when nothing was ever published. When all there is is bad, that is a `CheckpointError`: a run with a history is
     not quietly started from scratch. `verify` reads everything and compares all checksums; loading does so anyway.
     """
-    found, skipped = scan(root, verify, before)
+    found, skipped = scan(roots, verify, before)
     if found is None and skipped:
-        raise none_is_good(root, skipped)
+        raise none_is_good(roots, skipped)
     return found
 
 
-def scan(root: Path, verify: bool = False, before: int | None = None) -> tuple[Found | None, list[Skipped]]:
-    """Like `newest`, but what is bad is always returned, too."""
+def scan(
+    roots: Roots, verify: bool = False, before: Name | None = None, tried: Collection[tuple[str, Name]] = ()
+) -> tuple[Found | None, list[Skipped]]:
+    """Like `newest`, but what is bad is always returned, too. `tried` were found bad by the caller: (where, name)."""
     skipped: list[Skipped] = []
-    for step, path in published(root):
-        if before is not None and step >= before:
+    for one in published(roots):
+        if (before is not None and one.name >= before) or not one.on_history or (one.store.where, one.name) in tried:
+            continue
+        if one.quarantined:
+            reason = ledger.quarantine_reason(one.store, one.name)
+            skipped.append(Skipped(one.store, one.name, f"quarantined: {reason}", known=True))
             continue
         try:
-            found = open_checkpoint(path)
+            if not one.there:
+                raise Corrupt("it was published, and is gone")
+            found = open_checkpoint(one.store, one.name)
             if verify and (wrong := damage(found)):
                 raise Corrupt(wrong[0])
         except Corrupt as e:
-            skipped.append(Skipped(path, str(e)))
+            if not (isinstance(e, NoManifest) and one.may_be_unfinished()):
+                skipped.append(Skipped(one.store, one.name, str(e)))
             continue
         except CheckpointError as e:
-            raise CheckpointError(f"{path} cannot be read: {e}.") from e
+            raise CheckpointError(f"{one.store.where}/{one.name} cannot be read: {e}.") from e
         return replace(found, skipped=tuple(skipped)), skipped
     return None, skipped
 
 
-def none_is_good(root: Path, skipped: Collection[Skipped]) -> CheckpointError:
+def newest_readable(
+    roots: Roots, read: Callable[[Found], Read], passed_over: Callable[[str], None]
+) -> tuple[Found, Read]:
+    """The newest checkpoint that `read` can take in: damage shows only when bytes are read, and then the one before
+    is tried. `passed_over` hears about each that was not taken."""
+    before, told = None, set()
+    while (found := newest(roots, before=before)) is not None:
+        for skipped in found.skipped:
+            if skipped.name not in told:
+                passed_over(str(skipped))
+        told |= {skipped.name for skipped in found.skipped}
+        try:
+            return found, read(found)
+        except Corrupt as e:
+            passed_over(str(e))
+            before = found.name
+    where = " or ".join(store.where for store in stores_of(roots))
+    raise CheckpointError(f"there is no checkpoint that can be used in {where}.")
+
+
+def none_is_good(roots: Roots, skipped: Collection[Skipped]) -> CheckpointError:
     reasons = "; ".join(map(str, skipped))
+    where = " or ".join(store.where for store in stores_of(roots))
     return CheckpointError(
-        f"no checkpoint in {root} can be used ({reasons}): restore one from a copy, "
+        f"no checkpoint in {where} can be used ({reasons}): restore one from a copy, "
         "or remove them and start again under another name."
     )
+
+
+def quarantine(bad: Skipped) -> None:
+    """Marks it so that nobody tries it again. A store that cannot be written must not keep a run from going on."""
+    with contextlib.suppress(OSError, TransientError, SetupError):
+        ledger.quarantine(bad.store, bad.name, bad.reason)
 
 
 def damage(
@@ -126,10 +216,10 @@ def damage(
     """
     wrong: list[str] = []
     slices = _slices_by_file(found.manifest)
-    for name in found.manifest.files if files is None else files:
+    for file in found.manifest.files if files is None else files:
         try:
-            _check_header(found.path, found.manifest, name)
-            wrong += _damaged_slices(found.path, name, slices[name], on_bytes)
+            _check_header(found, file)
+            wrong += _damaged_slices(found, file, slices[file], on_bytes)
         except Corrupt as e:
             wrong.append(str(e))
     return wrong
@@ -138,18 +228,7 @@ def damage(
 def verify(found: Found) -> None:
     """Every byte against its checksum; `Corrupt`, which names the file, at the first that differs."""
     if wrong := damage(found):
-        raise Corrupt(f"checkpoint {found.path} is damaged: {wrong[0]}.")
-
-
-def matching(root: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    """(the number in the name, folder) of the folders whose name matches; none when there is no root yet."""
-    try:
-        with os.scandir(root) as entries:
-            for entry in entries:
-                if (match := pattern.fullmatch(entry.name)) and entry.is_dir():
-                    yield int(match[1]), Path(entry.path)
-    except FileNotFoundError:
-        return
+        raise Corrupt(f"checkpoint {found.where} is damaged: {wrong[0]}.")
 
 
 def mismatch(file: str, tensor: str) -> str:
@@ -157,39 +236,35 @@ def mismatch(file: str, tensor: str) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A file descriptor to read from; what the system refuses is `Corrupt`, with the name of the file."""
+def reading(file: str) -> Iterator[None]:
+    """What the system refuses is `Corrupt`, with the name of the file."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        yield
     except FileNotFoundError:
-        raise Corrupt(f"{path.name} is missing") from None
-    except OSError as e:
-        raise Corrupt(f"{path.name} cannot be read ({e.strerror})") from e
-    try:
-        yield fd
-    except OSError as e:  # a disk that fails while it is read
-        raise Corrupt(f"{path.name} cannot be read ({e.strerror})") from e
-    finally:
-        os.close(fd)
+        raise Corrupt(f"{file} is missing") from None
+    except EOFError:
+        raise Corrupt(f"{file} is too short") from None
+    except OSError as e:  # also a disk that fails while it is read
+        raise Corrupt(f"{file} cannot be read ({e.strerror})") from e
 
 
-def _check_header(folder: Path, manifest: Manifest, name: str) -> None:
-    file = manifest.files[name]
-    with opened(folder / name) as fd:
-        size = os.fstat(fd).st_size
+def _check_header(found: Found, name: str) -> None:
+    file, path = found.manifest.files[name], found.path(name)
+    with reading(name):
+        size = found.store.size(path)
         if size != file.bytes:
             raise Corrupt(f"{name} has {size} bytes where {file.bytes} were written")
-        if digest_of(fd, 0, file.header_bytes) != file.header_xxh3_128:
+        if digest_of(found.store, path, 0, file.header_bytes) != file.header_xxh3_128:
             raise Corrupt(f"{name} has another header than was written (damaged, or a file from elsewhere)")
 
 
 def _damaged_slices(
-    folder: Path, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
+    found: Found, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
 ) -> Iterator[str]:
-    with opened(folder / name) as fd:
+    with reading(name):
         for tensor, count, s in slices:
             on_bytes(count)
-            if digest_of(fd, s.at, count) != s.xxh3_128:
+            if digest_of(found.store, found.path(name), s.at, count) != s.xxh3_128:
                 yield mismatch(name, tensor)
 
 

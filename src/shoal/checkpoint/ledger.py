@@ -100,8 +100,8 @@ def check_term(store: Store, term: int) -> None:
     highest = read(store).term
     if highest > term:
         raise Fenced(
-            f"term {highest} has taken over {store.where} and this process is of term {term}: the run goes on elsewhere, "
-            "and nothing of this process is published any more."
+            f"term {highest} has taken over {store.where} and this process is of term {term}: the run goes on "
+            "elsewhere, and nothing of this process is published any more."
         )
 
 
@@ -117,9 +117,7 @@ def forget_published(store: Store, name: Name) -> None:
 
 def quarantine(store: Store, name: Name, reason: str) -> None:
     """From now on no reader uses this checkpoint; it stays where it is, as evidence, until it has grown old."""
-    store.put(
-        _entry("quarantined", name), json.dumps({"reason": reason, "at": round(time.time(), 3)}).encode() + b"\n"
-    )
+    store.put(_entry("quarantined", name), json.dumps({"reason": reason, "at": round(time.time(), 3)}).encode() + b"\n")
 
 
 def quarantine_reason(store: Store, name: Name) -> str:

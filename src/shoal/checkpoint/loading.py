@@ -6,20 +6,30 @@ meets fails all of them alike, so that all can fall back to the same older check
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import peers
-from shoal.checkpoint.files import read_into
-from shoal.checkpoint.find import Found, Skipped, folder_of, mismatch, none_is_good, open_checkpoint, opened, scan
+from shoal.checkpoint.find import (
+    Found,
+    Roots,
+    Skipped,
+    mismatch,
+    none_is_good,
+    open_checkpoint,
+    quarantine,
+    reading,
+    scan,
+    stores_of,
+)
 from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
 from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
+from shoal.checkpoint.names import Name
 from shoal.errors import CheckpointError
 
 _DAMAGED = "damaged "  # prefix of words that travel between ranks: which of the two errors to raise
@@ -56,26 +66,28 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") ->
     if failed := peers.first_error(words):
         rank, text = failed
         if text.startswith(_DAMAGED):
-            raise Corrupt(f"checkpoint {found.path} is damaged: {text.removeprefix(_DAMAGED)}")
-        raise CheckpointError(f"checkpoint {found.path} cannot be loaded (rank {rank}): {text}")
+            raise Corrupt(f"checkpoint {found.where} is damaged: {text.removeprefix(_DAMAGED)}")
+        raise CheckpointError(f"checkpoint {found.where} cannot be loaded (rank {rank}): {text}")
     return found.extra
 
 
-def restore(root: Path, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Found | None:
-    """Loads the newest checkpoint that is good to the last byte. Collective.
+def restore(roots: Roots, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Found | None:
+    """Loads the newest checkpoint that is good to the last byte, of one store or of several. Collective.
 
     None when nothing was ever published (nothing was filled then); `CheckpointError` when there is no good one. On rank
-    0, `skipped` of what is returned says which newer ones were bad, for the journal.
+    0, `skipped` of what is returned says which newer ones were bad, for the journal; those are quarantined.
     """
     skipped: list[Skipped] = []
-    before: int | None = None
-    while (found := _newest_of_rank_0(root, before, skipped)) is not None:
+    while (found := _newest_of_rank_0(roots, skipped)) is not None:
         try:
             load(found, tensors, prefix)
         except Corrupt as e:
-            skipped.append(Skipped(found.path, str(e)))
-            before = found.step
+            skipped.append(Skipped(found.store, found.name, str(e)))
             continue
+        if peers.here()[0] == 0:
+            for bad in skipped:
+                if not bad.known:
+                    quarantine(bad)
         return replace(found, skipped=tuple(skipped))
     return None
 
@@ -87,31 +99,36 @@ def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
     try:
         _fill(found, tensors)
     except Corrupt as e:
-        raise Corrupt(f"checkpoint {found.path} is damaged: {e}") from e
+        raise Corrupt(f"checkpoint {found.where} is damaged: {e}") from e
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _newest_of_rank_0(root: Path, before: int | None, skipped: list[Skipped]) -> Found | None:
+def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
     """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
     rank, _ = peers.here()
+    stores = stores_of(roots)
     found: Found | None = None
     words: str | None = None
     if rank == 0:
         try:
-            found, bad = scan(root, before=before)
+            found, bad = scan(stores, tried={(s.store.where, s.name) for s in skipped})
             skipped += bad
             if found is None and skipped:
-                words = str(none_is_good(root, skipped))
+                words = str(none_is_good(stores, skipped))
         except Exception as e:
             words = str(e)
     _all_well(words)
     step = peers.from_rank_0(-1 if found is None else found.step)
-    if rank > 0 and step >= 0:
-        path = folder_of(root, step)
+    if step < 0:
+        return None
+    term = peers.from_rank_0(0 if found is None else found.name.term)
+    store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
+    if rank > 0:
         try:
-            found = open_checkpoint(path)
+            found = open_checkpoint(store, Name(step, term))
         except Exception as e:
-            words = f"rank {rank} cannot open {path}, which rank 0 can ({e}): do all nodes share this folder?"
+            where = f"{store.where}/{Name(step, term)}"
+            words = f"rank {rank} cannot open {where}, which rank 0 can ({e}): do all nodes share this folder?"
     _all_well(words)
     return found
 
@@ -143,22 +160,26 @@ def _some(names: list[str]) -> str:
 
 def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:
     locals_ = {name: local_of(tensor) for name, tensor in tensors.items()}
-    for file, wanted in itertools.groupby(_wanted(found, tensors), key=lambda item: item[0].file):
-        with opened(found.path / file) as fd:
-            for s, targets in wanted:  # in the order of the file: the disk is read forwards, once
-                local = locals_[targets[0].tensor]
-                whole = view_of(local, targets[0].to_local, s.shape) if targets[0].shape == s.shape else None
-                if whole is not None and whole.device.type == "cpu" and whole.is_contiguous():
-                    _read(fd, s, whole, targets[0].tensor)  # straight to its place: the usual case, the same layout
-                    continue
-                data = _read(fd, s, torch.empty(s.shape, dtype=local.dtype), targets[0].tensor)
-                for target in targets:
-                    view_of(local, target.to_local, target.shape).copy_(view_of(data, target.from_slice, target.shape))
+
+    def take(s: Slice, targets: list[_Target]) -> None:
+        local = locals_[targets[0].tensor]
+        whole = view_of(local, targets[0].to_local, s.shape) if targets[0].shape == s.shape else None
+        if whole is not None and whole.device.type == "cpu" and whole.is_contiguous():
+            _read(found, s, whole, targets[0].tensor)  # straight to its place: the usual case, the same layout
+            return
+        data = _read(found, s, torch.empty(s.shape, dtype=local.dtype), targets[0].tensor)
+        for target in targets:
+            view_of(local, target.to_local, target.shape).copy_(view_of(data, target.from_slice, target.shape))
+
+    with ThreadPoolExecutor(found.store.readers, "shoal-load") as pool:
+        for done in [pool.submit(take, s, targets) for s, targets in _wanted(found, tensors)]:
+            done.result()
 
 
-def _read(fd: int, s: Slice, into: torch.Tensor, name: str) -> torch.Tensor:
+def _read(found: Found, s: Slice, into: torch.Tensor, name: str) -> torch.Tensor:
     data = bytes_of(into)
-    read_into(fd, s.at, data)
+    with reading(s.file):
+        found.store.read_into(found.path(s.file), s.at, data)
     if xxh3_128_hexdigest(data) != s.xxh3_128:
         raise Corrupt(mismatch(s.file, name))
     return into

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
+from shoal.checkpoint.names import RANK_FILE
 from shoal.errors import CheckpointError
 
 FORMAT, VERSION = "shoal-checkpoint", 1
-MANIFEST = "manifest.json"
-FILE_NAME = re.compile(r"rank-\d{5,}\.safetensors")
 
 # The names are safetensors'. What is not here is refused when saving, not guessed when loading.
 ITEM_BYTES = {
@@ -85,7 +83,7 @@ class File:
 @dataclass(frozen=True)
 class Manifest:
     step: int
-    attempt: int
+    term: int  # which start of the workers wrote it
     world: int  # ranks that wrote it; any other number may read it
     saved_at: float  # Unix time
     extra: dict[str, Any]
@@ -97,7 +95,7 @@ def encode(manifest: Manifest) -> bytes:
     """JSON, a line a tensor; its last member is the checksum of all bytes before the last comma."""
     fields = asdict(manifest)
     members = [f'{{"format":"{FORMAT}"', f'"version":{VERSION}']
-    members += [f"{_json(key)}:{_json(fields[key])}" for key in ("step", "attempt", "world", "saved_at", "extra")]
+    members += [f"{_json(key)}:{_json(fields[key])}" for key in ("step", "term", "world", "saved_at", "extra")]
     members += [f"{_json(key)}:{_lines(fields[key])}" for key in ("files", "tensors")]
     head = ",\n".join(members).encode()
     return head + _seal(head)
@@ -118,7 +116,7 @@ def decode(data: bytes) -> Manifest:
             )
         manifest = Manifest(
             step=int(fields["step"]),
-            attempt=int(fields["attempt"]),
+            term=int(fields["term"]),
             world=int(fields["world"]),
             saved_at=float(fields["saved_at"]),
             extra=dict(fields["extra"]),
@@ -139,7 +137,7 @@ def entry_of(fields: dict[str, Any]) -> Entry:
 
 def check(manifest: Manifest) -> None:
     """Every slice lies in a file that is listed, and the slices of a tensor cover it once: no hole, no overlap."""
-    if foreign := [name for name in manifest.files if not FILE_NAME.fullmatch(name)]:
+    if foreign := [name for name in manifest.files if not RANK_FILE.fullmatch(name)]:
         raise Corrupt(f"its manifest.json names a file '{foreign[0]}' that is not one of a checkpoint")
     for name, entry in manifest.tensors.items():
         if entry.dtype not in ITEM_BYTES:

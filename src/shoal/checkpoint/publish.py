@@ -1,85 +1,145 @@
-"""The folders of a save: hidden while it is written, there or not there afterwards, gone when it has grown old.
+"""A save becomes a checkpoint, all at once, and old ones go. No torch here.
 
-A rename makes a checkpoint appear, whole; a rename makes it disappear, whole. Whatever a crash leaves in between has a
-hidden name that no reader looks at and that the next `prune` deletes. No torch here.
+Parts of all ranks → manifest → published. Whatever a crash leaves in between has no manifest under a published name, so
+that no reader looks at it, and the next `prune` deletes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shutil
-from pathlib import Path
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from shoal.checkpoint.files import sync_folder
-from shoal.checkpoint.find import folder_of, matching, open_checkpoint, published
-from shoal.errors import CheckpointError
+from shoal.checkpoint import faults, ledger
+from shoal.checkpoint.find import Found, Listed, Root, check_headers, damage, open_checkpoint, published, verify
+from shoal.checkpoint.manifest import Manifest, check, encode, merge
+from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
+from shoal.checkpoint.part import Part, decode_part
+from shoal.checkpoint.retain import Candidate, deletable
+from shoal.checkpoint.store import Store, store_of
+from shoal.errors import CheckpointError, SetupError, TransientError
 
-TEMPORARY = re.compile(r"\.tmp-step-\d{8,}-attempt-(\d+)")
-SET_ASIDE = re.compile(r"\.(?:bad|old)-step-(\d{8,})")
-
-
-def temporary_folder(root: Path, step: int, attempt: int) -> Path:
-    """With the attempt in its name: a zombie of an earlier attempt never writes into ours."""
-    return root / f".tmp-step-{step:08d}-attempt-{attempt}"
+ReadBack = Literal["full", "headers"]
 
 
-def begin(folder: Path) -> None:
-    """An empty temporary folder, whatever an earlier try of this save has left in it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Manifest:
+    """The parts of all ranks, put together and checked: a tensor that nobody wrote, or two did, is found here and not
+    on the day of the resume."""
+    in_order = sorted(parts, key=lambda part: part.rank)
+    manifest = Manifest(
+        step=name.step,
+        term=name.term,
+        world=len(in_order),
+        saved_at=round(time.time(), 3),
+        extra=extra,
+        files={rank_file(part.rank): part.file for part in in_order},
+        tensors=merge(part.tensors for part in in_order),
+    )
+    check(manifest)
+    return manifest
 
 
-def publish(folder: Path, root: Path, step: int) -> Path:
-    """Makes a complete temporary folder the checkpoint of its step. A bad one that has its place is set aside."""
-    sync_folder(folder)
-    final = folder_of(root, step)
-    if final.exists():
-        _set_aside(final, "bad")
-    os.rename(folder, final)  # refuses to replace a folder that has appeared since
-    sync_folder(root)
-    return final
+def complete(store: Store, name: Name, world: int, extra: dict[str, Any], read_back: ReadBack = "headers") -> Found:
+    """When all ranks have written: what is there is read back, and published with its manifest.
 
-
-def prune(root: Path, keep: int, attempt: int | None = None) -> list[Path]:
-    """Deletes what is older than the newest `keep` good ones, and what dead saves have left. Returns what it deleted.
-
-    For one process (rank 0), while nobody saves. The newest good checkpoint always stays. Bad ones that are newer than
-    the oldest kept stay too, as evidence, until they have grown old. With `attempt` given, temporary folders of that
-    attempt and of later ones stay.
+    `Fenced` when a newer term has begun: then nothing appears.
     """
-    keep = max(keep, 1)
-    good: list[int] = []
-    for step, path in published(root):
-        if len(good) < keep and _is_good(path):
-            good.append(step)
-    old = [path for step, path in published(root) if len(good) == keep and step < good[-1]]
-    leftovers = [path for _, path in matching(root, SET_ASIDE)]
-    leftovers += [path for of, path in matching(root, TEMPORARY) if attempt is None or of < attempt]
+    folder = store.staging(str(name))
+    parts = [decode_part(store.read(f"{folder}/{part_file(rank)}")) for rank in range(world)]
+    manifest = manifest_of(name, parts, extra)
+    faults.reach("before-read-back")
+    _read_back(Found(store, name, manifest, folder=folder), read_back)
+    ledger.check_term(store, name.term)
+    faults.reach("before-manifest")
+    store.put(f"{folder}/{MANIFEST}", encode(manifest))
+    faults.reach("before-publish")
+    for rank in range(world):
+        store.remove(f"{folder}/{part_file(rank)}")
+    store.publish(str(name))
+    faults.reach("published")
+    ledger.note_published(store, name)
+    return Found(store, name, manifest)
+
+
+def prune(
+    root: Root,
+    keep: int,
+    keep_every: int = 0,
+    keep_best: int = 0,
+    term: int | None = None,
+    known_good: set[Name] | None = None,
+) -> list[Name]:
+    """Deletes what nobody wants any more, and what dead saves have left. Returns the checkpoints that it deleted.
+
+    For one process, while no other saves here. Nothing is deleted before one of those that stay has been read to the
+    last byte (`known_good` remembers which have). Bad ones that are newer than the oldest kept stay too, as evidence.
+    With `term` given, unfinished saves of that term and of later ones stay.
+    """
+    store = store_of(root)
+    store.sweep()
+    listed = published(store)
+    _drop_unfinished(store, listed, term)
+    good = {one.name: found for one in listed if (found := _good(one))}
+    known_good = set() if known_good is None else known_good
+    of = {Candidate(name.step, name.term, _metric(found)): name for name, found in good.items()}
+    go = deletable(of, keep, keep_every, keep_best, verified=lambda c: _whole(good[of[c]], known_good))
+    stay = good.keys() - {of[c] for c in go}
+    # Bad ones and those of writers that were fenced go when all that are kept are newer.
+    old = [of[c] for c in go] + [one.name for one in listed if go and one.name not in good and one.name < min(stay)]
     deleted = []
     # What cannot be deleted now is left for the next time: an old checkpoint too many is no reason to end a run.
-    with contextlib.suppress(OSError):
-        for path in old:
-            leftovers.append(_set_aside(path, "old"))
-            deleted.append(path)
-    for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError, TransientError, SetupError):
+        for name in old:
+            faults.reach("before-delete")
+            ledger.forget_published(store, name)
+            store.remove(str(name))
+            deleted.append(name)
     return deleted
 
 
-def _is_good(path: Path) -> bool:
+def _read_back(written: Found, how: ReadBack) -> None:
+    """What another node wrote elsewhere, or a disk did not keep, is found now."""
+    if how == "full":
+        verify(written)
+    else:
+        check_headers(written)
+
+
+def _drop_unfinished(store: Store, listed: list[Listed], term: int | None) -> None:
+    hidden = store.staging("")
+    if hidden:
+        names = [name for entry in store.list() if (name := Name.of(entry.removeprefix(hidden))) and str(name) != entry]
+    else:
+        names = [one.name for one in listed if one.there and one.may_be_unfinished() and not _has_manifest(one)]
+    for name in names:
+        if term is None or name.term < term:
+            with contextlib.suppress(OSError, TransientError, SetupError):
+                store.remove(store.staging(str(name)))
+
+
+def _has_manifest(one: Listed) -> bool:
     try:
-        open_checkpoint(path)
-    except CheckpointError:
+        return one.store.size(f"{one.name}/{MANIFEST}") > 0
+    except FileNotFoundError:
         return False
-    return True
 
 
-def _set_aside(path: Path, why: str) -> Path:
-    """Renamed before it is deleted: a crash half-way through leaves a leftover, never a published half."""
-    aside = path.with_name(f".{why}-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    return aside
+def _good(one: Listed) -> Found | None:
+    if one.quarantined or not one.on_history or not one.there:
+        return None
+    try:
+        return open_checkpoint(one.store, one.name)
+    except CheckpointError:
+        return None
+
+
+def _whole(found: Found, known_good: set[Name]) -> bool:
+    if found.name not in known_good and not damage(found):
+        known_good.add(found.name)
+    return found.name in known_good
+
+
+def _metric(found: Found) -> float | None:
+    value = found.extra.get("eval_loss")
+    return float(value) if isinstance(value, int | float) else None

@@ -1,26 +1,22 @@
-"""Saves the state of all ranks as one checkpoint, or as none.
+"""Saves the state of all ranks as one checkpoint, or as none, and returns when it is on disk.
 
-Each rank writes the slices that are its own, into a hidden folder that all ranks see (a shared file system, or one
-machine); rank 0 puts the manifest beside them and renames the folder. Nobody gathers tensors. Synchronous: when it
-returns, the checkpoint is on disk.
+Each rank writes the slices that are its own, into a folder that all ranks see (a shared file system, one machine, or a
+bucket); rank 0 puts the manifest beside them and publishes. Nobody gathers tensors. What `shoal.checkpoint.saver` does
+in the background is the same, by the same parts.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.checkpoint import files, peers
-from shoal.checkpoint.find import damage, folder_of, open_checkpoint
+from shoal.checkpoint import peers
+from shoal.checkpoint.find import Root
 from shoal.checkpoint.layout import (
     Held,
     Holders,
@@ -32,9 +28,12 @@ from shoal.checkpoint.layout import (
     pieces,
     view_of,
 )
-from shoal.checkpoint.manifest import MANIFEST, Corrupt, Entry, File, Manifest, Slice, check, encode, entry_of, merge
-from shoal.checkpoint.publish import begin, publish, temporary_folder
-from shoal.errors import TransientError
+from shoal.checkpoint.manifest import Corrupt, Entry
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.part import Contents, Piece, write_part
+from shoal.checkpoint.publish import ReadBack, complete
+from shoal.checkpoint.store import Store, store_of
+from shoal.errors import ShoalError, TransientError
 
 PIECE_BYTES = 64 << 20
 Tensors = Mapping[str, torch.Tensor]
@@ -46,21 +45,20 @@ class SaveError(TransientError):
 
 @dataclass(frozen=True)
 class Saved:
-    path: Path
-    step: int
+    name: Name
     bytes: int  # of the tensors' files, over all ranks
     seconds: float
-    kept: bool = False  # a good checkpoint of this step was there already
 
 
 def save(
-    root: Path,
+    root: Root,
     step: int,
     tensors: Tensors,
     extra: dict[str, Any],
-    attempt: int = 0,
+    term: int = 0,
     holders: Holders | None = None,
     piece_bytes: int = PIECE_BYTES,
+    read_back: ReadBack = "headers",
 ) -> Saved:
     """Collective. `tensors` are plain ones, equal wherever they are, or DTensors; `extra` is JSON (rank 0's counts).
 
@@ -68,31 +66,49 @@ def save(
     copy of a plain tensor (without it: every rank), of which one writes. For a tensor of any kind, a rank that is not
     listed writes nothing of it: what it has is a copy of what another stage owns (tied embeddings).
 
-    When any rank fails, all raise the same `SaveError`, and nothing of this checkpoint remains. A good checkpoint of
-    this step that is already there stays (`kept`): a step is taken once, so it is that state. A bad one is replaced.
+    When any rank fails, all raise the same `SaveError`, and nothing of this checkpoint remains.
     """
     began = time.perf_counter()
     rank, world = peers.here()
-    final = folder_of(root, step)
-    there_bytes = _good_bytes(final)
-    if there_bytes:
-        return Saved(final, step, there_bytes, time.perf_counter() - began, kept=True)
-    folder = temporary_folder(root, step, attempt)
+    store, name = store_of(root), Name(step, term)
     written: list[int] = []
 
     def write_mine() -> None:
-        mine = mine_to_write(tensors, holders)
-        written.append(_write_mine(folder, rank, {"step": step, "attempt": attempt}, tensors, mine, piece_bytes))
+        contents, boxes = contents_of(tensors, holders, piece_bytes)
+        slices = _slices(tensors, contents, boxes)
+        written.append(write_part(store, name, rank, world, contents, slices).file.bytes)
 
     try:
-        _together(step, partial(begin, folder), rank == 0)
+        _together(step, partial(store.remove, store.staging(str(name))), rank == 0)  # what a try before has left
         _together(step, write_mine)
-        _together(step, partial(_complete, folder, root, step, attempt, world, extra), rank == 0)
+        _together(step, partial(complete, store, name, world, extra, read_back), rank == 0)
     except SaveError:
         if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # what cannot be deleted now is deleted by the next `prune`
+            _give_up(store, name)
         raise
-    return Saved(final, step, peers.total(written[0]), time.perf_counter() - began)
+    return Saved(name, peers.total(written[0]), time.perf_counter() - began)
+
+
+def contents_of(
+    tensors: Tensors, holders: Holders | None = None, piece_bytes: int = PIECE_BYTES
+) -> tuple[Contents, list[Held]]:
+    """What this rank writes, and where each piece of it lies in the rank's own tensors."""
+    entries = {n: Entry(dtype_of(n, t), tuple(t.shape), ()) for n, t in tensors.items()}
+    mine = mine_to_write(tensors, holders)
+    held = [
+        (n, piece)
+        for n in sorted(mine, key=lambda n: (-entries[n].item_bytes, n))  # widest first: all aligned
+        for box in held_boxes(n, tensors[n])
+        for piece in pieces(box, entries[n].item_bytes, piece_bytes)
+    ]
+    listed = tuple(Piece(n, piece.offset, piece.shape) for n, piece in held)
+    return Contents(entries, listed), [piece for _, piece in held]
+
+
+def _slices(tensors: Tensors, contents: Contents, boxes: list[Held]) -> Iterator[memoryview]:
+    """One at a time: a slice is copied from its device when its turn has come."""
+    for piece, box in zip(contents.pieces, boxes, strict=True):
+        yield bytes_of(view_of(local_of(tensors[piece.tensor]), box.start, box.shape).contiguous().cpu())
 
 
 def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:
@@ -102,88 +118,25 @@ def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:
         if mine:
             work()
     except Exception as e:  # whatever it is, the others must not wait for this rank
-        words, cause = _words(e), e
+        words, cause = words_of(e), e
     if failed := peers.first_error(words):
-        raise SaveError(
-            f"the checkpoint of step {step} was not saved: rank {failed[0]}: {failed[1].rstrip('.')}. "
-            "Older checkpoints are untouched."
-        ) from cause
+        raise SaveError(not_saved(step, failed[0], failed[1])) from cause
 
 
-def _words(e: Exception) -> str:
+def not_saved(step: int, rank: int, why: str) -> str:
+    why = why.rstrip(".")
+    return f"the checkpoint of step {step} was not saved: rank {rank}: {why}. Older checkpoints are untouched."
+
+
+def words_of(e: Exception) -> str:
     if isinstance(e, OSError):
         return f"{e.strerror or e} ({e.filename})" if e.filename else f"{e.strerror or e}"
-    return str(e) if isinstance(e, Corrupt) else f"{type(e).__name__}: {e}"
+    return str(e) if isinstance(e, Corrupt | ShoalError) else f"{type(e).__name__}: {e}"
 
 
-def _good_bytes(final: Path) -> int:
-    """The size of the checkpoint of this step that is already there, 0 when there is none or a bad one. Collective.
-
-    It is read in full, by all ranks together: it may be there exactly because a damaged byte made a run fall back to an
-    older checkpoint and come here again.
-    """
-    rank, world = peers.here()
-    if not peers.from_rank_0(int(final.exists())):
-        return 0
-    size, bad = 0, 0
+def _give_up(store: Store, name: Name) -> None:
+    """What cannot be deleted now is deleted by the next `prune`."""
     try:
-        found = open_checkpoint(final)
-        size = found.bytes
-        bad = len(damage(found, list(found.manifest.files)[rank::world]))
-    except Exception:  # one that cannot be opened is bad, whatever the reason: it will be replaced
-        bad = 1
-    return 0 if peers.total(bad) else size
-
-
-def _write_mine(
-    folder: Path, rank: int, identity: dict[str, int], tensors: Tensors, mine: list[str], piece_bytes: int
-) -> int:
-    """This rank's file of slices, and beside it what rank 0 needs for the manifest. Returns the file's size."""
-    name = f"rank-{rank:05d}.safetensors"
-    entries = {n: Entry(dtype_of(n, t), tuple(t.shape), ()) for n, t in tensors.items()}
-    held = [
-        (n, piece)
-        for n in sorted(mine, key=lambda n: (-entries[n].item_bytes, n))  # widest first: all aligned
-        for box in held_boxes(n, tensors[n])
-        for piece in pieces(box, entries[n].item_bytes, piece_bytes)
-    ]
-    items = [_item(n, entries[n], tensors[n], piece) for n, piece in held]
-    # The step and attempt make the header of each save unlike any other: a file of another checkpoint is noticed by it.
-    file, placed = files.write(folder / name, {"format": "pt", **{k: str(v) for k, v in identity.items()}}, items)
-    slices: dict[str, list[Slice]] = {n: [] for n in tensors}
-    for (n, piece), item, (at, digest) in zip(held, items, placed, strict=True):
-        slices[n].append(Slice(name, item.key, piece.offset, piece.shape, at, digest))
-    table = {n: asdict(Entry(e.dtype, e.shape, tuple(slices[n]))) for n, e in entries.items()}
-    files.write_small(folder / f"rank-{rank:05d}.json", json.dumps({"file": asdict(file), "tensors": table}).encode())
-    return file.bytes
-
-
-def _item(name: str, entry: Entry, tensor: torch.Tensor, piece: Held) -> files.Item:
-    # A whole tensor has its name; a slice has its place behind it, so that the file alone says what it holds.
-    key = name if piece.shape == entry.shape else f"{name}@{','.join(map(str, piece.offset))}"
-    size_bytes = math.prod(piece.shape) * entry.item_bytes
-    return files.Item(key, entry.dtype, piece.shape, size_bytes, partial(_bytes, tensor, piece))
-
-
-def _bytes(tensor: torch.Tensor, piece: Held) -> memoryview:
-    return bytes_of(view_of(local_of(tensor), piece.start, piece.shape).contiguous().cpu())
-
-
-def _complete(folder: Path, root: Path, step: int, attempt: int, world: int, extra: dict[str, Any]) -> None:
-    """Rank 0: the parts of all ranks become the manifest, and the folder becomes the checkpoint."""
-    parts = [json.loads((folder / f"rank-{rank:05d}.json").read_bytes()) for rank in range(world)]
-    manifest = Manifest(
-        step=step,
-        attempt=attempt,
-        world=world,
-        saved_at=round(time.time(), 3),
-        extra=extra,
-        files={f"rank-{rank:05d}.safetensors": File(**part["file"]) for rank, part in enumerate(parts)},
-        tensors=merge({n: entry_of(e) for n, e in part["tensors"].items()} for part in parts),
-    )
-    check(manifest)  # a tensor that nobody wrote, or two did, is found here and not on the day of the resume
-    files.write_small(folder / MANIFEST, encode(manifest))
-    open_checkpoint(folder)  # and so is a file that another node wrote elsewhere, or not in full
-    for rank in range(world):
-        (folder / f"rank-{rank:05d}.json").unlink()
-    publish(folder, root, step)
+        store.remove(store.staging(str(name)))
+    except (OSError, ShoalError):
+        return

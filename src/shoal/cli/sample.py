@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import CheckpointError, UsageError
+from shoal.errors import UsageError
 from shoal.track.rundir import RunDir, find_run, workspace
 
 if TYPE_CHECKING:
@@ -93,24 +93,20 @@ def _of_run(run_dir: RunDir, step: int | None, tokenizer: str | None) -> tuple[D
 
 def _weights(run_dir: RunDir, step: int | None) -> tuple[int, dict[str, torch.Tensor]]:
     """The newest good checkpoint's weights (or those of a step). Damage shows only when they are read."""
-    from shoal.checkpoint import Corrupt, newest, open_checkpoint, read_full
-    from shoal.checkpoint.find import folder_of
+    from shoal.checkpoint import open_checkpoint, published, read_full
+    from shoal.checkpoint.find import newest_readable
 
     if step is not None:
-        folder = folder_of(run_dir.checkpoints, step)
-        if not folder.is_dir():
+        named = [one.name for one in published(run_dir.checkpoints) if one.name.step == step and one.on_history]
+        if not named:
             raise UsageError(
                 f"run '{run_dir.name}' has no checkpoint of step {step}; `shoal checkpoint ls` lists them."
             )
-        return step, read_full(open_checkpoint(folder))
-    before = None
-    while (found := newest(run_dir.checkpoints, before=before)) is not None:
-        try:
-            return found.step, read_full(found)
-        except Corrupt as e:
-            print(f"shoal: passed over {e}", file=sys.stderr)
-            before = found.step
-    raise CheckpointError(f"run '{run_dir.name}' has no checkpoint to sample from (looked in {run_dir.checkpoints}).")
+        return step, read_full(open_checkpoint(run_dir.checkpoints, named[0]))
+    found, tensors = newest_readable(
+        run_dir.checkpoints, read_full, lambda words: print(f"shoal: passed over {words}", file=sys.stderr)
+    )
+    return found.step, tensors
 
 
 def _of_folder(folder: Path, tokenizer: str | None) -> tuple[Decoder, Tokenizer]:

@@ -172,7 +172,7 @@ def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int
                 raise  # the end of a run that was not saved is no end
             return  # training goes on; the older checkpoints are untouched
         newest = step
-        tell("checkpoint", step=step, begin=begin, bytes=saved.bytes, path=saved.path.name)
+        tell("checkpoint", step=step, begin=begin, bytes=saved.bytes, path=str(saved.name))
         if int(os.environ.get("RANK", "0")) == 0:
             checkpoint.prune(run_dir.checkpoints, run.checkpoint.keep)
 

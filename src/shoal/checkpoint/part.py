@@ -1,0 +1,89 @@
+"""What one rank wrote of a checkpoint: the table of its file, beside that file until all parts are put together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from shoal.checkpoint.files import Item, header_of, write
+from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of
+from shoal.checkpoint.names import Name, part_file, rank_file
+from shoal.checkpoint.store import Store
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A slice that this rank writes: which box of which tensor."""
+
+    tensor: str
+    offset: Dims
+    shape: Dims
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a rank writes, in the order of its file. The same for every save of a run on one mesh."""
+
+    entries: Mapping[str, Entry]  # of every tensor that the rank has; without slices
+    pieces: tuple[Piece, ...]
+
+    def items(self) -> list[Item]:
+        return [self._item(piece) for piece in self.pieces]
+
+    def header(self, name: Name) -> bytes:
+        return header_of(name, self.items())
+
+    def _item(self, piece: Piece) -> Item:
+        entry = self.entries[piece.tensor]
+        # A whole tensor has its name; a slice has its place behind it, so that the file alone says what it holds.
+        whole = piece.shape == entry.shape
+        key = piece.tensor if whole else f"{piece.tensor}@{','.join(map(str, piece.offset))}"
+        return Item(key, entry.dtype, piece.shape, math.prod(piece.shape) * entry.item_bytes)
+
+
+@dataclass(frozen=True)
+class Part:
+    rank: int
+    world: int
+    file: File
+    tensors: Mapping[str, Entry]
+
+
+def write_part(
+    store: Store, name: Name, rank: int, world: int, contents: Contents, slices: Iterable[memoryview]
+) -> Part:
+    """Writes a rank's file into the staging folder, and then what it wrote; both are durable when this returns."""
+    folder, file_name, header = store.staging(str(name)), rank_file(rank), contents.header(name)
+    file, digests = write(store, f"{folder}/{file_name}", header, slices)
+    part = Part(rank, world, file, _tables(contents, file_name, len(header), digests))
+    store.put(f"{folder}/{part_file(rank)}", encode_part(part))
+    return part
+
+
+def part_of(name: Name, rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:
+    """The part of a file that is already where it belongs."""
+    return Part(rank, world, file, _tables(contents, rank_file(rank), file.header_bytes, digests))
+
+
+def encode_part(part: Part) -> bytes:
+    return json.dumps(asdict(part), separators=(",", ":")).encode()
+
+
+def decode_part(data: bytes) -> Part:
+    try:
+        fields = json.loads(data)
+        tensors = {name: entry_of(entry) for name, entry in fields["tensors"].items()}
+        return Part(fields["rank"], fields["world"], File(**fields["file"]), tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+
+
+def _tables(contents: Contents, file: str, data_at: int, digests: Sequence[str]) -> dict[str, Entry]:
+    slices: dict[str, list[Slice]] = {name: [] for name in contents.entries}
+    at = data_at
+    for piece, item, digest in zip(contents.pieces, contents.items(), digests, strict=True):
+        slices[piece.tensor].append(Slice(file, item.key, piece.offset, piece.shape, at, digest))
+        at += item.bytes
+    return {name: replace(entry, slices=tuple(slices[name])) for name, entry in contents.entries.items()}
