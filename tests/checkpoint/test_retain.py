@@ -77,5 +77,10 @@ def test_pruning_after_every_save_keeps_what_one_look_at_all_of_them_would(
 @given(CANDIDATES)
 def test_a_healthy_run_verifies_one_checkpoint_to_delete_many(candidates: list[Candidate]) -> None:
     asked: list[Candidate] = []
-    deletable(candidates, 1, verified=lambda c: asked.append(c) is None)
+
+    def verified(candidate: Candidate) -> bool:
+        asked.append(candidate)
+        return True
+
+    deletable(candidates, 1, verified=verified)
     assert asked == sorted(candidates)[-1:]
