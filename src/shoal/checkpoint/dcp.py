@@ -33,7 +33,7 @@ _NAMES = {
     )),
     (f"{_THEIRS}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout"),
     ("torch", "complex64"), ("torch", "complex128"),  # known, so that they are refused by the name of the tensor
-    ("builtins", "getattr"),  # how Python 3.11.0 to 3.11.3 write a member of an enumeration; a record here, like all else
+    ("builtins", "getattr"),  # how Python 3.11.0 writes a member of an enumeration; a record like all else
     ("collections", "OrderedDict"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath"),
     ("pathlib._local", "PosixPath"), ("pathlib._local", "WindowsPath"),  # Python 3.13's name for the same
     *DTYPE_NAMES,

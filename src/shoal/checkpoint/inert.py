@@ -74,8 +74,9 @@ class _Machine:
             code = self.data[self.at]
             self.at += 1
             if code == _STOP:
-                (value,) = self.stack
-                return value
+                if len(self.stack) != 1:
+                    raise ValueError("ends with more or less than one value")
+                return self.pop()
             do = _DO.get(code)
             if do is None:
                 raise Refused(f"it uses the opcode {bytes([code])!r}, which plain data does not need")
