@@ -6,6 +6,7 @@ The newest good checkpoint is derived from what is there, each time. There is no
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,6 +24,15 @@ from shoal.errors import CheckpointError, SetupError, TransientError
 Root = str | os.PathLike[str] | Store
 Roots = Root | Sequence[Root]
 Read = TypeVar("Read")
+
+# What says nothing about the bytes on the disk: the process or the network is at its limit, and a retry may cure it.
+_PASSING = frozenset(
+    {
+        errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN,
+        errno.EHOSTUNREACH, errno.EINTR, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOBUFS,
+        errno.ENOLCK, errno.ENOMEM, errno.ENOTCONN, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
 
 
 class NoManifest(Corrupt):
@@ -74,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Listed:
-    """A checkpoint that was published once, as the listings and the ledgers tell it; nothing of it has been read."""
+    """A checkpoint that was published once, as the listings and the ledgers tell it."""
 
     store: Store
     name: Name
@@ -97,23 +107,50 @@ def stores_of(roots: Roots) -> list[Store]:
 
 def published(roots: Roots) -> list[Listed]:
     """Everything that was published, good or bad, newest first; of equals, that of the preferred store first."""
-    stores = stores_of(roots)
-    ledgers = [ledger.read(store) for store in stores]
-    claims = tuple(claim for of_store in ledgers for claim in of_store.claims)
-    listed: list[tuple[Name, int, Listed]] = []
-    for i, (store, book) in enumerate(zip(stores, ledgers, strict=True)):
-        there = {name for entry in store.list() if (name := Name.of(entry))}
-        for name in there | book.published:
-            on_history = replace(book, claims=claims).on_history(name)
-            known = (name in book.quarantined, name in there, name in book.published)
-            listed.append((name, -i, Listed(store, name, on_history, *known)))
-    return [one for _, _, one in sorted(listed, key=lambda item: item[:2], reverse=True)]
+    found: list[tuple[Name, int, Store, ledger.Ledger, bool]] = []
+    claims: list[ledger.Claim] = []
+    for i, store in enumerate(stores_of(roots)):
+        with listing(store):
+            book = ledger.read(store)  # first: what is published in between is there, and not missed
+            there = {name for entry in store.list() if (name := Name.of(entry))}
+        claims += book.claims
+        found += [(name, -i, store, book, name in there) for name in there | book.published]
+    claims += _lost_claims(claims, [(store, name) for name, _, store, _, is_there in found if is_there])
+    history = ledger.Ledger(tuple(claims), frozenset(), frozenset())
+    return [
+        Listed(store, name, history.on_history(name), name in book.quarantined, is_there, name in book.published)
+        for name, _, store, book, is_there in sorted(found, key=lambda item: item[:2], reverse=True)
+    ]
+
+
+def _lost_claims(claims: Sequence[ledger.Claim], there: Sequence[tuple[Store, Name]]) -> list[ledger.Claim]:
+    """A term that has published went on from no later a step than that of the first that it published.
+
+    This is read from the manifests, and only where the ledger has lost the term's claim: without it a branch that was
+    left behind would be the newest again.
+    """
+    claimed, lost = {claim.term for claim in claims}, []
+    oldest = min((name.term for _, name in there), default=0)
+    for store, name in sorted(there, key=lambda item: item[1]):
+        if name.term > oldest and name.term not in claimed:
+            with contextlib.suppress(CheckpointError):  # a name alone proves nothing
+                read_manifest(store, name)
+                claimed.add(name.term)
+                lost.append(ledger.Claim(name.term, name.step, "lost"))
+    return lost
 
 
 def open_checkpoint(root: Root, name: Name) -> Found:
     """The cheap check, else `Corrupt`: a whole manifest that fits its name, every file with its size and header."""
     store = store_of(root)
-    with reading(MANIFEST):
+    found = Found(store, name, read_manifest(store, name))
+    check_headers(found)
+    return found
+
+
+def read_manifest(store: Store, name: Name) -> Manifest:
+    """A whole manifest that fits its name, else `Corrupt`."""
+    with reading(MANIFEST, f"{store.where}/{name}"):
         try:
             data = store.read(f"{name}/{MANIFEST}")
         except FileNotFoundError:
@@ -121,9 +158,7 @@ def open_checkpoint(root: Root, name: Name) -> Found:
     manifest = decode(data)
     if (manifest.step, manifest.term) != (name.step, name.term):
         raise Corrupt(f"its manifest.json is that of {Name(manifest.step, manifest.term)}")
-    found = Found(store, name, manifest)
-    check_headers(found)
-    return found
+    return manifest
 
 
 def check_headers(found: Found) -> None:
@@ -177,19 +212,20 @@ def newest_readable(
 ) -> tuple[Found, Read]:
     """The newest checkpoint that `read` can take in: damage shows only when bytes are read, and then the one before
     is tried. `passed_over` hears about each that was not taken."""
-    before, told = None, set()
-    while (found := newest(roots, before=before)) is not None:
-        for skipped in found.skipped:
-            if skipped.name not in told:
-                passed_over(str(skipped))
-        told |= {skipped.name for skipped in found.skipped}
+    tried: set[tuple[str, Name]] = set()
+    while True:
+        found, skipped = scan(roots, tried=tried)
+        for bad in skipped:
+            passed_over(str(bad))
+        tried |= {(bad.store.where, bad.name) for bad in skipped}
+        if found is None:
+            where = " or ".join(store.where for store in stores_of(roots))
+            raise CheckpointError(f"there is no checkpoint that can be used in {where}.")
         try:
             return found, read(found)
         except Corrupt as e:
             passed_over(str(e))
-            before = found.name
-    where = " or ".join(store.where for store in stores_of(roots))
-    raise CheckpointError(f"there is no checkpoint that can be used in {where}.")
+            tried.add((found.store.where, found.name))
 
 
 def none_is_good(roots: Roots, skipped: Collection[Skipped]) -> CheckpointError:
@@ -236,21 +272,36 @@ def mismatch(file: str, tensor: str) -> str:
 
 
 @contextmanager
-def reading(file: str) -> Iterator[None]:
-    """What the system refuses is `Corrupt`, with the name of the file."""
+def reading(file: str, where: str) -> Iterator[None]:
+    """What the system refuses is `Corrupt`, with the name of the file, unless a retry may cure it."""
     try:
         yield
     except FileNotFoundError:
         raise Corrupt(f"{file} is missing") from None
     except EOFError:
         raise Corrupt(f"{file} is too short") from None
-    except OSError as e:  # also a disk that fails while it is read
-        raise Corrupt(f"{file} cannot be read ({e.strerror})") from e
+    except OSError as e:
+        if e.errno in _PASSING:
+            raise TransientError(f"{where}/{file} cannot be read now ({e.strerror}): try again.") from e
+        # Also a disk that fails while it is read, and a file that this user may not read.
+        raise Corrupt(f"{file} cannot be read ({e.strerror or e})") from e
+
+
+@contextmanager
+def listing(store: Store) -> Iterator[None]:
+    """A store whose listing fails says nothing about its checkpoints; nobody begins anew because of it."""
+    try:
+        yield
+    except OSError as e:
+        words = f"the checkpoints in {store.where} cannot be listed ({e.strerror})"
+        if e.errno in _PASSING or e.errno == errno.EIO:
+            raise TransientError(f"{words}: try again.") from e
+        raise SetupError(f"{words}: make the folder readable.") from e
 
 
 def _check_header(found: Found, name: str) -> None:
     file, path = found.manifest.files[name], found.path(name)
-    with reading(name):
+    with reading(name, found.where):
         size = found.store.size(path)
         if size != file.bytes:
             raise Corrupt(f"{name} has {size} bytes where {file.bytes} were written")
@@ -261,7 +312,7 @@ def _check_header(found: Found, name: str) -> None:
 def _damaged_slices(
     found: Found, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
 ) -> Iterator[str]:
-    with reading(name):
+    with reading(name, found.where):
         for tensor, count, s in slices:
             on_bytes(count)
             if digest_of(found.store, found.path(name), s.at, count) != s.xxh3_128:

@@ -21,8 +21,8 @@ from shoal.checkpoint.find import (
     Skipped,
     mismatch,
     none_is_good,
-    open_checkpoint,
     quarantine,
+    read_manifest,
     reading,
     scan,
     stores_of,
@@ -30,9 +30,11 @@ from shoal.checkpoint.find import (
 from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
 from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
 from shoal.checkpoint.names import Name
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, ShoalError, TransientError
 
-_DAMAGED = "damaged "  # prefix of words that travel between ranks: which of the two errors to raise
+# The first word of what travels between ranks: which error all of them raise. A rank that has lost the network must not
+# make the others believe that the checkpoint is bad, nor that a retry is useless.
+_DAMAGED, _TRANSIENT, _OTHER = "damaged", "transient", "other"
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,15 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") ->
     try:
         _check_names(found, tensors, unwanted, prefix)
         _fill(found, tensors)
-    except Corrupt as e:
-        words = f"{_DAMAGED}{e}"
     except Exception as e:  # whatever it is, the others must not wait for this rank
-        words = str(e) if isinstance(e, CheckpointError) else f"{type(e).__name__}: {e}"
+        words = _words(e)
     if failed := peers.first_error(words):
         rank, text = failed
-        if text.startswith(_DAMAGED):
-            raise Corrupt(f"checkpoint {found.where} is damaged: {text.removeprefix(_DAMAGED)}")
-        raise CheckpointError(f"checkpoint {found.where} cannot be loaded (rank {rank}): {text}")
+        kind, _, text = text.partition(" ")
+        if kind == _DAMAGED:
+            raise Corrupt(f"checkpoint {found.where} is damaged: {text}")
+        failure = TransientError if kind == _TRANSIENT else CheckpointError
+        raise failure(f"checkpoint {found.where} cannot be loaded (rank {rank}): {text}")
     return found.extra
 
 
@@ -114,9 +116,9 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
             found, bad = scan(stores, tried={(s.store.where, s.name) for s in skipped})
             skipped += bad
             if found is None and skipped:
-                words = str(none_is_good(stores, skipped))
+                words = f"{_OTHER} {none_is_good(stores, skipped)}"
         except Exception as e:
-            words = str(e)
+            words = _words(e)
     _all_well(words)
     step = peers.from_rank_0(-1 if found is None else found.step)
     if step < 0:
@@ -125,17 +127,26 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
     store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
     if rank > 0:
         try:
-            found = open_checkpoint(store, Name(step, term))
+            # Not its headers: rank 0 has looked at all of them, and a thousand ranks need not look at a thousand files.
+            found = Found(store, Name(step, term), read_manifest(store, Name(step, term)))
+        except TransientError as e:
+            words = _words(e)
         except Exception as e:
             where = f"{store.where}/{Name(step, term)}"
-            words = f"rank {rank} cannot open {where}, which rank 0 can ({e}): do all nodes share this folder?"
+            words = f"{_OTHER} rank {rank} cannot open {where}, which rank 0 can ({e}): do all nodes share this folder?"
     _all_well(words)
     return found
 
 
+def _words(e: Exception) -> str:
+    kind = _DAMAGED if isinstance(e, Corrupt) else _TRANSIENT if isinstance(e, TransientError) else _OTHER
+    return f"{kind} {e}" if isinstance(e, ShoalError) else f"{kind} {type(e).__name__}: {e}"
+
+
 def _all_well(words: str | None) -> None:
     if failed := peers.first_error(words):
-        raise CheckpointError(failed[1])
+        kind, _, text = failed[1].partition(" ")
+        raise TransientError(text) if kind == _TRANSIENT else CheckpointError(text)
 
 
 def _check_names(found: Found, tensors: Mapping[str, torch.Tensor], unwanted: list[str], prefix: str) -> None:
@@ -178,7 +189,7 @@ def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _read(found: Found, s: Slice, into: torch.Tensor, name: str) -> torch.Tensor:
     data = bytes_of(into)
-    with reading(s.file):
+    with reading(s.file, found.where):
         found.store.read_into(found.path(s.file), s.at, data)
     if xxh3_128_hexdigest(data) != s.xxh3_128:
         raise Corrupt(mismatch(s.file, name))

@@ -21,7 +21,8 @@ class Name:
     def of(cls, text: str) -> Name | None:
         """None where the text is not the name of a checkpoint."""
         match = _NAME.fullmatch(text)
-        return cls(int(match[1]), int(match[2])) if match else None
+        name = cls(int(match[1]), int(match[2])) if match else None
+        return name if str(name) == text else None  # one spelling each: `term-01` would be listed and never opened
 
     def __str__(self) -> str:
         return f"step-{self.step:08d}-term-{self.term}"
