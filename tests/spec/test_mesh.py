@@ -99,8 +99,9 @@ def test_what_a_refusal_suggests_is_taken_when_typed(run: Run) -> None:
         load(file, typed(said, run.mesh))
         if batch := re.search(r"train\.batch (\d+) would do", said):
             load(file, [f"train.batch={batch[1]}"])
-        if processes := re.search(r"resources\.processes (\d+) would do", said):
-            load(file, [f"resources.processes={processes[1]}"])
+        if processes := re.search(r"resources\.processes (\d+)(?: or (\d+))? would do", said):
+            for number in filter(None, processes.groups()):
+                load(file, [f"resources.processes={number}"])
 
 
 def typed(sentence: str, mesh: Mesh) -> list[str]:

@@ -154,8 +154,33 @@ RULES = [
     Wrong(
         "half a mesh",
         GOOD,
-        ("3 is not a multiple of mesh.dp_shard 2", "no mesh of 3 processes works, and the nearest that does is"),
+        (
+            "resources.processes 3 is not a multiple of mesh.dp_shard 2",
+            "resources.processes 2 or 4 would do, and the nearest mesh that works is dp_shard 2, on 2 processes.",
+        ),
         ("mesh.dp_shard=2", "resources.processes=3", "model.layers=1"),
+    ),
+    Wrong(
+        "processes that tp does not divide",
+        GOOD,
+        (
+            "`resources.processes=3`",
+            "resources.processes 3 is not a multiple of mesh.tp 2; resources.processes 2 or 4 would do, "
+            "and of 3 processes the nearest mesh that works is pp 3.",
+        ),
+        ("mesh.tp=2", "resources.processes=3"),
+    ),
+    Wrong(
+        "more processes than the batch has windows for",
+        GOOD,
+        ("resources.processes 64 would do, and of 101 processes",),
+        ("mesh.tp=2", "resources.processes=101", "model.layers=101"),
+    ),
+    Wrong(
+        "no mesh of so many",
+        GOOD,
+        ("no mesh of 5 processes works, and the nearest that does is tp 4, on 4 processes.",),
+        ("mesh.tp=3", "resources.processes=5", "train.batch=1"),
     ),
     Wrong("mesh name", GOOD, ("mesh.tpp is not a name", "did you mean mesh.tp?"), ("mesh.tpp=2",)),
     Wrong("another trainer's axis", GOOD, ("Shoal calls it mesh.tp",), ("mesh.tensor_parallel_size=2",)),

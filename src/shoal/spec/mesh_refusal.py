@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.spec.mesh import Layout
+from shoal.spec.mesh import Layout, divisors
 from shoal.spec.mesh_rules import AXES, Broken, Work, broken, factors
-from shoal.spec.mesh_search import nearest, tried
+from shoal.spec.mesh_search import closed, nearest, tried
 from shoal.spec.run import Mesh
 
 MOST_FAULTS = 2  # the nearest mesh cures them all; a list of more is read by nobody
@@ -19,8 +19,12 @@ def refusal(mesh: Mesh, work: Work) -> Broken | None:
         return None
     names = tuple(dict.fromkeys(name for about, _ in best.faults for name in about))
     faults = [_fault(fault, best.layout, mesh, work) for fault in best.faults[:MOST_FAULTS]]
-    cures = [cure for cure in (_other_batch(best.layout, work), _other_world(best.layout, mesh, work)) if cure]
-    return names, "; ".join([", and ".join(faults), ", and ".join([*cures, _nearest(mesh, work, others=bool(cures))])])
+    batch, worlds = _other_batch(best.layout, work), _other_worlds(best.layout, mesh, work)
+    cures = [cure for cure in (batch, worlds) if cure]
+    # After other numbers of processes it must be said that this is about the given one.
+    of_these = f"of {work.processes} processes " if worlds and nearest(mesh, work).sizes.world == work.processes else ""
+    cures.append(of_these + _nearest(mesh, work, others=bool(cures)))
+    return names, "; ".join([", and ".join(faults), ", and ".join(cures)])
 
 
 def words(layout: Layout, mesh: Mesh) -> str:
@@ -69,10 +73,19 @@ def _other_batch(layout: Layout, work: Work) -> str | None:
     return None
 
 
-def _other_world(layout: Layout, mesh: Mesh, work: Work) -> str | None:
-    """The number of processes that the names ask for, if that alone is the difference."""
-    world = layout.sizes.world
+def _other_worlds(layout: Layout, mesh: Mesh, work: Work) -> str | None:
+    """The numbers of processes next to the given one that would do, if that alone is the difference."""
+    given, unit = work.processes, layout.sizes.world
+    if given is None or given == unit:
+        return None
+    # What is left open takes the rest, and data parallelism can take what the batch can be divided by.
     named = all(getattr(mesh, name) != "auto" for name in ("dp_replicate", "dp_shard"))
-    if named and work.processes not in (None, world) and not broken(layout, replace(work, processes=world)):
-        return f"{work.processes_name} {world} would do"
-    return None
+    worlds = [unit] if named else [unit * d for d in divisors(work.batch)]
+    below = next((w for w in reversed(worlds) if w < given and _closes(mesh, work, w)), None)
+    above = next((w for w in worlds if w > given and _closes(mesh, work, w)), None)
+    near = [str(world) for world in (below, above) if world]
+    return f"{work.processes_name} {' or '.join(near)} would do" if near else None
+
+
+def _closes(mesh: Mesh, work: Work, processes: int) -> bool:
+    return closed(mesh, replace(work, processes=processes)) is not None
