@@ -272,7 +272,7 @@ def mismatch(file: str, tensor: str) -> str:
 
 
 @contextmanager
-def reading(file: str, where: str) -> Iterator[None]:
+def reading(file: str, where: str = "") -> Iterator[None]:
     """What the system refuses is `Corrupt`, with the name of the file, unless a retry may cure it."""
     try:
         yield
@@ -282,7 +282,8 @@ def reading(file: str, where: str) -> Iterator[None]:
         raise Corrupt(f"{file} is too short") from None
     except OSError as e:
         if e.errno in _PASSING:
-            raise TransientError(f"{where}/{file} cannot be read now ({e.strerror}): try again.") from e
+            path = f"{where}/{file}" if where else file
+            raise TransientError(f"{path} cannot be read now ({e.strerror}): try again.") from e
         # Also a disk that fails while it is read, and a file that this user may not read.
         raise Corrupt(f"{file} cannot be read ({e.strerror or e})") from e
 

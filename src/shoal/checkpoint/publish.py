@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from shoal.checkpoint import faults, ledger
-from shoal.checkpoint.find import Found, Listed, Root, check_headers, damage, open_checkpoint, published, verify
-from shoal.checkpoint.manifest import Manifest, check, encode, merge
+from shoal.checkpoint.find import (
+    Found,
+    Listed,
+    Root,
+    Skipped,
+    check_headers,
+    damage,
+    open_checkpoint,
+    published,
+    quarantine,
+    reading,
+    verify,
+)
+from shoal.checkpoint.manifest import Corrupt, Manifest, check, encode, merge
 from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part
 from shoal.checkpoint.retain import Candidate, deletable
@@ -46,7 +58,7 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any], read_b
     `Fenced` when a newer term has begun: then nothing appears.
     """
     folder = store.staging(str(name))
-    parts = [decode_part(store.read(f"{folder}/{part_file(rank)}")) for rank in range(world)]
+    parts = [_part(store, folder, rank, world) for rank in range(world)]
     manifest = manifest_of(name, parts, extra)
     faults.reach("before-read-back")
     _read_back(Found(store, name, manifest, folder=folder), read_back)
@@ -58,7 +70,7 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any], read_b
         store.remove(f"{folder}/{part_file(rank)}")
     store.publish(str(name))
     faults.reach("published")
-    ledger.note_published(store, name)
+    _note(store, name)
     return Found(store, name, manifest)
 
 
@@ -69,21 +81,30 @@ def prune(
     keep_best: int = 0,
     term: int | None = None,
     known_good: set[Name] | None = None,
+    on_bad: Callable[[Skipped], None] = lambda bad: None,
 ) -> list[Name]:
     """Deletes what nobody wants any more, and what dead saves have left. Returns the checkpoints that it deleted.
 
     For one process, while no other saves here. Nothing is deleted before one of those that stay has been read to the
-    last byte (`known_good` remembers which have). Bad ones that are newer than the oldest kept stay too, as evidence.
-    With `term` given, unfinished saves of that term and of later ones stay.
+    last byte (`known_good` remembers which have); what turns out to be damaged is quarantined (`on_bad` hears of it)
+    and does not count as kept. Bad ones that are newer than the oldest kept stay too, as evidence. With `term` given,
+    unfinished saves of that term and of later ones stay.
     """
     store = store_of(root)
     store.sweep()
     listed = published(store)
     _drop_unfinished(store, listed, term)
     good = {one.name: found for one in listed if (found := _good(one))}
+    for one in listed:
+        if one.name in good and not one.recorded:  # its writer died in between, or the entry was lost
+            _note(store, one.name)
     known_good = set() if known_good is None else known_good
+    for bad in _newer_than_a_whole_one(good, known_good):
+        quarantine(bad)
+        on_bad(bad)
+        del good[bad.name]
     of = {Candidate(name.step, name.term, _metric(found)): name for name, found in good.items()}
-    go = deletable(of, keep, keep_every, keep_best, verified=lambda c: _whole(good[of[c]], known_good))
+    go = deletable(of, keep, keep_every, keep_best, verified=lambda c: of[c] in known_good)
     stay = good.keys() - {of[c] for c in go}
     # Bad ones and those of writers that were fenced go when all that are kept are newer.
     old = [of[c] for c in go] + [one.name for one in listed if go and one.name not in good and one.name < min(stay)]
@@ -96,6 +117,20 @@ def prune(
             store.remove(str(name))
             deleted.append(name)
     return deleted
+
+
+def _part(store: Store, folder: str, rank: int, world: int) -> Part:
+    with reading(part_file(rank), f"{store.where}/{folder}"):
+        part = decode_part(store.read(f"{folder}/{part_file(rank)}"))
+    if (part.rank, part.world) != (rank, world):
+        raise Corrupt(f"{part_file(rank)} is that of rank {part.rank} of {part.world}, not of {rank} of {world}")
+    return part
+
+
+def _note(store: Store, name: Name) -> None:
+    """The checkpoint is there with or without its entry; what fails here is made good by the next `prune`."""
+    with contextlib.suppress(OSError, TransientError, SetupError):
+        ledger.note_published(store, name)
 
 
 def _read_back(written: Found, how: ReadBack) -> None:
@@ -134,10 +169,17 @@ def _good(one: Listed) -> Found | None:
         return None
 
 
-def _whole(found: Found, known_good: set[Name]) -> bool:
-    if found.name not in known_good and not damage(found):
-        known_good.add(found.name)
-    return found.name in known_good
+def _newer_than_a_whole_one(good: Mapping[Name, Found], known_good: set[Name]) -> list[Skipped]:
+    """Reads from the newest on until one is good to its last byte: the bad ones before it. None where all are bad."""
+    bad: list[Skipped] = []
+    for name in sorted(good, reverse=True):
+        if name in known_good:
+            return bad
+        if not (wrong := damage(good[name])):
+            known_good.add(name)
+            return bad
+        bad.append(Skipped(good[name].store, name, wrong[0]))
+    return []
 
 
 def _metric(found: Found) -> float | None:
