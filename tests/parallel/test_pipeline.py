@@ -17,7 +17,18 @@ from shoal.parallel.halves import divisible
 from shoal.parallel.place import Place, lay_out
 from shoal.spec.mesh import Sizes
 from shoal.spec.model import Experts
-from tests.parallel.pipelines import SEQ, STEPS, Case, alone, assert_same_curve, batch, build, piped, tiny
+from tests.parallel.pipelines import (
+    SEQ,
+    STEPS,
+    Case,
+    alone,
+    assert_same_curve,
+    batch,
+    build,
+    calls_counted,
+    piped,
+    tiny,
+)
 from tests.ranks import run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zbv"]
@@ -78,16 +89,7 @@ def test_zbv_leaves_weights_for_later_where_no_block_is_recomputed(mode: recompu
     def watch(decoders: list[Decoder]) -> Callable[[], int]:
         import torch.distributed.pipelining.stage as stage
 
-        halves = 0
-        second = stage.stage_backward_weight
-
-        def counted(*args: Any) -> Any:
-            nonlocal halves
-            halves += 1
-            return second(*args)
-
-        stage.stage_backward_weight = counted
-        return lambda: halves
+        return calls_counted(stage, "stage_backward_weight")
 
     case = Case("zbv", Sizes(pp=2), prepare=lambda decoder, _: recompute.apply(decoder, mode))
     halves = check(case, 2, watch)
@@ -100,17 +102,9 @@ def test_sharded_stages_match_one_process_and_reduce_once_a_step(schedule: str) 
     def watch(decoders: list[Decoder]) -> Callable[[], tuple[int, int]]:
         import torch.distributed.fsdp._fully_shard._fsdp_param_group as groups
 
-        reduced = 0
-        reduce = groups.foreach_reduce
-
-        def counted(*args: Any) -> Any:
-            nonlocal reduced
-            reduced += 1
-            return reduce(*args)
-
-        groups.foreach_reduce = counted
+        reduced = calls_counted(groups, "foreach_reduce")
         sharded = sum(len(d.blocks) + (d.first or d.last) for d in decoders)  # the root, where it has its own
-        return lambda: (reduced, STEPS * sharded)
+        return lambda: (reduced(), STEPS * sharded)
 
     for reduced, expected in check(Case(schedule, Sizes(pp=2, dp_shard=2), tiny(layers=5), packed=True), 4, watch):
         assert reduced == expected
