@@ -107,6 +107,7 @@ def test_what_was_asked_for_is_said_to_be() -> None:
     assert Cadence(50, 0, 0.0).why(0.0) == "a checkpoint every 50 steps, as asked"
     assert Cadence("10 min", 0, 0.0).why(0.0) == "a checkpoint every 10 min, as asked"
     assert Cadence(0, 0, 0.0).why(0.0) == "a checkpoint at the end only"
+    assert [Cadence(every, 0, 0.0).automatic for every in (0, 50, "10 min", "auto")] == [False, False, False, True]
 
 
 def test_one_slow_save_does_not_last_in_the_average() -> None:

@@ -124,6 +124,15 @@ class Cadence:
         asked = run.checkpoint
         return cls(asked.every, done, now, devices, seen, (asked.keep_every, asked.keep_best and run.eval.every))
 
+    @property
+    def automatic(self) -> bool:
+        return self._every == "auto"
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the interval is a decision of ours, which changes with what is learnt."""
+        return self._every == "auto"
+
     def due(self, done: int, now: float) -> bool:
         if done <= self._done:
             return False
