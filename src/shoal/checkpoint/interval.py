@@ -126,10 +126,6 @@ class Cadence:
 
     @property
     def automatic(self) -> bool:
-        return self._every == "auto"
-
-    @property
-    def automatic(self) -> bool:
         """Whether the interval is a decision of ours, which changes with what is learnt."""
         return self._every == "auto"
 
