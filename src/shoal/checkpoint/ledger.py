@@ -95,6 +95,14 @@ def _take(store: Store, mine: Claim) -> bool:
     return True
 
 
+def ensure_claimed(store: Store, term: int, from_step: int) -> None:
+    """Before publishing in a store that could not be reached when the term was claimed: now it is, or `Fenced`."""
+    check_term(store, term)
+    mine = Claim(term, from_step, secrets.token_hex(4))
+    if not any(claim.term == term for claim in read(store).claims) and not _take(store, mine):
+        check_term(store, term)
+
+
 def check_term(store: Store, term: int) -> None:
     """Before publishing: nobody has taken over."""
     highest = read(store).term

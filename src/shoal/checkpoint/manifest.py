@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -183,7 +183,7 @@ def intersect(offset_a: Dims, shape_a: Dims, offset_b: Dims, shape_b: Dims) -> t
     return low, tuple(h - o for o, h in zip(low, high, strict=True))
 
 
-def merge(parts: Iterable[dict[str, Entry]]) -> dict[str, Entry]:
+def merge(parts: Iterable[Mapping[str, Entry]]) -> dict[str, Entry]:
     """What each rank wrote, put together."""
     merged: dict[str, Entry] = {}
     for part in parts:

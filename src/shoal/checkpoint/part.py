@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from shoal.checkpoint import faults
 from shoal.checkpoint.files import Item, header_of, write
 from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of
 from shoal.checkpoint.names import Name, part_file, rank_file
@@ -56,19 +57,46 @@ def write_part(
 ) -> Part:
     """Writes a rank's file into the staging folder, and then what it wrote; both are durable when this returns."""
     folder, file_name, header = store.staging(str(name)), rank_file(rank), contents.header(name)
+    faults.reach("write")
     file, digests = write(store, f"{folder}/{file_name}", header, slices)
-    part = Part(rank, world, file, _tables(contents, file_name, len(header), digests))
+    faults.reach("written")
+    part = part_of(rank, world, contents, digests, file)
     store.put(f"{folder}/{part_file(rank)}", encode_part(part))
+    faults.reach("part")
     return part
 
 
-def part_of(name: Name, rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:
-    """The part of a file that is already where it belongs."""
+def write_known(store: Store, name: Name, rank: int, chunks: Iterable[memoryview], part: Callable[[], Part]) -> Part:
+    """The same for a file that lies ready in memory, while its checksums are still being taken."""
+    folder = store.staging(str(name))
+    faults.reach("write")
+    store.write(f"{folder}/{rank_file(rank)}", chunks)
+    faults.reach("written")
+    known = part()
+    store.put(f"{folder}/{part_file(rank)}", encode_part(known))
+    faults.reach("part")
+    return known
+
+
+def part_of(rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:
+    """What a file that was written, or that lies in memory, is of the whole."""
     return Part(rank, world, file, _tables(contents, rank_file(rank), file.header_bytes, digests))
 
 
 def encode_part(part: Part) -> bytes:
     return json.dumps(asdict(part), separators=(",", ":")).encode()
+
+
+def encode_contents(contents: Contents) -> str:
+    """For the process that writes: the entries have no slices yet."""
+    return json.dumps(asdict(contents), separators=(",", ":"))
+
+
+def decode_contents(text: str) -> Contents:
+    fields = json.loads(text)
+    entries = {name: entry_of(entry) for name, entry in fields["entries"].items()}
+    pieces = [Piece(p["tensor"], tuple(p["offset"]), tuple(p["shape"])) for p in fields["pieces"]]
+    return Contents(entries, tuple(pieces))
 
 
 def decode_part(data: bytes) -> Part:

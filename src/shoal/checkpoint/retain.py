@@ -22,9 +22,10 @@ class Candidate:
 
 
 def keepers(candidates: Iterable[Candidate], keep: int, keep_every: int = 0, keep_best: int = 0) -> set[Candidate]:
-    """The newest `keep` (at least one), those whose step is a multiple of `keep_every`, the best `keep_best`."""
+    """The newest `keep` (at least one), the first at or after each multiple of `keep_every`, the best `keep_best`."""
     newest = sorted(candidates, reverse=True)
-    milestones = [c for c in newest if keep_every > 0 and c.step > 0 and c.step % keep_every == 0]
+    # At or after: a save that had to wait for the one before it is a few steps late.
+    milestones = {c.step // keep_every: c for c in newest if keep_every > 0 and c.step >= keep_every}.values()
     best = sorted(((c.metric, i) for i, c in enumerate(newest) if c.metric is not None and not math.isnan(c.metric)))
     return {*newest[: max(keep, 1)], *milestones, *(newest[i] for _, i in best[: max(keep_best, 0)])}
 

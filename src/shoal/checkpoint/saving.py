@@ -28,11 +28,12 @@ from shoal.checkpoint.layout import (
     pieces,
     view_of,
 )
-from shoal.checkpoint.manifest import Corrupt, Entry
+from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import Contents, Piece, write_part
 from shoal.checkpoint.publish import ReadBack, complete
 from shoal.checkpoint.store import Store, store_of
+from shoal.checkpoint.words import not_saved, words_of
 from shoal.errors import ShoalError, TransientError
 
 PIECE_BYTES = 64 << 20
@@ -41,6 +42,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 class SaveError(TransientError):
     """This checkpoint could not be written. The older ones are untouched and training may go on."""
+
+    rank, why = 0, ""  # which rank failed, and its words
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,9 @@ def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words, cause = words_of(e), e
     if failed := peers.first_error(words):
-        raise SaveError(not_saved(step, failed[0], failed[1])) from cause
-
-
-def not_saved(step: int, rank: int, why: str) -> str:
-    why = why.rstrip(".")
-    return f"the checkpoint of step {step} was not saved: rank {rank}: {why}. Older checkpoints are untouched."
-
-
-def words_of(e: Exception) -> str:
-    if isinstance(e, OSError):
-        return f"{e.strerror or e} ({e.filename})" if e.filename else f"{e.strerror or e}"
-    return str(e) if isinstance(e, Corrupt | ShoalError) else f"{type(e).__name__}: {e}"
+        error = SaveError(not_saved(step, *failed))
+        error.rank, error.why = failed
+        raise error from cause
 
 
 def _give_up(store: Store, name: Name) -> None:

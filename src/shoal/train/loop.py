@@ -22,7 +22,9 @@ from shoal.track.journal import Record
 from shoal.train.balance import balance
 from shoal.train.clock import Clock
 from shoal.train.optim import Optimizers
+from shoal.train.saves import Saves
 from shoal.train.schedule import lr_ratio
+from shoal.train.seed import seed_step
 
 Tell = Callable[..., None]  # writes a journal record (rank 0; elsewhere it does nothing)
 
@@ -39,7 +41,7 @@ class Training:
     tell: Tell
     told_to_stop: Callable[[], bool]
     evaluate: Callable[[int], object]  # (committed steps)
-    save: Callable[[int], None]  # (committed steps)
+    saves: Saves
 
 
 def train(t: Training, first_step: int) -> None:
@@ -51,7 +53,7 @@ def train(t: Training, first_step: int) -> None:
         with counter.counting() if count else nullcontext():
             record = train_step(t, step)
         if record is None:
-            t.save(step)
+            t.saves.now(step, must=False)
             raise Stopped(
                 f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on."
             )
@@ -61,24 +63,27 @@ def train(t: Training, first_step: int) -> None:
             t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
         if _due(run.eval.every, done) and done < total:
             t.evaluate(done)
-        if _due(run.checkpoint.every, done) and done < total:
-            t.save(done)
+        if done < total:
+            t.saves.after(done)
     if first_step < total:  # a run that was already whole has nothing new to save
         t.evaluate(total)
-        t.save(total)
+        t.saves.now(total, must=True)
 
 
 def train_step(t: Training, step: int) -> Record | None:
     """One optimizer step; None when any process has been told to stop before it began."""
     clock = Clock()
+    seed_step(t.run.seed, step, t.place.at["dp"])
     micro_batches = t.feed.step(step)
     clock.lap("data_s")
 
-    # One exchange before the step: how many targets the whole batch has, and whether anybody was told to stop.
-    # Loss normalised by this count is right for any split, any packing and any mask, by construction.
+    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop, and how
+    # the saves stand. Loss normalised by this count is right for any split, any packing and any mask, by construction.
     tokens = sum(b.tokens.size for b in micro_batches)
     mine = sum(b.target_count for b in micro_batches)
-    targets, all_tokens, stop = t.place.sum_of_batch(mine, tokens, float(t.told_to_stop()))
+    said = (float(t.told_to_stop()), *t.saves.votes(step))
+    targets, all_tokens, stop, *votes = t.place.sum_of_batch(mine, tokens, *said)
+    t.saves.heard(*votes)
     if stop:
         return None
     if not targets:
@@ -97,6 +102,7 @@ def train_step(t: Training, step: int) -> Record | None:
             f"step {step + 1} has loss {loss_now} and gradient norm {norm_now}, so no update was made: lower "
             "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
         )
+    t.saves.settle()
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
     t.model.spread()
     routing = balance(t.model, step + 1, t.tell)

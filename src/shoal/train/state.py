@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,20 +11,30 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from shoal import checkpoint
-from shoal.errors import DataError
+from shoal.checkpoint.find import Roots
+from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
-from shoal.track.rundir import RunDir
+from shoal.spec.history import differences
+from shoal.spec.run import Run
 from shoal.train.loop import Tell
 from shoal.train.optim import Optimizers
+
+_MOVES = ("name", "data.train", "model.weights")  # where things are may change; what they are is compared otherwise
 
 
 @dataclass(frozen=True)
 class State:
+    run: Run
     model: Laid
     optimizers: Optimizers
     data_fingerprints: list[str]
-    batch: int
+    environment: dict[str, Any]
+    eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
+
+    @property
+    def batch(self) -> int:
+        return self.run.train.batch
 
     def tensors(self) -> dict[str, torch.Tensor]:
         model = {f"model.{name}": t for name, t in self.model.saved().items()}
@@ -41,23 +51,53 @@ class State:
         return {**{f"model.{name}": ranks for name, ranks in owners.items()}, **optimizer}
 
     def extra(self, step: int) -> dict[str, Any]:
-        return {"step": step, "position": step * self.batch, "data": self.data_fingerprints, "batch": self.batch}
+        """What a checkpoint says beside its tensors. There is no state of a random generator to be saved: what is
+        random in a step is seeded with the step's number (`shoal.train.loop`)."""
+        return {
+            "step": step,
+            "position": step * self.batch,
+            "batch": self.batch,
+            "data": self.data_fingerprints,
+            "rng": {"seed": self.run.seed, "rule": "each step is seeded with (seed, step, data-parallel rank)"},
+            "eval_loss": self.eval_loss.get(step),
+            "spec": self.run.model_dump(mode="json"),
+            "environment": self.environment,
+        }
 
-    def restore(self, run_dir: RunDir, tell: Tell) -> int | None:
+    def measured(self, step: int, loss: float) -> None:
+        """An evaluation, for the checkpoint of that step: the best are kept by it."""
+        self.eval_loss.clear()
+        self.eval_loss[step] = loss
+
+    def restore(self, roots: Roots, tell: Tell) -> int | None:
         """Fills the state in place from the newest good checkpoint; the committed steps it stands at, None when new."""
-        found = checkpoint.restore(run_dir.checkpoints, self.tensors())
+        found = checkpoint.restore(roots, self.tensors())
         if found is None:
             return None
         for skipped in found.skipped:
-            tell("warning", text=f"checkpoint passed over: {skipped}")
-        if found.extra["data"] != self.data_fingerprints:
-            raise DataError(
-                f"the training data is not what run '{run_dir.name}' was trained on up to step {found.step} "
-                "(its fingerprint changed): restore the data, or start a new run from exported weights."
-            )
+            if not skipped.known:
+                tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
+        self._refuse_another_run(found)
         self.optimizers.set_step(found.step)
         self.model.spread()
         return found.step
+
+    def _refuse_another_run(self, found: checkpoint.Found) -> None:
+        if found.extra["data"] != self.data_fingerprints:
+            raise DataError(
+                f"the training data is not what run '{self.run.name}' was trained on up to step {found.step} "
+                "(its fingerprint changed): restore the data, or start a new run from exported weights."
+            )
+        try:
+            before = Run.model_validate(found.extra["spec"])
+        except (KeyError, ValueError):
+            return  # of another version of Shoal; names, shapes and data have been compared
+        differ = [d for d in differences(before, self.run, auto_is_equal=True) if not d.safe and d.key not in _MOVES]
+        if differ:
+            named = "; ".join(map(str, differ))
+            raise CheckpointError(
+                f"checkpoint {found.where} is of a run with another spec ({named}): give this run another name."
+            )
 
 
 def digest(model: Laid, place: Place) -> str:

@@ -5,32 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from shoal import checkpoint
 from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.errors import DONE, TRANSIENT, CheckpointError, ShoalError, Stopped
+from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
 from shoal.observe.throughput import peak_flops
 from shoal.parallel.build import build
-from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
+from shoal.spec.identity import identity
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import Journal, records
+from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.optim import Optimizers
 from shoal.train.state import State, digest
+from shoal.train.takeover import take_over
 
 
 def main(run_dir: RunDir) -> int:
@@ -75,10 +74,9 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     shape = shape_of(run.model)
     model = build(run, place)
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
-    state = State(model, optimizers, [s.fingerprint for s in sources], run.train.batch)
-    restored = state.restore(run_dir, tell)
-    if restored is None and place.rank == 0:
-        _refuse_lost_history(run_dir)
+    about = identity(run) if place.rank == 0 else {}
+    state = State(run, model, optimizers, [s.fingerprint for s in sources], about)
+    restored, saves = take_over(run, run_dir, place, state, tell)
     if restored is None and run.model.weights:
         from shoal.model.hf import load_weights
 
@@ -108,13 +106,14 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         feed,
         tell,
         stop,
-        _evaluator(run, run_dir, place, model, tell),
-        _saver(run, run_dir, state, tell),
+        _evaluator(run, run_dir, place, state, tell),
+        saves,
     )
     try:
         train(training, first)
     finally:
         feed.close()
+        saves.close(forget=False)
     fingerprint = digest(model, place)
     tell("finished", step=run.train.steps, digest=fingerprint)
 
@@ -134,49 +133,14 @@ class StopFlag:
         return self._told
 
 
-def _refuse_lost_history(run_dir: RunDir) -> None:
-    """A run that has saved something and has nothing to restore does not quietly begin again."""
-    saved = [r["step"] for r in records(run_dir.journal_file) if r["kind"] == "checkpoint"]
-    if saved:
-        raise CheckpointError(
-            f"run '{run_dir.name}' had a checkpoint of step {max(saved)}, and {run_dir.checkpoints} is empty: put it "
-            f"back, or start anew with `shoal train {run_dir.spec_file} --fresh`."
-        )
-
-
-def _evaluator(run: Run, run_dir: RunDir, place: Place, model: Laid, tell: Tell) -> Callable[[int], object]:
+def _evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
     held_out = Windows(
         open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents
     )
-    return Evaluator(run, place, model, held_out, tell)
-
-
-def _saver(run: Run, run_dir: RunDir, state: State, tell: Tell) -> Callable[[int], None]:
-    attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
-    newest = -1
-
-    def save(step: int) -> None:
-        nonlocal newest
-        if step == newest:
-            return  # told to stop right after a checkpoint
-        begin = round(time.time(), 6)
-        try:
-            saved = checkpoint.save(
-                run_dir.checkpoints, step, state.tensors(), state.extra(step), attempt, state.holders()
-            )
-        except ShoalError as e:
-            tell("checkpoint_failed", step=step, begin=begin, error=str(e))
-            if step == run.train.steps:
-                raise  # the end of a run that was not saved is no end
-            return  # training goes on; the older checkpoints are untouched
-        newest = step
-        tell("checkpoint", step=step, begin=begin, bytes=saved.bytes, path=str(saved.name))
-        if int(os.environ.get("RANK", "0")) == 0:
-            checkpoint.prune(run_dir.checkpoints, run.checkpoint.keep)
-
-    return save
+    evaluator = Evaluator(run, place, state.model, held_out, tell)
+    return lambda step: state.measured(step, evaluator(step))
 
 
 def _device_name(place: Place) -> str:

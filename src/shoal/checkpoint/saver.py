@@ -1,0 +1,245 @@
+"""A rank's saves in the background: the trainer's side.
+
+    saver = Saver(setup, tensors, holders)
+    saver.begin(step, tensors, extra)     copies the state; the persister process does the rest
+    saver.settle()                        before the state changes
+    for event in saver.poll(): …          what has become of it
+    saver.wait_for(step)                  until it is on disk, or has failed
+
+What a rank may do next depends on its own slots; that all ranks do the same is the caller's (`shoal.train.saves`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint import faults
+from shoal.checkpoint.layout import Holders, local_of
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.part import encode_contents
+from shoal.checkpoint.saving import PIECE_BYTES, Tensors, contents_of
+from shoal.checkpoint.setup import Setup
+from shoal.checkpoint.slot import Slot
+from shoal.checkpoint.snapshot import Snapshots
+
+RESTARTS = 3  # of a persister that dies, for one save
+TICK_S = 0.005
+
+
+@dataclass(frozen=True)
+class Event:
+    """What it said: kept, written, saved, failed, fenced, retry; sent, uploaded, upload-retry, upload-failed."""
+
+    kind: str
+    step: int
+    fields: dict[str, Any]
+
+    @property
+    def error(self) -> str:
+        return str(self.fields.get("error", ""))
+
+
+class Saver:
+    def __init__(
+        self,
+        setup: Setup,
+        tensors: Tensors,
+        holders: Holders | None = None,
+        slots: int = 1,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        """Reserves the memory, which takes a moment: before the training and not in its midst."""
+        self.setup = setup
+        contents, boxes = contents_of(tensors, holders, piece_bytes)
+        size = len(contents.header(Name(0, 0))) + sum(item.bytes for item in contents.items())
+        self.bytes = size
+        self.in_memory = setup.memory is not None
+        self.slots = self._reserve(slots, size)
+        device = next((local_of(t).device for t in tensors.values()), torch.device("cpu"))
+        self._snapshots = Snapshots(contents, boxes, self.slots, device)
+        self._contents = encode_contents(contents)
+        self._filling: tuple[int, dict[str, Any]] | None = None  # (slot, order) whose copies are under way
+        self._ordered: dict[int, tuple[int, dict[str, Any]]] = {}  # slot → (deaths of the persister, order)
+        self._durable: int | None = None  # the step that is being written
+        self._buffer = b""
+        self._events: list[Event] = []
+        self._process = self._start()
+
+    # What the trainer asks and does
+
+    @property
+    def free(self) -> bool:
+        """Whether a snapshot could be taken now."""
+        return self._filling is None and any(not slot.busy for slot in self.slots)
+
+    @property
+    def saving(self) -> int | None:
+        """The step whose save is under way."""
+        return self._durable
+
+    def begin(self, step: int, tensors: Tensors, extra: dict[str, Any], durable: bool = True) -> float:
+        """Takes a snapshot, into the slot with the oldest; returns the seconds that it held up the trainer."""
+        began = time.perf_counter()
+        self._hand_over(wait=True)
+        choice = [i for i, slot in enumerate(self.slots) if not slot.busy]
+        index = min(choice, key=lambda i: self.slots[i].name or Name(-1, 0))
+        faults.reach("snapshot")
+        self.slots[index].begin()
+        self._snapshots.fill(index, Name(step, self.setup.term), tensors)
+        order = {"do": "save", "step": step, "slot": index, "durable": durable}
+        self._filling = (index, order | ({"extra": extra} if self.setup.rank == 0 else {}))
+        if durable:
+            self._durable = step
+        self._hand_over()
+        return time.perf_counter() - began
+
+    def settle(self) -> None:
+        """Before the state changes."""
+        self._snapshots.settle()
+
+    def give_up(self, step: int) -> None:
+        """Rank 0: another rank cannot write its part."""
+        self._send({"do": "give-up", "step": step})
+
+    def poll(self) -> list[Event]:
+        """What has happened since the last call. Never waits."""
+        self._hand_over()
+        self._read()
+        if self._process.poll() is not None:
+            self._persister_died()
+        events, self._events = self._events, []
+        return events
+
+    def wait_for(self, step: int, kinds: Sequence[str], timeout_s: float) -> list[Event]:
+        """Polls until one of these is said of the step, or time is up; all events until then."""
+        events: list[Event] = []
+        deadline = time.monotonic() + timeout_s
+        self._hand_over(wait=True)
+        while time.monotonic() < deadline:
+            events += self.poll()
+            if any(e.step == step and e.kind in kinds for e in events):
+                break
+            time.sleep(TICK_S)
+        return events
+
+    def close(self, forget: bool = True, timeout_s: float = 10.0) -> None:
+        """The persister finishes what it has been told and goes. `forget`: what is in memory is not needed any more."""
+        self._hand_over(wait=True)
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self._stdout.close()
+        self._snapshots.close()
+        if forget:
+            for slot in self.slots:
+                slot.close()
+
+    # With the persister
+
+    def _hand_over(self, wait: bool = False) -> None:
+        """Tells the persister of a snapshot once its copies have arrived."""
+        if self._filling is None:
+            return
+        if wait:
+            self._snapshots.wait()
+        if self._snapshots.copied:
+            (index, order), self._filling = self._filling, None
+            self.slots[index].seal(Name(order["step"], self.setup.term))
+            faults.reach("snapshot-done")
+            self._ordered[index] = (0, order)
+            self._send(order)
+
+    def _send(self, order: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has died; `poll` finds out and starts another
+            self._stdin.write(json.dumps(order).encode() + b"\n")
+            self._stdin.flush()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._buffer += data
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        kind, step = said.pop("event"), said.pop("step")
+        if kind == "free":
+            self.slots[said["slot"]].busy = False
+            return
+        if kind in ("kept", "saved" if self.setup.rank == 0 else "written", "failed", "fenced"):  # its last word
+            self._ordered = {i: (n, order) for i, (n, order) in self._ordered.items() if order["step"] != step}
+            if step == self._durable:
+                self._durable = None
+        if kind != "ready":
+            self._events.append(Event(kind, step, said))
+
+    def _persister_died(self) -> None:
+        """Another one takes over what was ordered, as long as the snapshot is still there."""
+        self._read()
+        code = self._process.returncode
+        how = f"the persister ended with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
+        again, self._ordered = self._ordered, {}
+        for slot in self.slots:
+            slot.busy = False
+        self._process = self._start()
+        for index, (deaths, order) in again.items():
+            slot = self.slots[index]
+            if deaths < RESTARTS and slot.name == Name(order["step"], self.setup.term):
+                self._events.append(Event("retry", order["step"], {"error": how, "rank": self.setup.rank}))
+                slot.busy = True
+                self._ordered[index] = (deaths + 1, order)
+                self._send(order)
+            else:
+                self._fail(order["step"], f"{how}, {deaths + 1} times")
+
+    def _fail(self, step: int, why: str) -> None:
+        if step == self._durable:
+            self._durable = None
+        self._events.append(Event("failed", step, {"error": why, "rank": self.setup.rank}))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.checkpoint.persister"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | {"RANK": str(self.setup.rank)},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
+        setup = asdict(self.setup) | {"memory": self.setup.memory if self.in_memory else None}
+        self._send({"setup": setup, "slots": [str(slot.path) for slot in self.slots], "contents": self._contents})
+        return process
+
+    def _reserve(self, count: int, size: int) -> list[Slot]:
+        slots: list[Slot] = []
+        if self.setup.memory is not None:
+            try:
+                while len(slots) < count:
+                    slots += [Slot.create(Path(self.setup.memory), self.setup.rank, len(slots), size)]
+                return slots
+            except OSError:
+                for slot in slots:
+                    slot.close()
+        self.in_memory = False
+        return [Slot.anonymous(self.setup.rank, index, size) for index in range(count)]

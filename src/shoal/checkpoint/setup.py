@@ -1,0 +1,29 @@
+"""How a rank's checkpoints are kept: what its persister has to know. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.checkpoint.publish import ReadBack
+from shoal.checkpoint.store import Folder, Store
+
+
+@dataclass(frozen=True)
+class Setup:
+    rank: int
+    world: int
+    term: int
+    from_step: int  # that this term goes on from; -1: from nothing
+    stores: tuple[str, ...]  # the one that is written to, then the one that it is copied to from there
+    memory: str | None  # this node's folder in RAM
+    keep: int = 3
+    keep_every: int = 0
+    keep_best: int = 0
+    read_back: str = "auto"
+    patience_s: float = 180.0  # of rank 0, for the other ranks to have written
+
+    def read_back_of(self, store: Store) -> ReadBack:
+        """`auto`: what is on a disk is read again in full; a bucket has compared checksums as it took it in."""
+        if self.read_back == "auto":
+            return "full" if isinstance(store, Folder) else "headers"
+        return "full" if self.read_back == "full" else "headers"

@@ -1,0 +1,185 @@
+"""When a run saves itself while it trains. All ranks decide alike, from what they exchange before each step.
+
+The exchange carries four numbers beside the loop's own: whether a rank is still writing a save out, whether it has no
+memory free for a snapshot (nobody begins another one then: that is the back-pressure of a slow disk), whether rank 0
+finds that one is due, and whether a rank could not write its part. Nothing else is exchanged on the way of a save.
+A save that fails is journaled and tried again; training goes on. Only the last one must succeed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shoal.checkpoint import peers
+from shoal.checkpoint.interval import Cadence, shown
+from shoal.checkpoint.ledger import Fenced
+from shoal.checkpoint.saver import Event
+from shoal.checkpoint.saving import SaveError
+from shoal.checkpoint.words import not_saved
+
+Tell = Callable[..., None]
+AGAIN_S = 10.0  # after a failed save
+NEWS = 1.25  # an interval that changes by more than this is worth a line in the journal
+
+
+class Savable(Protocol):
+    def tensors(self) -> dict[str, torch.Tensor]: ...
+    def holders(self) -> dict[str, list[int]] | None: ...
+    def extra(self, step: int) -> dict[str, Any]: ...
+
+
+class Writer(Protocol):
+    """How saves are made: in the background, or while training waits (`shoal.train.writers`)."""
+
+    @property
+    def saving(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
+    def begin(self, step: int, state: Savable, durable: bool) -> float: ...
+    def settle(self) -> None: ...
+    def give_up(self) -> None: ...
+    def poll(self) -> list[Event]: ...
+
+    def finish(self) -> list[Event]:
+        """Returns when nothing is under way."""
+        ...
+
+    def see_through(self, step: int) -> tuple[list[Event], str | None]:
+        """Collective: returns when the save of that step is published, or what is wrong with it, on all ranks."""
+        ...
+
+    def close(self, forget: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the ranks have said together before a step."""
+
+    saving: float = 0.0
+    full: float = 0.0
+    due: float = 0.0
+    failed: float = 0.0
+
+
+class Saves:
+    """The saves of one rank."""
+
+    def __init__(
+        self, state: Savable, write: Writer, cadence: Cadence, tell: Tell, last: int, memory_every: int = 0
+    ) -> None:
+        """`last` is the step that is saved already."""
+        self._state, self._write, self._cadence, self._tell = state, write, cadence, tell
+        self._last = last
+        self._memory_every = memory_every
+        self._agreed = Agreed()
+        self._begun: dict[int, tuple[float, float]] = {}  # step → (Unix time, seconds that training stood still)
+        self._due_since: int | None = None
+        self._failed = False  # to be told to the others
+        self._again_at: float | None = None
+        self._told_s = 0.0
+
+    def votes(self, step: int) -> tuple[float, float, float, float]:
+        """Before step `step` begins; about the moment when it will be done."""
+        self._hear(self._write.poll())
+        failed, self._failed = self._failed, False
+        return float(self._write.saving), float(self._write.full), float(self._due(step + 1)), float(failed)
+
+    def heard(self, *together: float) -> None:
+        self._agreed = Agreed(*together)
+        if self._agreed.failed:
+            self._write.give_up()
+
+    def settle(self) -> None:
+        """Before the weights change."""
+        self._write.settle()
+
+    def after(self, done: int) -> None:
+        """A step is committed: saves, if that is due and nobody is busy."""
+        busy = self._agreed.saving or self._agreed.full
+        if self._agreed.due and not busy:
+            self._begin(done)
+        elif self._agreed.due and self._due_since is None:
+            self._due_since = done
+        elif self._memory_every and done % self._memory_every == 0 and not self._agreed.full:
+            self._write.begin(done, self._state, durable=False)
+
+    def now(self, step: int, must: bool) -> None:
+        """Saves what is not saved yet, and returns when it is published. `must`: raises when that fails, everywhere."""
+        self._hear(self._write.finish())
+        if peers.from_rank_0(int(self._last == step)):
+            return  # told to stop right after a checkpoint
+        self._begin(step)
+        events, wrong = self._write.see_through(step)
+        self._hear(events)
+        if wrong and must:
+            raise SaveError(wrong)
+
+    def close(self, forget: bool) -> None:
+        """`forget`: all is published, so that nothing need stay in memory."""
+        self._write.close(forget)
+
+    def _due(self, done: int) -> bool:
+        if peers.here()[0] > 0:
+            return False
+        now = time.monotonic()
+        return now >= self._again_at if self._again_at is not None else self._cadence.due(done, now)
+
+    def _begin(self, step: int) -> None:
+        begin = round(time.time(), 6)
+        self._again_at = None
+        self._begun[step] = (begin, self._write.begin(step, self._state, durable=True))
+        self._cadence.begun(step, time.monotonic())
+        if self._due_since is not None:
+            text = f"the checkpoint of step {step} was due at step {self._due_since}: the one before was being written"
+            self._tell("warning", text=text)
+            self._due_since = None
+
+    def _hear(self, events: list[Event]) -> None:
+        for event in events:
+            match event.kind:
+                case "saved":
+                    self._saved(event)
+                case "failed":
+                    self._not_saved(event)
+                case "fenced":
+                    raise Fenced(event.error)
+                case "retry":
+                    self._tell("warning", text=f"the checkpoint of step {event.step} is tried again: {event.error}")
+                case "uploaded":
+                    self._tell("uploaded", step=event.step, **event.fields)
+                case "upload-retry":
+                    self._tell("warning", text=f"the copy of checkpoint {event.step} is tried again: {event.error}")
+                case "upload-failed":
+                    self._tell("warning", text=f"checkpoint {event.step} was not copied: {event.error}")
+
+    def _saved(self, event: Event) -> None:
+        begin, stall_s = self._begun.pop(event.step, (round(time.time(), 6), 0.0))
+        persist_s = event.fields["seconds"]
+        self._last = max(self._last, event.step)
+        self._tell(
+            "checkpoint",
+            step=event.step,
+            begin=begin,
+            bytes=event.fields["bytes"],
+            path=event.fields["name"],
+            stall_s=round(stall_s, 6),
+            persist_s=round(persist_s, 6),
+        )
+        self._cadence.saved(stall_s, persist_s)
+        now = time.monotonic()
+        interval_s = self._cadence.interval_s(now)
+        if self._cadence.automatic and not 1 / NEWS < interval_s / max(self._told_s, 1e-9) < NEWS:
+            self._told_s = interval_s
+            self._tell("decision", key="checkpoint.every", value=shown(interval_s), why=self._cadence.why(now))
+
+    def _not_saved(self, event: Event) -> None:
+        begin, _ = self._begun.pop(event.step, (round(time.time(), 6), 0.0))
+        self._failed = True
+        self._again_at = time.monotonic() + AGAIN_S
+        error = not_saved(event.step, int(event.fields.get("rank", 0)), event.error)
+        self._tell("checkpoint_failed", step=event.step, begin=begin, error=error)

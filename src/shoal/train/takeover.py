@@ -1,0 +1,98 @@
+"""A start of the workers takes the run over: loads the newest good state, claims the next term, sets up its saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shoal.checkpoint import ledger, peers
+from shoal.checkpoint.find import published
+from shoal.checkpoint.interval import Cadence, Seen
+from shoal.checkpoint.saver import Saver
+from shoal.checkpoint.setup import Setup
+from shoal.checkpoint.store import Folder, Store, store_of
+from shoal.checkpoint.words import words_of
+from shoal.errors import CheckpointError, TransientError
+from shoal.parallel.place import Place
+from shoal.spec.run import Run
+from shoal.track.journal import records
+from shoal.track.rundir import RunDir
+from shoal.train.loop import Tell
+from shoal.train.saves import Saves, Writer
+from shoal.train.state import State
+from shoal.train.writers import AtOnce, Background
+
+
+def stores_of_run(run: Run, run_dir: RunDir) -> list[Store]:
+    """Where the checkpoints of a run are: what is written to, then what it is copied to."""
+    stores: list[Store] = [Folder(run_dir.checkpoints)]
+    if run.checkpoint.remote:
+        stores.append(store_of(f"{run.checkpoint.remote.rstrip('/')}/{run.name}"))
+    return stores
+
+
+def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> tuple[int | None, Saves]:
+    """(the step that the state stands at; None for a new run, the run's saves). Collective."""
+    stores = stores_of_run(run, run_dir)
+    reached = _reached(stores, tell)
+    restored = state.restore(reached, tell)
+    if restored is None and place.rank == 0:
+        _refuse_lost_history(run_dir)
+    from_step = -1 if restored is None else restored
+    setup = Setup(
+        rank=place.rank,
+        world=place.world,
+        term=_claim(reached, from_step),
+        from_step=from_step,
+        stores=tuple(store.where for store in stores),
+        memory=None,
+        keep=run.checkpoint.keep,
+        keep_every=run.checkpoint.keep_every,
+        keep_best=run.checkpoint.keep_best,
+        read_back=run.checkpoint.read_back,
+    )
+    every = run.checkpoint.memory if isinstance(run.checkpoint.memory, int) else 0
+    writer: Writer = AtOnce(setup, stores)
+    if run.checkpoint.background:
+        writer = Background(Saver(setup, state.tensors(), state.holders(), slots=3 if every else 1))
+    seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
+    cadence = Cadence.of(run, max(from_step, 0), time.monotonic(), place.world, seen)
+    return restored, Saves(state, writer, cadence, tell, from_step, every)
+
+
+def _reached(stores: Sequence[Store], tell: Tell) -> list[Store]:
+    """Without the copies where they cannot be reached now, if there is something here to go on from. Collective."""
+    reached, words = len(stores), None
+    if peers.here()[0] == 0:
+        try:
+            published(stores[1:])
+        except TransientError as e:
+            if not published(stores[0]):
+                words = str(e)
+            tell("warning", text=f"going on from what is here, since {e}")
+            reached = 1
+    if failed := peers.first_error(words):
+        raise TransientError(failed[1])
+    return list(stores[: peers.from_rank_0(reached)])
+
+
+def _claim(stores: Sequence[Store], from_step: int) -> int:
+    term, words = 0, None
+    if peers.here()[0] == 0:
+        try:
+            term = ledger.claim(stores, from_step)
+        except Exception as e:  # whatever it is, the others must not wait for this rank
+            words = words_of(e)
+    if failed := peers.first_error(words):
+        raise TransientError(f"this start cannot take over the run's checkpoints: {failed[1].rstrip('.')}.")
+    return peers.from_rank_0(term)
+
+
+def _refuse_lost_history(run_dir: RunDir) -> None:
+    """A run that has saved something and has nothing to restore does not quietly begin again."""
+    saved = [r["step"] for r in records(run_dir.journal_file) if r["kind"] == "checkpoint"]
+    if saved:
+        raise CheckpointError(
+            f"run '{run_dir.name}' had a checkpoint of step {max(saved)}, and {run_dir.checkpoints} is empty: put it "
+            f"back, or start anew with `shoal train {run_dir.spec_file} --fresh`."
+        )

@@ -1,0 +1,144 @@
+"""The two ways in which saves are made: by a process in the background, or while training waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shoal.checkpoint import ledger, peers
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.publish import prune
+from shoal.checkpoint.saver import Event, Saver
+from shoal.checkpoint.saving import SaveError, save
+from shoal.checkpoint.setup import Setup
+from shoal.checkpoint.store import Store
+from shoal.checkpoint.words import not_saved
+from shoal.train.saves import Savable
+
+UPLOAD_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
+
+
+class Background:
+    """`shoal.checkpoint.saver`, seen through by all ranks together where that is asked for."""
+
+    def __init__(self, saver: Saver) -> None:
+        self._saver = saver
+
+    @property
+    def saving(self) -> bool:
+        return self._saver.saving is not None
+
+    @property
+    def full(self) -> bool:
+        return not self._saver.free
+
+    def begin(self, step: int, state: Savable, durable: bool) -> float:
+        extra = state.extra(step) if peers.here()[0] == 0 else {}
+        return self._saver.begin(step, state.tensors(), extra, durable)
+
+    def settle(self) -> None:
+        self._saver.settle()
+
+    def give_up(self) -> None:
+        if self._saver.saving is not None and peers.here()[0] == 0:
+            self._saver.give_up(self._saver.saving)
+
+    def poll(self) -> list[Event]:
+        return self._saver.poll()
+
+    def finish(self) -> list[Event]:
+        events = self._saver.poll()
+        while self._saver.saving is not None or not self._saver.free:
+            time.sleep(0.005)
+            events += self._saver.poll()
+        return events
+
+    def see_through(self, step: int) -> tuple[list[Event], str | None]:
+        patience_s = self._saver.setup.patience_s
+        events = self._wait(step, ("written", "saved"), patience_s)
+        wrong = _wrong(events, step, "it was not written in time")
+        if failed := peers.first_error(wrong):
+            self.give_up()
+            events += self.finish()
+            return events, not_saved(step, *failed)
+        if peers.here()[0] == 0 and not any(e.kind == "saved" and e.step == step for e in events):
+            events += self._wait(step, ("saved",), 2 * patience_s)
+        wrong = _wrong(events, step, "it was not published in time")
+        if failed := peers.first_error(wrong):
+            return events, not_saved(step, *failed)
+        if len(self._saver.setup.stores) > 1:
+            events += self._wait(step, ("uploaded", "sent", "upload-failed"), UPLOAD_WAIT_S)
+        return events, None
+
+    def close(self, forget: bool) -> None:
+        self._saver.close(forget)
+
+    def _wait(self, step: int, kinds: Sequence[str], timeout_s: float) -> list[Event]:
+        return self._saver.wait_for(step, (*kinds, "failed", "fenced"), timeout_s)
+
+
+class AtOnce:
+    """Each save is on disk, and copied, when `begin` returns."""
+
+    saving = full = False
+
+    def __init__(self, setup: Setup, stores: Sequence[Store]) -> None:
+        self._setup, self._stores = setup, stores
+        self._events: list[Event] = []
+        self._known_good: dict[str, set[Name]] = {store.where: set() for store in stores}
+
+    def begin(self, step: int, state: Savable, durable: bool) -> float:
+        began, setup, first = time.perf_counter(), self._setup, self._stores[0]
+        if not durable:
+            return 0.0
+        for store in self._stores:
+            try:
+                saved = save(
+                    store,
+                    step,
+                    state.tensors(),
+                    state.extra(step),
+                    setup.term,
+                    state.holders(),
+                    read_back=setup.read_back_of(store),
+                )
+            except SaveError as e:
+                kind = "fenced" if isinstance(e.__cause__, ledger.Fenced) else "failed"
+                kind = kind if store is first else "upload-failed"
+                self._events.append(Event(kind, step, {"error": e.why, "rank": e.rank}))
+                break
+            about = {"bytes": saved.bytes, "seconds": saved.seconds, "where": store.where, "name": str(saved.name)}
+            self._events.append(Event("saved" if store is first else "uploaded", step, about))
+            if setup.rank == 0:
+                known_good = self._known_good[store.where]
+                prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
+        return time.perf_counter() - began
+
+    def settle(self) -> None:
+        return
+
+    def give_up(self) -> None:
+        return
+
+    def poll(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    finish = poll
+
+    def see_through(self, step: int) -> tuple[list[Event], str | None]:
+        events = self.poll()
+        failed = next((e for e in events if e.step == step and e.kind in ("failed", "fenced")), None)
+        return events, None if failed is None else not_saved(step, failed.fields["rank"], failed.error)
+
+    def close(self, forget: bool) -> None:
+        return
+
+
+def _wrong(events: list[Event], step: int, otherwise: str) -> str | None:
+    """What is wrong with the save of a step; None when it is well under way or done."""
+    mine = [e for e in events if e.step == step]
+    for event in mine:
+        if event.kind in ("failed", "fenced"):
+            return event.error
+    return None if any(e.kind in ("written", "saved") for e in mine) else otherwise
