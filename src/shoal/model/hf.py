@@ -55,7 +55,7 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
     stretches = [model] if isinstance(model, nn.Module) else list(model)
     shape: Shape = stretches[0].shape  # type: ignore[assignment]  # a Decoder's
     with ExitStack() as stack:
-        held = _open(Path(folder), stack)
+        held = open_folder(Path(folder), stack)
         stacked = is_stacked(held, shape)
         stored = stacked_pieces(shape) if stacked else pieces(shape)
         _check(Path(folder), held, {piece.name: piece.shape for piece in stored})
@@ -100,7 +100,7 @@ def _in_stack(held: dict[str, Any], names: list[str], ours: str, expert: int) ->
     return rows_of
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+def open_folder(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Every tensor's name to the open file that holds it."""
     if not folder.is_dir():
         raise SetupError(f"{folder} is not a folder here: give the folder of a Hugging Face model.")

@@ -1,0 +1,184 @@
+"""Brings in what others have saved: a DCP folder, a Hugging Face folder or a checkpoint becomes one checkpoint of ours.
+
+Read and written shard by shard, by one process, in the memory of the largest shard (of queries and keys whose rotary
+order changes: of one such tensor). The bytes of a tensor stay what they are; only its name may change, and that order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoint.dcp import Dcp, is_dcp, open_dcp
+from shoal.checkpoint.find import Root, published
+from shoal.checkpoint.foreign_names import Named, in_our_names
+from shoal.checkpoint.incoming import PIECE_BYTES, Incoming, of_checkpoint, of_dcp, of_safetensors
+from shoal.checkpoint.layout import Held, bytes_of, pieces, view_of
+from shoal.checkpoint.locate import place_of
+from shoal.checkpoint.manifest import Entry
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.part import Contents, Piece, write_part
+from shoal.checkpoint.publish import complete
+from shoal.checkpoint.shapes import model_of, model_of_config
+from shoal.checkpoint.start_from import check_fits
+from shoal.checkpoint.store import store_of
+from shoal.errors import CheckpointError, UsageError
+from shoal.spec.model import Model
+from shoal.spec.shape import shape_of
+
+_MOST_VALUES_BYTES = 64 << 10  # of what is no tensor; more than that is no setting but data
+
+
+@dataclass(frozen=True)
+class Source:
+    """Somebody's checkpoint, opened; no tensor of it has been read."""
+
+    kind: str
+    where: str
+    tensors: Mapping[str, Incoming]
+    model: Model | None = None  # that it describes by itself
+    step: int | None = None
+    ours: bool = False  # the names are `model.…` and `optim.…` already
+    values: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What was written, for people."""
+
+    where: str
+    step: int
+    kind: str
+    convention: str | None
+    tensors: int
+    bytes: int
+    startable: bool  # whether the shape is in it, so that a run needs to be told nothing else
+    notes: tuple[str, ...]
+
+
+def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
+    """A DCP folder, a Hugging Face folder, or what `shoal.checkpoint.locate` finds; files stay open with the stack."""
+    folder = Path(text)
+    if is_dcp(folder):
+        return _of_dcp(open_dcp(folder))
+    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")):
+        from shoal.model.hf import open_folder
+
+        held = of_safetensors(open_folder(folder, stack))
+        return Source("a Hugging Face folder", text, held, model_of_config(folder / "config.json"))
+    found, _ = place_of(text, workspace).take(lambda found: found, lambda words: None)
+    return Source("a checkpoint", found.where, of_checkpoint(found), model_of(found), found.step, ours=True)
+
+
+def bring_in(
+    source: Source,
+    out: Root,
+    like: Model | None = None,
+    step: int | None = None,
+    weights_only: bool = False,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Brought:
+    """Writes the source as one checkpoint under `out`, where none may be yet. `like` describes the model."""
+    store = store_of(out)
+    if published(store):
+        raise UsageError(f"{store.where} has checkpoints already: name a new folder.")
+    model = _with_vocabulary(like or source.model, source.tensors)
+    shape = None if model is None else shape_of(model)
+    named = Named(dict(source.tensors), "Shoal") if source.ours else in_our_names(source.tensors, shape, source.where)
+    if named.convention is None:
+        model = shape = None
+    tensors = {name: t for name, t in named.tensors.items() if not weights_only or name.startswith("model.")}
+    if shape is not None:
+        check_fits(_weights(tensors), shape, source.where)
+    step = next((n for n in (step, source.step, named.step) if n is not None), 0)
+    about = {"kind": source.kind, "from": source.where, "names": named.convention, "values": dict(source.values)}
+    extra: dict[str, Any] = {"step": step, "imported": about}
+    if model is not None:
+        extra["spec"] = {"model": model.model_dump(mode="json")}
+    name = Name(step, 0)
+    contents, plan = _contents(tensors)
+    try:
+        store.remove(store.staging(str(name)))  # what a try before has left
+        part = write_part(store, name, 0, 1, contents, _slices(tensors, plan, on_bytes))
+        found = complete(store, name, 1, extra)
+    except BaseException:
+        store.remove(store.staging(str(name)))
+        raise
+    notes = source.notes + named.notes
+    counts = {"tensors": len(tensors), "bytes": part.file.bytes}
+    return Brought(found.where, step, source.kind, named.convention, **counts, startable=shape is not None, notes=notes)
+
+
+def size_of(source: Source) -> int:
+    """Bytes to be read, about, for a progress bar."""
+    return sum(math.prod(t.shape) * Entry(t.dtype, t.shape, ()).item_bytes for t in source.tensors.values())
+
+
+def _of_dcp(dcp: Dcp) -> Source:
+    values, notes = _plain_values(dcp)
+    if not dcp.has_crc():
+        notes.append("it was saved without CRC-32, so a flipped bit in it cannot be told from a weight.")
+    step = next((v for name, v in values.items() if name.rpartition(".")[2] == "step" and type(v) is int), None)
+    return Source("a DCP checkpoint", str(dcp.folder), of_dcp(dcp), None, step, False, values, tuple(notes))
+
+
+def _plain_values(dcp: Dcp) -> tuple[dict[str, Any], list[str]]:
+    """What is no tensor and can be written as JSON; the settings of an optimizer, one for each parameter, are not."""
+    values: dict[str, Any] = {}
+    lost: list[str] = []
+    for name in dcp.values:
+        if ".param_groups." in f".{name}":
+            continue
+        try:
+            value = dcp.value(name)
+            if len(json.dumps(value, allow_nan=False)) > _MOST_VALUES_BYTES:
+                raise ValueError
+            values[name] = value
+        except (CheckpointError, ValueError):
+            lost.append(name)
+    if not lost:
+        return values, []
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    return values, [f"left out, as no plain values: {', '.join(lost[:3])}{more}."]
+
+
+def _with_vocabulary(model: Model | None, tensors: Mapping[str, Incoming]) -> Model | None:
+    """`auto` is as many rows as the embedding has."""
+    if model is None or model.vocab_size != "auto":
+        return model
+    ends = ("embed.weight", "embed_tokens.weight", "tok_embeddings.weight")
+    rows = next((t.shape[0] for name, t in tensors.items() if name.endswith(ends) and t.shape), None)
+    return model if rows is None else model.model_copy(update={"vocab_size": rows})
+
+
+def _weights(tensors: Mapping[str, Incoming]) -> dict[str, tuple[int, ...]]:
+    return {n.removeprefix("model."): t.shape for n, t in tensors.items() if n.startswith("model.")}
+
+
+def _contents(tensors: Mapping[str, Incoming]) -> tuple[Contents, list[tuple[str, int, list[Held]]]]:
+    """What will be written, and in which order: (tensor, which box of it, the pieces of that box)."""
+    entries = {name: Entry(t.dtype, t.shape, ()) for name, t in tensors.items()}
+    plan = []
+    for name in sorted(tensors, key=lambda n: (-entries[n].item_bytes, n)):  # widest first: all aligned
+        for i, box in enumerate(tensors[name].boxes):
+            held = Held(box.offset, box.shape, (0,) * len(box.shape))
+            plan.append((name, i, list(pieces(held, entries[name].item_bytes, PIECE_BYTES))))
+    listed = tuple(Piece(name, p.offset, p.shape) for name, _, of_box in plan for p in of_box)
+    return Contents(entries, listed), plan
+
+
+def _slices(
+    tensors: Mapping[str, Incoming], plan: list[tuple[str, int, list[Held]]], on_bytes: Callable[[int], None]
+) -> Iterator[memoryview]:
+    for name, i, of_box in plan:
+        box = tensors[name].boxes[i].read()
+        for piece in of_box:
+            data = bytes_of(view_of(box, piece.start, piece.shape).contiguous())
+            on_bytes(data.nbytes)
+            yield data

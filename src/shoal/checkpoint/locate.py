@@ -1,0 +1,150 @@
+"""Which checkpoints a person means: RUN, RUN@STEP, a folder of one or of many, or the address of a bucket.
+
+A run keeps them in tiers: on its disk, and where it is told to (`checkpoint.remote`) also in a bucket. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoint.find import Found, Listed, check_headers, newest_readable, open_checkpoint, published
+from shoal.checkpoint.manifest import Corrupt, decode
+from shoal.checkpoint.names import MANIFEST, Name
+from shoal.checkpoint.store import Folder, Store, store_of
+from shoal.errors import CheckpointError, UsageError
+from shoal.track.rundir import RunDir, find_run
+
+_STEP = re.compile(r"(.+)@(\d+)")
+DISK, REMOTE = "disk", "remote"
+
+
+@dataclass(frozen=True)
+class Tier:
+    name: str
+    store: Store
+
+
+@dataclass(frozen=True)
+class Place:
+    label: str  # for people
+    tiers: tuple[Tier, ...]  # the preferred one first
+    run_dir: RunDir | None = None
+    step: int | None = None  # no other than of this step,
+    term: int | None = None  # and of this term
+    alone: Found | None = None  # a folder with a name of its own, copied out of where it was saved
+
+    def tier_of(self, store: Store) -> str:
+        return next(tier.name for tier in self.tiers if tier.store is store)
+
+    def listed(self) -> list[Listed]:
+        """What was published there, good or bad, newest first."""
+        everything = published([tier.store for tier in self.tiers])
+        return [one for one in everything if self.wants(one.name)]
+
+    def wants(self, name: Name) -> bool:
+        return self.step in (None, name.step) and self.term in (None, name.term)
+
+    def at(self, step: int | None, term: int | None = None) -> Place:
+        """Narrowed to a step, and to a term of it."""
+        place = self if step is None else replace(self, step=step)
+        return place if term is None else replace(place, term=term)
+
+    def only(self, tier: str) -> Place:
+        return replace(self, tiers=tuple(t for t in self.tiers if t.name == tier))
+
+    def take(self, read: Callable[[Found], Any], passed_over: Callable[[str], None]) -> tuple[Found, Any]:
+        """The newest that `read` can take in; with a step, the one of that step and no other."""
+        if self.alone is not None:
+            return self.alone, read(self.alone)
+        if self.step is None:
+            return newest_readable([tier.store for tier in self.tiers], read, passed_over)
+        reasons = []
+        for one in self.exactly():
+            try:
+                found = open_checkpoint(one.store, one.name)
+                return found, read(found)
+            except Corrupt as e:
+                reasons.append(str(e))
+        raise CheckpointError(f"the checkpoint of step {self.step} of {self.label} cannot be used: {reasons[0]}.")
+
+    def exactly(self) -> list[Listed]:
+        """Those of the one step that was asked for: of the run's history, or of the term that was named."""
+        there = [one for one in self.listed() if one.there and (one.on_history or self.term is not None)]
+        if not there:
+            known = sorted({one.name.step for one in replace(self, step=None, term=None).listed() if one.there})
+            has = ", ".join(map(str, known)) if known else "none"
+            raise UsageError(f"{self.label} has no checkpoint of {self._asked()}; it has {has}.")
+        newest = max(one.name for one in there)
+        return [one for one in there if one.name == newest]
+
+    def _asked(self) -> str:
+        return f"step {self.step}" + (f", term {self.term}" if self.term is not None else "")
+
+
+def place_of(text: str, workspace: Path) -> Place:
+    """`UsageError` or `CheckpointError` where there is nothing like that."""
+    if (match := _STEP.fullmatch(text)) and not os.path.exists(text):
+        return place_of(match[1], workspace).at(int(match[2]))
+    if "://" in text:
+        root, _, last = text.rstrip("/").rpartition("/")
+        if (name := Name.of(last)) is not None:
+            return Place(text, (Tier(REMOTE, store_of(root)),), None, name.step, name.term)
+        return Place(text, (Tier(REMOTE, store_of(text)),))
+    path = Path(text).resolve()
+    if RunDir.of(text, workspace).exists() or RunDir(path).exists() or not path.is_dir():
+        return _of_run(find_run(text if RunDir.of(text, workspace).exists() else str(path), workspace))
+    return _of_folder(path, text)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint in a folder: it is one, holds some, or is a run's that does."""
+    return (folder / MANIFEST).is_file() or any(map(Name.of, _names(folder) + _names(folder / "checkpoints")))
+
+
+def _of_folder(path: Path, label: str) -> Place:
+    if (path / MANIFEST).is_file():
+        if (name := Name.of(path.name)) is not None:
+            return Place(label, (Tier(DISK, Folder(path.parent)),), None, name.step, name.term)
+        return _alone(path, label)
+    if not any(map(Name.of, _names(path))) and any(map(Name.of, _names(path / "checkpoints"))):
+        path = path / "checkpoints"  # of a run whose journal is elsewhere
+    return Place(label, (Tier(DISK, Folder(path)),))
+
+
+def _alone(path: Path, label: str) -> Place:
+    store = Folder(path.parent)
+    try:
+        manifest = decode((path / MANIFEST).read_bytes())
+        found = Found(store, Name(manifest.step, manifest.term), manifest, folder=path.name)
+        check_headers(found)
+    except CheckpointError as e:
+        raise type(e)(f"{label} cannot be used: {e}.") from e
+    return Place(label, (Tier(DISK, store),), None, manifest.step, manifest.term, alone=found)
+
+
+def _of_run(run_dir: RunDir) -> Place:
+    tiers = [Tier(DISK, Folder(run_dir.checkpoints))]
+    if remote := _remote(run_dir):
+        tiers.append(Tier(REMOTE, store_of(remote)))
+    return Place(f"run '{run_dir.name}'", tuple(tiers), run_dir)
+
+
+def _remote(run_dir: RunDir) -> str | None:
+    from shoal.spec import load
+
+    if not run_dir.spec_file.exists():
+        return None
+    run = load(run_dir.spec_file).run
+    return None if run.checkpoint.remote is None else f"{str(run.checkpoint.remote).rstrip('/')}/{run.name}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

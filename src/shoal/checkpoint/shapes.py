@@ -1,0 +1,60 @@
+"""The model that a checkpoint, a run file or a Hugging Face folder describes. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal.checkpoint.find import Found
+from shoal.errors import SetupError, SpecError, UsageError
+from shoal.spec.hf_config import from_hf
+from shoal.spec.model import Model
+
+_SOURCES = ("preset", "weights")  # where a shape came from; no part of it
+
+
+def model_of(found: Found) -> Model | None:
+    """The model section that is in a checkpoint's manifest; None where none is."""
+    spec = found.extra.get("spec")
+    fields = spec.get("model") if isinstance(spec, Mapping) else None
+    if not isinstance(fields, Mapping):
+        return None
+    try:
+        return Model(**without_sources(fields))
+    except ValidationError as e:
+        problem = e.errors()[0]
+        place = ".".join(map(str, ("model", *problem["loc"])))
+        raise SpecError(
+            f"{found.where} was saved with a {place} that this Shoal does not know ({problem['msg']})."
+        ) from e
+
+
+def without_sources(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in _SOURCES}
+
+
+def model_like(path: Path) -> Model:
+    """From a run file, a config.json, or the folder that holds one."""
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise UsageError(f"--like names {path}, which is not there: name a run file or a Hugging Face folder.")
+    if path.suffix == ".json":
+        return model_of_config(path)
+    from shoal.spec import load
+
+    return Model(**without_sources(load(path).run.model.model_dump()))
+
+
+def model_of_config(file: Path) -> Model:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise SetupError(f"{file} cannot be read as JSON ({e}).") from e
+    if not isinstance(config, dict):
+        raise SetupError(f"{file} is not the config of a Hugging Face model.")
+    return Model(**from_hf(config))

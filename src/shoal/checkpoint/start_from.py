@@ -1,0 +1,115 @@
+"""The weights that a run starts from: a Hugging Face folder, or a checkpoint of Shoal's (a run's, or an imported one).
+
+Of a checkpoint each process reads the slices that hold its own part, and no others; optimizer state is not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from shoal.checkpoint import peers
+from shoal.checkpoint.boxes import read_box
+from shoal.checkpoint.find import Found, open_checkpoint
+from shoal.checkpoint.locate import place_of
+from shoal.checkpoint.manifest import Dims
+from shoal.checkpoint.names import Name
+from shoal.checkpoint.words import words_of
+from shoal.errors import CheckpointError, DataError, ShoalError
+from shoal.model.decoder import Decoder
+from shoal.model.hf import load_weights as load_hf
+from shoal.model.init import Rows, clear_buffers, fill, fill_stack
+from shoal.spec.shape import Shape
+
+_PREFIX = "model."
+_MAY_BE_MISSING = "ffn.bias"  # of a router; where other programs have none it begins at zero
+
+
+def load_weights(model: nn.Module | Sequence[nn.Module], where: str | os.PathLike[str]) -> None:
+    """Fills a Decoder, or some stretches of one, sharded or not. Collective. Nothing is changed unless all fits."""
+    if (Path(where) / "config.json").is_file():
+        load_hf(model, where)
+        return
+    stretches = [model] if isinstance(model, nn.Module) else list(model)
+    words = None
+    found: Found | None = None
+    try:
+        found, _ = place_of(str(where), Path.cwd()).take(lambda found: found, lambda words: None)
+        check_fits(
+            {n.removeprefix(_PREFIX): e.shape for n, e in found.manifest.tensors.items() if n.startswith(_PREFIX)},
+            stretches[0].shape,  # type: ignore[arg-type]  # a Decoder's
+            found.where,
+        )
+    except Exception as e:
+        words = words_of(e)
+    _all_well(words)
+    assert found is not None
+    try:
+        found = _of_rank_0(found)
+        for stretch in stretches:
+            _fill(stretch, found)
+    except ShoalError as e:
+        words = words_of(e)
+    _all_well(words)
+
+
+def check_fits(held: Mapping[str, Dims], shape: Shape, where: str) -> None:
+    """Refuses what has not exactly the tensors of a model of this shape; one sentence that names the first."""
+    with torch.device("meta"):
+        wanted = {name: tuple(t.shape) for name, t in Decoder(shape).state_dict().items()}
+    if missing := [name for name in wanted if name not in held and not name.endswith(_MAY_BE_MISSING)]:
+        raise DataError(f"{where} lacks the tensor '{missing[0]}'{_more(missing)}, which a model of this shape has.")
+    if extra := [name for name in held if name not in wanted]:
+        raise DataError(f"{where} has the tensor '{extra[0]}'{_more(extra)}, which a model of this shape has not.")
+    for name, size in held.items():
+        if size != wanted[name]:
+            raise DataError(f"{where}: '{name}' is {list(size)}, but a model of this shape needs {list(wanted[name])}.")
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _fill(stretch: nn.Module, found: Found) -> None:
+    clear_buffers(stretch)
+    for name, tensor in _tensors(stretch):
+        stored = f"{_PREFIX}{name}"
+        if stored not in found.manifest.tensors:
+            continue
+        if tensor.ndim == 3:
+            fill_stack(tensor, partial(_of_stack, found, stored))
+        else:
+            fill(tensor, partial(_rows, found, stored))
+
+
+def _tensors(stretch: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from stretch.named_parameters()
+    yield from stretch.named_buffers()
+
+
+def _rows(found: Found, name: str, shape: torch.Size, rows: slice) -> Tensor:
+    return read_box(found, name, (rows.start, *(0 for _ in shape[1:])), (rows.stop - rows.start, *shape[1:]))
+
+
+def _of_stack(found: Found, name: str, place: int) -> Rows:
+    def rows_of(shape: torch.Size, rows: slice) -> Tensor:
+        return read_box(found, name, (place, rows.start, 0), (1, rows.stop - rows.start, shape[1]))[0]
+
+    return rows_of
+
+
+def _all_well(words: str | None) -> None:
+    """All ranks go on, or all end with the same sentence."""
+    if failed := peers.first_error(words):
+        raise CheckpointError(failed[1])
+
+
+def _of_rank_0(found: Found) -> Found:
+    """What rank 0 has found is what all take: a run that is still saving may have published another one meanwhile."""
+    name = Name(peers.from_rank_0(found.name.step), peers.from_rank_0(found.name.term))
+    return found if name == found.name else open_checkpoint(found.store, name)
