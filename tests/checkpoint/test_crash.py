@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from tests.ranks import rank_outcomes, run_ranks
 
 from shoal import checkpoint
-from shoal.checkpoint import files, publish, saving
+from shoal.checkpoint import Name, faults, ledger, saving
+from shoal.checkpoint import store as stores
 
 MIB = 1 << 20
 
@@ -35,66 +37,73 @@ def restored_step(root: Path) -> int:
     return found.step
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def names(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.name != ledger.LEDGER)
 
 
-def die_in(owner: Any, name: str, after: bool = False) -> None:
-    """Replaces a function by one that dies when it is called (or when it has done its work)."""
-    original: Callable[..., Any] = getattr(owner, name)
+def arm(fault: str) -> None:
+    """As SHOAL_FAULT would, which is read when a process starts."""
+    faults._fault = faults._parse(fault)
+    assert faults._fault is not None
 
-    def dying(*args: Any, **kwargs: Any) -> None:
-        if after:
-            original(*args, **kwargs)
-        die()
 
-    setattr(owner, name, dying)
+def die_in_the_middle_of_the_tensors() -> None:
+    real, slices = saving.bytes_of, []
+
+    def bytes_of(tensor: torch.Tensor) -> memoryview:
+        slices.append(tensor)
+        if len(slices) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(tensor)
+
+    saving.bytes_of = bytes_of
 
 
 # Where it is tried: which rank dies, and how it is made to die there.
 POINTS: dict[str, tuple[int, Callable[[], None]]] = {
-    "rank 1 in the middle of its tensors": (1, lambda: die_in(saving, "_bytes")),
-    "rank 1 before its part is known": (1, lambda: die_in(files, "write_small")),
-    "rank 0 in the middle of its tensors": (0, lambda: die_in(saving, "_bytes")),
-    "rank 0 before the manifest": (0, lambda: die_in(saving, "encode")),
-    "rank 0 before the publish": (0, lambda: die_in(saving, "publish")),
+    **{point: (int(point[-1]), partial(arm, point)) for point in ("write@1", "written@1", "part@1", "written@0")},
+    **{f"{point}@0": (0, partial(arm, point)) for point in ("before-read-back", "before-manifest", "before-publish")},
+    "rank 1 in the middle of its tensors": (1, die_in_the_middle_of_the_tensors),
 }
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_in_the_middle_of_a_save_the_previous_one_is_the_newest(point: str, tmp_path: Path) -> None:
-    victim, arm = POINTS[point]
+    victim, make_it_die = POINTS[point]
 
     def work(rank: int, world: int) -> None:
-        checkpoint.save(tmp_path, 1, state(1), {}, attempt=0)
+        checkpoint.save(tmp_path, 1, state(1), {}, piece_bytes=4096)
         if rank == victim:
-            arm()
-        checkpoint.save(tmp_path, 2, state(2), {}, attempt=0)
+            make_it_die()
+        checkpoint.save(tmp_path, 2, state(2), {}, piece_bytes=4096)
 
     outcomes = rank_outcomes(work, 2, timeout_s=60)
     assert outcomes[victim].status == -signal.SIGKILL
     assert outcomes[1 - victim].status != 0, "the other rank lost its peer and must not believe that it saved"
     assert restored_step(tmp_path) == 1
 
-    # The next attempt saves the same step, and sweeps up what the dead one left.
+    # The next term saves the same step, and sweeps up what the dead one left.
     def again(rank: int, world: int) -> None:
-        checkpoint.save(tmp_path, 2, state(2), {}, attempt=1)
+        checkpoint.save(tmp_path, 2, state(2), {}, term=1)
         if rank == 0:
-            checkpoint.prune(tmp_path, keep=2, attempt=1)
+            checkpoint.prune(tmp_path, keep=2, term=1)
 
     run_ranks(again, 2)
     assert restored_step(tmp_path) == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    assert names(tmp_path) == ["step-00000001-term-0", "step-00000002-term-1"]
 
 
 def test_killed_right_after_the_publish_the_new_one_is_the_newest(tmp_path: Path) -> None:
     def work(rank: int, world: int) -> None:
         checkpoint.save(tmp_path, 1, state(1), {})
-        die_in(saving, "publish", after=True)
+        arm("published")
         checkpoint.save(tmp_path, 2, state(2), {})
 
     assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
     assert restored_step(tmp_path) == 2
+    assert Name(2, 0) not in ledger.read(stores.Folder(tmp_path)).published, "killed before the ledger knew"
+    checkpoint.prune(tmp_path, keep=2)
+    assert Name(2, 0) in ledger.read(stores.Folder(tmp_path)).published
 
 
 def test_killed_while_an_old_one_is_deleted_nothing_half_deleted_is_seen(tmp_path: Path) -> None:
@@ -102,15 +111,15 @@ def test_killed_while_an_old_one_is_deleted_nothing_half_deleted_is_seen(tmp_pat
         checkpoint.save(tmp_path, step, state(step), {})
 
     def work(rank: int, world: int) -> None:
-        real_rmtree = publish.shutil.rmtree
+        real_rmtree = stores.shutil.rmtree
 
         def half(path: Path, **kwargs: Any) -> None:
             if path.exists():
                 next(path.glob("*.safetensors")).unlink()
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
             real_rmtree(path, **kwargs)
 
-        publish.shutil.rmtree = half
+        stores.shutil.rmtree = half
         checkpoint.prune(tmp_path, keep=1)
 
     assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
@@ -118,7 +127,30 @@ def test_killed_while_an_old_one_is_deleted_nothing_half_deleted_is_seen(tmp_pat
     assert found is not None
     assert (found.step, found.skipped) == (2, ())
     checkpoint.prune(tmp_path, keep=1)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
+    assert names(tmp_path) == ["step-00000002-term-0"]
+
+
+def test_killed_between_two_deletions_the_newest_is_there(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, state(step), {})
+
+    def work(rank: int, world: int) -> None:
+        real, seen = faults.reach, []
+
+        def reach(point: str) -> None:
+            seen.append(point)
+            if len(seen) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(point)
+
+        faults.reach = reach
+        checkpoint.prune(tmp_path, keep=1)
+
+    assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
+    assert names(tmp_path) == ["step-00000002-term-0", "step-00000003-term-0"]
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.skipped) == (3, ())
 
 
 def test_a_full_disk_fails_the_save_on_all_ranks_and_training_goes_on(tiny_disk: Path) -> None:
@@ -135,7 +167,7 @@ def test_a_full_disk_fails_the_save_on_all_ranks_and_training_goes_on(tiny_disk:
     first, second = run_ranks(work, 2)
     assert first == second
     assert all(os.strerror(errno.ENOSPC) in words and "rank " in words for words in first)
-    assert sorted(p.name for p in tiny_disk.iterdir()) == ["step-00000001", "step-00000003"]
+    assert names(tiny_disk) == ["step-00000001-term-0", "step-00000003-term-0"]
     assert restored_step(tiny_disk) == 3
 
 
@@ -168,7 +200,7 @@ def test_a_file_size_limit_on_one_rank_fails_all_of_them_alike(tmp_path: Path) -
     assert "rank 1" in first
     assert os.strerror(errno.EFBIG) in first
     assert seconds < 20
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert names(tmp_path) == ["step-00000001-term-0"]
     assert restored_step(tmp_path) == 1
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,10 +14,15 @@ import torch
 from tests.ranks import run_ranks
 
 from shoal import checkpoint
+from shoal.checkpoint import Name, ledger
 from shoal.checkpoint import manifest as manifests
-from shoal.errors import CheckpointError
+from shoal.checkpoint.find import newest_readable
+from shoal.checkpoint.names import MANIFEST
+from shoal.checkpoint.store import Folder
+from shoal.errors import WRONG_ENVIRONMENT, CheckpointError, SetupError, TransientError
 
 FILE = "rank-00000.safetensors"
+NEWEST = Name(3, 1)
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -28,11 +34,11 @@ def state(value: float) -> dict[str, torch.Tensor]:
 def root(tmp_path: Path) -> Path:
     """Steps 1, 2 and 3, where the tensors of step n hold n."""
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, state(step), {"step": step}, piece_bytes=200)
+        checkpoint.save(tmp_path, step, state(step), {"step": step}, term=1, piece_bytes=200)
     return tmp_path
 
 
-def restored(root: Path) -> tuple[int, str]:
+def restored(root: Path | list[Path]) -> tuple[int, str]:
     """(the step that was loaded, what was said about newer ones)"""
     tensors = state(0)
     found = checkpoint.restore(root, tensors)
@@ -43,7 +49,7 @@ def restored(root: Path) -> tuple[int, str]:
 
 
 def newest_folder(root: Path) -> Path:
-    return root / "step-00000003"
+    return root / str(NEWEST)
 
 
 def flip(path: Path, bit: int) -> None:
@@ -75,28 +81,28 @@ def delete_file(folder: Path) -> None:
 
 
 def delete_manifest(folder: Path) -> None:
-    (folder / manifests.MANIFEST).unlink()
+    (folder / MANIFEST).unlink()
 
 
 def garble_manifest(folder: Path) -> None:
-    (folder / manifests.MANIFEST).write_text("{ not json")
+    (folder / MANIFEST).write_text("{ not json")
 
 
 def empty_manifest(folder: Path) -> None:
-    (folder / manifests.MANIFEST).write_bytes(b"")
+    (folder / MANIFEST).write_bytes(b"")
 
 
 def change_manifest(folder: Path) -> None:
-    path = folder / manifests.MANIFEST
+    path = folder / MANIFEST
     path.write_text(path.read_text().replace('"extra":{"step":3}', '"extra":{"step":9}'))
 
 
 def take_file_of_another_step(folder: Path) -> None:
-    shutil.copy(folder.parent / "step-00000002" / FILE, folder / FILE)
+    shutil.copy(folder.parent / "step-00000002-term-1" / FILE, folder / FILE)
 
 
 def take_manifest_of_another_step(folder: Path) -> None:
-    shutil.copy(folder.parent / "step-00000002" / manifests.MANIFEST, folder / manifests.MANIFEST)
+    shutil.copy(folder.parent / "step-00000002-term-1" / MANIFEST, folder / MANIFEST)
 
 
 def put_a_folder_in_place_of_the_file(folder: Path) -> None:
@@ -115,7 +121,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     empty_manifest: "manifest.json is damaged",
     change_manifest: "manifest.json is damaged",
     take_file_of_another_step: "a file from elsewhere",
-    take_manifest_of_another_step: "that of step 2",
+    take_manifest_of_another_step: "that of step-00000002-term-1",
     put_a_folder_in_place_of_the_file: FILE,
 }
 
@@ -125,8 +131,15 @@ def test_damage_to_the_newest_is_noticed_and_the_one_before_is_used(damage: Call
     damage(newest_folder(root))
     step, said = restored(root)
     assert step == 2
-    assert said.startswith("step-00000003: ")
+    assert said.startswith(f"{NEWEST}: ")
     assert DAMAGES[damage] in said
+    # It is quarantined with the reason, which is said again and not looked for again.
+    assert DAMAGES[damage] in ledger.quarantine_reason(Folder(root), NEWEST)
+    again = checkpoint.restore(root, state(0))
+    assert again is not None
+    assert again.step == 2
+    assert [(bad.name, bad.known) for bad in again.skipped] == [(NEWEST, True)]
+    assert DAMAGES[damage] in str(again.skipped[0])
 
 
 def test_nothing_is_said_when_nothing_is_wrong(root: Path) -> None:
@@ -134,12 +147,17 @@ def test_nothing_is_said_when_nothing_is_wrong(root: Path) -> None:
 
 
 def test_two_bad_ones_are_both_named_and_the_third_is_used(root: Path) -> None:
-    flip_data(root / "step-00000003")
-    truncate(root / "step-00000002")
+    flip_data(root / "step-00000003-term-1")
+    truncate(root / "step-00000002-term-1")
     step, said = restored(root)
     assert step == 1
-    assert "step-00000003" in said
-    assert "step-00000002" in said
+    assert "step-00000003-term-1" in said
+    assert "step-00000002-term-1" in said
+
+
+def test_a_published_one_that_is_gone_is_noticed(root: Path) -> None:
+    shutil.rmtree(newest_folder(root))
+    assert restored(root) == (2, f"{NEWEST}: it was published, and is gone")
 
 
 def test_no_bit_of_a_checkpoint_can_flip_unnoticed(root: Path) -> None:
@@ -150,6 +168,7 @@ def test_no_bit_of_a_checkpoint_can_flip_unnoticed(root: Path) -> None:
             flip(path, bit)
             assert restored(root)[0] == 2, f"bit {bit} of {path.name}"
             flip(path, bit)
+            ledger.release(Folder(root), NEWEST)
     assert restored(root) == (3, "")
 
 
@@ -166,7 +185,7 @@ def test_a_bit_that_only_one_rank_reads_makes_all_ranks_fall_back_together(tmp_p
         for step in (1, 2):
             checkpoint.save(tmp_path, step, sharded(step), {})
         if rank == 1:
-            flip_data_of_rank_1 = tmp_path / "step-00000002" / "rank-00001.safetensors"
+            flip_data_of_rank_1 = tmp_path / "step-00000002-term-0" / "rank-00001.safetensors"
             flip(flip_data_of_rank_1, flip_data_of_rank_1.stat().st_size * 8 - 1)
         torch.distributed.barrier()
         tensors = sharded(0)
@@ -182,9 +201,11 @@ def test_a_bit_that_only_one_rank_reads_makes_all_ranks_fall_back_together(tmp_p
 
 def test_history_that_is_all_bad_is_an_error_and_not_a_fresh_start(root: Path) -> None:
     for step in (1, 2, 3):
-        delete_manifest(root / f"step-{step:08d}")
-    with pytest.raises(CheckpointError, match=r"step-00000003: .*step-00000001: "):
+        delete_manifest(root / f"step-{step:08d}-term-1")
+    with pytest.raises(CheckpointError, match=r"step-00000003-term-1: .*step-00000001-term-1: ") as e:
         checkpoint.restore(root, state(0))
+    assert e.value.exit_code == WRONG_ENVIRONMENT
+    assert "\n" not in str(e.value)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         checkpoint.newest(root)
 
@@ -198,12 +219,23 @@ def test_files_that_do_not_belong_are_ignored(root: Path) -> None:
     (newest_folder(root) / ".nfs0001").write_text("left by a file server")
     (root / "notes.txt").write_text("mine")
     (root / "step-later").mkdir()
-    (root / "step-00000009").write_text("a file, no checkpoint")
+    (root / "step-00000009").mkdir()
+    (root / "step-00000009-term-01").mkdir()
+    (root / ledger.LEDGER / "published-later.json").write_text("{}")
     assert restored(root) == (3, "")
 
 
+def test_what_has_the_name_of_a_checkpoint_and_is_none_is_said(root: Path) -> None:
+    (root / "step-00000009-term-1").write_text("a file")
+    (root / "step-00000008-term-1").mkdir()
+    step, said = restored(root)
+    assert step == 3
+    assert "step-00000009-term-1: manifest.json cannot be read" in said
+    assert "step-00000008-term-1: it has no manifest.json" in said
+
+
 def test_a_checkpoint_of_a_newer_shoal_is_not_passed_over_in_silence(root: Path) -> None:
-    path = newest_folder(root) / manifests.MANIFEST
+    path = newest_folder(root) / MANIFEST
     head = path.read_bytes().rpartition(b",")[0].replace(b'"version":1', b'"version":2')
     path.write_bytes(head + manifests._seal(head))
     with pytest.raises(CheckpointError, match="newer Shoal"):
@@ -211,7 +243,7 @@ def test_a_checkpoint_of_a_newer_shoal_is_not_passed_over_in_silence(root: Path)
 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(root: Path) -> None:
-    path = newest_folder(root) / manifests.MANIFEST
+    path = newest_folder(root) / MANIFEST
     head = path.read_bytes().rpartition(b",")[0].replace(b'"rank-00000.safetensors"', b'"../rank-00000.safetensors"')
     path.write_bytes(head + manifests._seal(head))
     step, said = restored(root)
@@ -230,15 +262,84 @@ def test_newest_with_verify_reads_everything(root: Path) -> None:
     checkpoint.verify(thorough)
 
 
-def test_saving_a_step_again_keeps_the_good_one_and_replaces_a_bad_one(root: Path) -> None:
-    before = (newest_folder(root) / manifests.MANIFEST).read_bytes()
-    again = checkpoint.save(root, 3, state(3), {"step": 3}, attempt=1)
-    assert again.kept
-    assert (newest_folder(root) / manifests.MANIFEST).read_bytes() == before
+@pytest.fixture
+def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(root, tmp_path_factory.mktemp("elsewhere") / "checkpoints"))
 
-    flip_data(newest_folder(root))  # the cheap check does not see it
-    again = checkpoint.save(root, 3, state(3), {"step": 3}, attempt=2)
-    assert not again.kept
-    assert restored(root) == (3, "")
-    attempt = json.loads((newest_folder(root) / manifests.MANIFEST).read_text())["attempt"]
-    assert attempt == 2
+
+def test_a_copy_elsewhere_is_used_before_an_older_step(root: Path, copy: Path) -> None:
+    flip_data(newest_folder(root))
+    assert restored([root, copy])[0] == 3
+    flip_data(newest_folder(copy))
+    assert restored([root, copy])[0] == 2
+
+
+def test_who_reads_the_weights_alone_takes_the_copy_too(root: Path, copy: Path) -> None:
+    flip_data(newest_folder(root))
+    heard: list[str] = []
+    found, weights = newest_readable([root, copy], checkpoint.read_full, heard.append)
+    assert found.where == str(newest_folder(copy))
+    assert (weights["w"] == 3).all()
+    assert len(heard) == 1
+    for broken in (newest_folder(copy), root / "step-00000002-term-1", copy / "step-00000002-term-1"):
+        delete_manifest(broken)
+    heard.clear()
+    found, weights = newest_readable([root, copy], checkpoint.read_full, heard.append)
+    assert (weights["w"] == 1).all()
+    assert len(heard) == 4, "each copy that was not taken is said"
+
+
+class Refusing(Folder):
+    """A disk on which the system refuses to read one file."""
+
+    def __init__(self, root: Path, name: str, number: int) -> None:
+        super().__init__(root)
+        self.name, self.number = name, number
+
+    def read(self, name: str) -> bytes:
+        self._refuse(name)
+        return super().read(name)
+
+    def read_into(self, name: str, at: int, into: memoryview) -> None:
+        self._refuse(name)
+        super().read_into(name, at, into)
+
+    def _refuse(self, name: str) -> None:
+        if name == self.name:
+            raise OSError(self.number, os.strerror(self.number), name)
+
+
+@pytest.mark.parametrize("file", [FILE, MANIFEST])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ELOOP], ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_is_bad(root: Path, file: str, number: int) -> None:
+    tensors = state(0)
+    found = checkpoint.restore(Refusing(root, f"{NEWEST}/{file}", number), tensors)
+    assert found is not None
+    assert found.step == 2
+    assert os.strerror(number) in str(found.skipped[0])
+
+
+@pytest.mark.parametrize("file", [FILE, MANIFEST])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT], ids=errno.errorcode.get)
+def test_a_limit_of_the_process_or_the_network_is_not_taken_for_damage(root: Path, file: str, number: int) -> None:
+    with pytest.raises(TransientError, match=f"{NEWEST}/{file} cannot be read now"):
+        checkpoint.restore(Refusing(root, f"{NEWEST}/{file}", number), state(0))
+    assert restored(root) == (3, ""), "nothing was quarantined"
+
+
+class Unlisted(Folder):
+    def __init__(self, root: Path, number: int) -> None:
+        super().__init__(root)
+        self.number = number
+
+    def list(self, folder: str = "") -> list[str]:
+        raise OSError(self.number, os.strerror(self.number), str(self.root))
+
+
+def test_a_folder_that_cannot_be_listed_is_no_fresh_start(root: Path) -> None:
+    with pytest.raises(TransientError, match="cannot be listed"):
+        checkpoint.newest(Unlisted(root, errno.EIO))
+    with pytest.raises(SetupError, match="cannot be listed"):
+        checkpoint.newest(Unlisted(root, errno.EACCES))
+    with pytest.raises(CheckpointError, match="cannot be listed"):
+        checkpoint.restore(Unlisted(root, errno.EACCES), state(0))
