@@ -30,12 +30,12 @@ class S3Server:
         parts = ["s3", "master", "volume", "filer"]
         ports = free_ports(2 * len(parts))
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
-        self._sockets = [Path(f"/tmp/seaweedfs-{part}-grpc-{ports[2 * i + 1]}.sock") for i, part in enumerate(parts)]
+        self._ports = ports
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
             binary, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-            f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=50",
+            f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=1024", "-volume.max=100",
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.electionTimeout=1s", "-master.telemetry=false",
             *(f"-{part}.port={ports[2 * i]}" for i, part in enumerate(parts)),
             *(f"-{part}.port.grpc={ports[2 * i + 1]}" for i, part in enumerate(parts)),
@@ -91,8 +91,9 @@ class S3Server:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(10)
             self._process = None
-            for path in self._sockets:  # where it puts them is not ours to choose
-                path.unlink(missing_ok=True)
+            for port in self._ports:  # where it puts its sockets is not ours to choose
+                for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                    path.unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """It accepts connections and answers nothing, until `thaw`."""
