@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -19,8 +20,9 @@ import torch
 from tests.ranks import rank_outcomes, run_ranks
 
 from shoal import checkpoint
-from shoal.checkpoint import Name, faults, ledger, saving
+from shoal.checkpoint import Name, faults, ledger, peers, saving
 from shoal.checkpoint import store as stores
+from shoal.errors import WRONG_ENVIRONMENT
 
 MIB = 1 << 20
 
@@ -229,3 +231,75 @@ def test_a_state_that_the_ranks_see_differently_is_not_published(tmp_path: Path)
     assert said[0] == said[1]
     assert "do not cover it exactly once" in said[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_is_written_once(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, state(1), {}, term=1)
+    with pytest.raises(checkpoint.SaveError, match="step-00000001-term-1 is there already"):
+        checkpoint.save(tmp_path, 1, state(9), {}, term=1)
+    assert restored_step(tmp_path) == 1
+    checkpoint.save(tmp_path, 1, state(1), {}, term=2)
+    assert names(tmp_path) == ["step-00000001-term-1", "step-00000001-term-2"]
+
+
+def test_a_writer_that_was_replaced_publishes_nothing_and_all_its_ranks_end(tmp_path: Path) -> None:
+    def work(rank: int, world: int) -> tuple[int, str]:
+        term = ledger.claim([stores.Folder(tmp_path)], -1) if rank == 0 else 0
+        term = peers.from_rank_0(term)
+        checkpoint.save(tmp_path, 1, state(1), {}, term)
+        if rank == 0:
+            assert ledger.claim([stores.Folder(tmp_path)], 1) == term + 1
+        with pytest.raises(ledger.Fenced) as e:
+            checkpoint.save(tmp_path, 2, state(2), {}, term)
+        return e.value.exit_code, str(e.value)
+
+    first, second = run_ranks(work, 2)
+    assert first == second
+    assert first[0] == WRONG_ENVIRONMENT
+    assert "term 2 has taken over" in first[1]
+    assert names(tmp_path) == ["step-00000001-term-1"]
+
+
+def test_a_ledger_that_was_deleted_gives_no_term_twice_and_no_old_branch_back(tmp_path: Path) -> None:
+    folder = [stores.Folder(tmp_path)]
+    assert ledger.claim(folder, -1) == 1
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, state(step), {}, term=1)
+    assert ledger.claim(folder, 1) == 2  # somebody went back to step 1, on purpose or because 2 and 3 were bad
+    checkpoint.save(tmp_path, 2, state(2), {}, term=2)
+    assert restored_step(tmp_path) == 2
+    shutil.rmtree(tmp_path / ledger.LEDGER)
+    assert restored_step(tmp_path) == 2, "and not 3, which is of the branch that was left"
+    assert ledger.claim(folder, 2) == 3
+    checkpoint.save(tmp_path, 3, state(3), {}, term=3)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.name == Name(3, 3)
+
+
+def test_a_stray_folder_with_a_later_term_in_its_name_hides_nothing(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 5, state(5), {}, term=1)
+    shutil.copytree(tmp_path / "step-00000005-term-1", tmp_path / "step-00000001-term-7")
+    assert restored_step(tmp_path) == 5
+    assert ledger.claim([stores.Folder(tmp_path)], 5) == 8
+
+
+def test_what_a_rank_said_of_its_file_is_sealed_until_the_manifest_is_written(tmp_path: Path) -> None:
+    def work(rank: int, world: int) -> str:
+        real = faults.reach
+
+        def reach(point: str) -> None:
+            if point == "part" and rank == 1:
+                path = next(tmp_path.glob(".tmp-*/rank-00001.json"))
+                path.write_text(path.read_text().replace('"w"', '"x"'))
+            real(point)
+
+        faults.reach = reach
+        with pytest.raises(checkpoint.SaveError) as e:
+            checkpoint.save(tmp_path, 1, state(1), {})
+        return str(e.value)
+
+    said = run_ranks(work, 2)
+    assert said[0] == said[1]
+    assert "what a rank said of its file is damaged" in said[0]
+    assert names(tmp_path) == []

@@ -237,7 +237,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none_is_said(root: Path) -> No
 def test_a_checkpoint_of_a_newer_shoal_is_not_passed_over_in_silence(root: Path) -> None:
     path = newest_folder(root) / MANIFEST
     head = path.read_bytes().rpartition(b",")[0].replace(b'"version":1', b'"version":2')
-    path.write_bytes(head + manifests._seal(head))
+    path.write_bytes(head + manifests.seal(head))
     with pytest.raises(CheckpointError, match="newer Shoal"):
         checkpoint.newest(root)
 
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_a_newer_shoal_is_not_passed_over_in_silence(root: Path)
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(root: Path) -> None:
     path = newest_folder(root) / MANIFEST
     head = path.read_bytes().rpartition(b",")[0].replace(b'"rank-00000.safetensors"', b'"../rank-00000.safetensors"')
-    path.write_bytes(head + manifests._seal(head))
+    path.write_bytes(head + manifests.seal(head))
     step, said = restored(root)
     assert step == 2
     assert "not one of a checkpoint" in said

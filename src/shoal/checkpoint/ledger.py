@@ -79,10 +79,17 @@ def claim(stores: Sequence[Store], from_step: int) -> int:
     for again in range(_TRIES):
         if again:
             time.sleep(random.uniform(0.05, 0.3) * again)
-        mine = Claim(1 + max(read(store).term for store in stores), from_step, secrets.token_hex(4))
+        mine = Claim(1 + max(map(_highest, stores)), from_step, secrets.token_hex(4))
         if all(_take(store, mine) for store in stores):
             return mine.term
     raise TransientError(f"another start of this run claims {stores[0].where} at the same time; only one can go on.")
+
+
+def _highest(store: Store) -> int:
+    """Of all terms that have left a trace: one that was used is never used again, even where its claim is lost."""
+    book = read(store)
+    names = {name for entry in store.list() if (name := Name.of(entry))} | book.published | book.quarantined
+    return max([book.term, *(name.term for name in names)])
 
 
 def _take(store: Store, mine: Claim) -> bool:

@@ -98,13 +98,12 @@ def encode(manifest: Manifest) -> bytes:
     members += [f"{_json(key)}:{_json(fields[key])}" for key in ("step", "term", "world", "saved_at", "extra")]
     members += [f"{_json(key)}:{_lines(fields[key])}" for key in ("files", "tensors")]
     head = ",\n".join(members).encode()
-    return head + _seal(head)
+    return head + seal(head)
 
 
 def decode(data: bytes) -> Manifest:
     """The manifest, or `Corrupt` with the reason."""
-    head, _, tail = data.rpartition(b",")
-    if b"," + tail != _seal(head):
+    if not sealed(data):
         raise Corrupt("its manifest.json is damaged (its checksum does not match)")
     try:
         fields = json.loads(data)
@@ -195,8 +194,15 @@ def merge(parts: Iterable[Mapping[str, Entry]]) -> dict[str, Entry]:
     return dict(sorted(merged.items()))
 
 
-def _seal(head: bytes) -> bytes:
+def seal(head: bytes) -> bytes:
+    """The end of a JSON object: its last member is the checksum of all bytes before the last comma."""
     return b',\n"xxh3_128":"%s"}\n' % xxh3_128_hexdigest(head).encode()
+
+
+def sealed(data: bytes) -> bool:
+    """Whether no byte has changed since."""
+    head, _, tail = data.rpartition(b",")
+    return b"," + tail == seal(head)
 
 
 def _lines(table: dict[str, Any]) -> str:

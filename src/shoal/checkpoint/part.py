@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 from shoal.checkpoint import faults
 from shoal.checkpoint.files import Item, header_of, write
-from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of
+from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.store import Store
 
@@ -56,9 +56,10 @@ def write_part(
     store: Store, name: Name, rank: int, world: int, contents: Contents, slices: Iterable[memoryview]
 ) -> Part:
     """Writes a rank's file into the staging folder, and then what it wrote; both are durable when this returns."""
-    folder, file_name, header = store.staging(str(name)), rank_file(rank), contents.header(name)
+    folder, header = store.staging(str(name)), contents.header(name)
+    _forget(store, folder, rank)
     faults.reach("write")
-    file, digests = write(store, f"{folder}/{file_name}", header, slices)
+    file, digests = write(store, f"{folder}/{rank_file(rank)}", header, slices)
     faults.reach("written")
     part = part_of(rank, world, contents, digests, file)
     store.put(f"{folder}/{part_file(rank)}", encode_part(part))
@@ -69,6 +70,7 @@ def write_part(
 def write_known(store: Store, name: Name, rank: int, chunks: Iterable[memoryview], part: Callable[[], Part]) -> Part:
     """The same for a file that lies ready in memory, while its checksums are still being taken."""
     folder = store.staging(str(name))
+    _forget(store, folder, rank)
     faults.reach("write")
     store.write(f"{folder}/{rank_file(rank)}", chunks)
     faults.reach("written")
@@ -84,7 +86,8 @@ def part_of(rank: int, world: int, contents: Contents, digests: Sequence[str], f
 
 
 def encode_part(part: Part) -> bytes:
-    return json.dumps(asdict(part), separators=(",", ":")).encode()
+    head = json.dumps(asdict(part), separators=(",", ":")).encode().removesuffix(b"}")
+    return head + seal(head)
 
 
 def encode_contents(contents: Contents) -> str:
@@ -100,12 +103,19 @@ def decode_contents(text: str) -> Contents:
 
 
 def decode_part(data: bytes) -> Part:
+    if not sealed(data):
+        raise Corrupt("what a rank said of its file is damaged (its checksum does not match)")
     try:
         fields = json.loads(data)
         tensors = {name: entry_of(entry) for name, entry in fields["tensors"].items()}
         return Part(fields["rank"], fields["world"], File(**fields["file"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+
+
+def _forget(store: Store, folder: str, rank: int) -> None:
+    """What an earlier try said of its file is not true of the next one."""
+    store.remove(f"{folder}/{part_file(rank)}")
 
 
 def _tables(contents: Contents, file: str, data_at: int, digests: Sequence[str]) -> dict[str, Entry]:

@@ -66,8 +66,9 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any], read_b
     faults.reach("before-manifest")
     store.put(f"{folder}/{MANIFEST}", encode(manifest))
     faults.reach("before-publish")
-    for rank in range(world):
-        store.remove(f"{folder}/{part_file(rank)}")
+    with contextlib.suppress(OSError, TransientError):  # in a bucket it is published already
+        for rank in range(world):
+            store.remove(f"{folder}/{part_file(rank)}")
     store.publish(str(name))
     faults.reach("published")
     _note(store, name)

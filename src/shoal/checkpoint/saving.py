@@ -7,6 +7,7 @@ in the background is the same, by the same parts.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,15 +29,17 @@ from shoal.checkpoint.layout import (
     pieces,
     view_of,
 )
+from shoal.checkpoint.ledger import Fenced
 from shoal.checkpoint.manifest import Entry
-from shoal.checkpoint.names import Name
+from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.part import Contents, Piece, write_part
 from shoal.checkpoint.publish import ReadBack, complete
 from shoal.checkpoint.store import Store, store_of
 from shoal.checkpoint.words import not_saved, words_of
-from shoal.errors import ShoalError, TransientError
+from shoal.errors import CheckpointError, ShoalError, TransientError
 
 PIECE_BYTES = 64 << 20
+_FENCED, _FAILED = "fenced", "failed"  # the first word of what travels between ranks: which error all of them raise
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -69,7 +72,8 @@ def save(
     copy of a plain tensor (without it: every rank), of which one writes. For a tensor of any kind, a rank that is not
     listed writes nothing of it: what it has is a copy of what another stage owns (tied embeddings).
 
-    When any rank fails, all raise the same `SaveError`, and nothing of this checkpoint remains.
+    When any rank fails, all raise the same `SaveError`, and nothing of this checkpoint remains. When a newer term has
+    taken over, all raise `Fenced`: this process must end.
     """
     began = time.perf_counter()
     rank, world = peers.here()
@@ -82,10 +86,10 @@ def save(
         written.append(write_part(store, name, rank, world, contents, slices).file.bytes)
 
     try:
-        _together(step, partial(store.remove, store.staging(str(name))), rank == 0)  # what a try before has left
+        _together(step, partial(_make_room, store, name), rank == 0)
         _together(step, write_mine)
         _together(step, partial(complete, store, name, world, extra, read_back), rank == 0)
-    except SaveError:
+    except (SaveError, Fenced):
         if rank == 0:
             _give_up(store, name)
         raise
@@ -121,16 +125,27 @@ def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:
         if mine:
             work()
     except Exception as e:  # whatever it is, the others must not wait for this rank
-        words, cause = words_of(e), e
+        words, cause = f"{_FENCED if isinstance(e, Fenced) else _FAILED} {words_of(e)}", e
     if failed := peers.first_error(words):
-        error = SaveError(not_saved(step, *failed))
-        error.rank, error.why = failed
+        kind, _, why = failed[1].partition(" ")
+        if kind == _FENCED:
+            raise Fenced(why) from cause
+        error = SaveError(not_saved(step, failed[0], why))
+        error.rank, error.why = failed[0], why
         raise error from cause
+
+
+def _make_room(store: Store, name: Name) -> None:
+    """What an earlier try has left goes; what is published stays."""
+    try:
+        store.size(f"{name}/{MANIFEST}")
+    except FileNotFoundError:
+        store.remove(store.staging(str(name)))
+        return
+    raise CheckpointError(f"{store.where}/{name} is there already, and a name is written once.")
 
 
 def _give_up(store: Store, name: Name) -> None:
     """What cannot be deleted now is deleted by the next `prune`."""
-    try:
-        store.remove(store.staging(str(name)))
-    except (OSError, ShoalError):
-        return
+    with contextlib.suppress(OSError, ShoalError):
+        _make_room(store, name)

@@ -107,13 +107,19 @@ class Folder:
         final = self.root / name
         final.parent.mkdir(parents=True, exist_ok=True)
         hidden = final.with_name(f".{final.name}.{os.getpid()}")
-        self._write(hidden, [memoryview(data)])
-        hidden.rename(final)
+        try:
+            self._write(hidden, [memoryview(data)])
+            hidden.rename(final)
+        except OSError:
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)  # the disk may be full
+            raise
         sync_folder(final.parent)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # not overwritten: whoever still reads what an earlier try wrote may go on
         self._write(path, chunks)
 
     def staging(self, name: str) -> str:

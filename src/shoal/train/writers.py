@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
-from shoal.checkpoint import ledger, peers
+from shoal.checkpoint import peers
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saver import Event, Saver
@@ -13,6 +14,7 @@ from shoal.checkpoint.saving import SaveError, save
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Store
 from shoal.checkpoint.words import not_saved
+from shoal.errors import ShoalError
 from shoal.train.saves import Savable
 
 UPLOAD_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
@@ -103,15 +105,15 @@ class AtOnce:
                     read_back=setup.read_back_of(store),
                 )
             except SaveError as e:
-                kind = "fenced" if isinstance(e.__cause__, ledger.Fenced) else "failed"
-                kind = kind if store is first else "upload-failed"
+                kind = "failed" if store is first else "upload-failed"
                 self._events.append(Event(kind, step, {"error": e.why, "rank": e.rank}))
                 break
             about = {"bytes": saved.bytes, "seconds": saved.seconds, "where": store.where, "name": str(saved.name)}
             self._events.append(Event("saved" if store is first else "uploaded", step, about))
             if setup.rank == 0:
                 known_good = self._known_good[store.where]
-                prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
+                with contextlib.suppress(OSError, ShoalError):  # one too many is no reason to end a run
+                    prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
         return time.perf_counter() - began
 
     def settle(self) -> None:
