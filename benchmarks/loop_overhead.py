@@ -35,6 +35,7 @@ from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.loop import Training, train_step
 from shoal.train.optim import Optimizers
+from shoal.train.writers import unsaved
 
 BAR = 1.03
 WARM_UP = 5
@@ -145,7 +146,7 @@ def shoal_loop(run: Run, windows: Windows, journal: Journal):
         tell=lambda kind, **fields: journal.append(kind, attempt=0, **fields),
         told_to_stop=lambda: False,
         evaluate=lambda step: None,
-        save=lambda step: None,
+        saves=unsaved(),
     )
 
     def step(i: int) -> None:

@@ -134,15 +134,16 @@ class Saver:
         return events
 
     def close(self, forget: bool = True, timeout_s: float = 10.0) -> None:
-        """The persister finishes what it has been told and goes. `forget`: what is in memory is not needed any more."""
-        self._hand_over(wait=True)
+        """The persister finishes what it has been told and goes. `forget`: what is in memory is not needed any more;
+        else nobody waits for it, and what it has not finished can be found there."""
+        self._hand_over(wait=forget)
         with contextlib.suppress(OSError):
             self._stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        self._stdout.close()
-        self._snapshots.close()
         if forget:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+            self._stdout.close()
+            self._snapshots.close()
             for slot in self.slots:
                 slot.close()
 

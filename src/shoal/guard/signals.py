@@ -8,7 +8,7 @@ import socket
 from types import FrameType, TracebackType
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)  # USR2: Slurm warns of the time limit with it
 
 
 def signal_name(number: int) -> str:

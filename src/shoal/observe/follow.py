@@ -75,8 +75,12 @@ def sentence(record: Record, name: str) -> str | None:
         case "eval":
             return f"{step}: evaluation loss {words.number(record.get('loss'))}"
         case "checkpoint":
-            took_s = duration_s(record)
-            return f"{step}: checkpoint saved ({words.size(record.get('bytes') or 0)} in {words.duration(took_s)})"
+            waited_s = float(record.get("stall_s", duration_s(record)))
+            size = words.size(record.get("bytes") or 0)
+            took, waited = words.duration(duration_s(record)), words.short(waited_s)
+            return f"{step}: checkpoint saved ({size} in {took}; training waited {waited})"
+        case "uploaded":
+            return f"{step}: checkpoint copied to {record.get('where')}"
         case "checkpoint_failed":
             return f"{step}: checkpoint not saved: {record.get('error')}"
         case "failure":

@@ -66,7 +66,9 @@ def as_json(r: Report) -> dict[str, Any]:
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
         "router": r.history.routers[-1] if r.history.routers else None,
-        "checkpoints": [{k: c.get(k) for k in ("step", "bytes", "path")} for c in r.history.checkpoints],
+        "checkpoints": [
+            {k: c.get(k) for k in ("step", "bytes", "path", "stall_s", "persist_s")} for c in r.history.checkpoints
+        ],
         "checkpoints_failed": r.history.checkpoints_failed,
         "traffic": traffic.newest(r.history.traffic),
         "digest": r.history.digest,
@@ -121,7 +123,7 @@ def _results(r: Report) -> str:
     mfu = f"{words.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
     lines = [
         f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}",
-        f"step        {_ms(s.step_s)} median, {_ms(s.step_p5_s)} to {_ms(s.step_p95_s)} (5th to 95th percentile), "
+        f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} (5th to 95th percentile), "
         f"{words.percent(s.data_wait_share)} of it waiting for data",
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
         f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
@@ -135,6 +137,9 @@ def _results(r: Report) -> str:
         failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""
         size = words.size(last.get("bytes") or 0)
         lines.append(f"checkpoints {len(found.checkpoints)} saved, the newest at step {last['step']} ({size}){failed}")
+        if stalls := sorted(float(c["stall_s"]) for c in found.checkpoints if "stall_s" in c):
+            median, most = words.short(stalls[len(stalls) // 2]), words.short(stalls[-1])
+            lines.append(f"            training waited {median} for one (median), {most} at most")
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)
@@ -185,10 +190,6 @@ def _best(found: History) -> tuple[int, float] | None:
     evals = [(float(r["loss"]), int(r["step"])) for r in found.evals]
     finite = [(loss, step) for loss, step in evals if math.isfinite(loss)]
     return (min(finite)[1], min(finite)[0]) if finite else None
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _short(path: Path) -> str:

@@ -23,6 +23,11 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.1f} TiB"
 
 
+def short(seconds: float) -> str:
+    """For what is mostly below a second."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
 def duration(seconds: float) -> str:
     """Two units are enough: 4.2 s, 3 m 20 s, 2 h 05 m, 3 d 4 h."""
     if seconds < 59.95:

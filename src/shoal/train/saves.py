@@ -82,6 +82,7 @@ class Saves:
         self._failed = False  # to be told to the others
         self._again_at: float | None = None
         self._told_s = 0.0
+        self._all_saved = False
 
     def votes(self, step: int) -> tuple[float, float, float, float]:
         """Before step `step` begins; about the moment when it will be done."""
@@ -112,16 +113,18 @@ class Saves:
         """Saves what is not saved yet, and returns when it is published. `must`: raises when that fails, everywhere."""
         self._hear(self._write.finish())
         if peers.from_rank_0(int(self._last == step)):
+            self._all_saved = True
             return  # told to stop right after a checkpoint
         self._begin(step)
         events, wrong = self._write.see_through(step)
         self._hear(events)
+        self._all_saved = wrong is None
         if wrong and must:
             raise SaveError(wrong)
 
-    def close(self, forget: bool) -> None:
-        """`forget`: all is published, so that nothing need stay in memory."""
-        self._write.close(forget)
+    def close(self) -> None:
+        """What is published need not stay in memory; what is not waits there for the next start."""
+        self._write.close(forget=self._all_saved)
 
     def _due(self, done: int) -> bool:
         if peers.here()[0] > 0:

@@ -113,7 +113,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         train(training, first)
     finally:
         feed.close()
-        saves.close(forget=False)
+        saves.close()
     fingerprint = digest(model, place)
     tell("finished", step=run.train.steps, digest=fingerprint)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from shoal.checkpoint import peers
+from shoal.checkpoint.interval import Cadence
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saver import Event, Saver
@@ -15,7 +17,7 @@ from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Store
 from shoal.checkpoint.words import not_saved
 from shoal.errors import ShoalError
-from shoal.train.saves import Savable
+from shoal.train.saves import Savable, Saves
 
 UPLOAD_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
 
@@ -135,6 +137,13 @@ class AtOnce:
 
     def close(self, forget: bool) -> None:
         return
+
+
+def unsaved() -> Saves:
+    """For those who take steps without a run: nothing is ever due."""
+    setup = Setup(rank=0, world=1, term=0, from_step=-1, stores=(), memory=None)
+    nothing = cast("Savable", None)
+    return Saves(nothing, AtOnce(setup, ()), Cadence(0, 0, 0.0), lambda kind, **fields: None, last=0)
 
 
 def _wrong(events: list[Event], step: int, otherwise: str) -> str | None:
