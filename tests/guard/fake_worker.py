@@ -51,7 +51,7 @@ def exchange(step: int) -> bool:
 
 
 def save(step: int) -> None:
-    folder = RUN / "checkpoints" / f"step-{step:08d}"
+    folder = RUN / "checkpoints" / f"step-{step:08d}-term-{ATTEMPT}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text("{}")
 

@@ -232,7 +232,7 @@ def test_told_to_stop_the_workers_save_and_the_exit_code_is_143(fake: FakeRun, n
     assert fake.records("stopping")[0]["signal"] == signal.Signals(number).name
     close, step = fake.records("close")[-1], fake.records("step")[-1]["step"]
     assert close["status"] == "stopped"
-    assert (fake.run_dir.checkpoints / f"step-{step:08d}" / "manifest.json").exists()
+    assert (fake.run_dir.checkpoints / f"step-{step:08d}-term-0" / "manifest.json").exists()
     assert fake.records("failure") == []
 
 

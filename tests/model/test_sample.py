@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_an_older_one_can_be_asked_for(
     space: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     broken = shutil.copytree(space, tmp_path / "broken")
-    file = RunDir.of("tiny", broken).checkpoints / "step-00000080" / "rank-00000.safetensors"
+    file = RunDir.of("tiny", broken).checkpoints / "step-00000080-term-1" / "rank-00000.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1  # in the last tensor; those of the model may lie before it, so all of the file's end is flipped
     data[len(data) // 10 :] = bytes(b ^ 1 for b in data[len(data) // 10 :])

@@ -141,7 +141,7 @@ def test_a_checkpoint_written_while_training_goes_on_costs_nothing(tmp_path: Pat
     story = make_run(tmp_path).open().start().steps(10)
     began = story.t
     story.steps(20)
-    story.write("checkpoint", attempt=0, step=10, begin=began, bytes=1, path="step-00000010")
+    story.write("checkpoint", attempt=0, step=10, begin=began, bytes=1, path="step-00000010-term-1")
     story.close()
     assert ledger(story.records).seconds("checkpoint") == pytest.approx(10 * 0.001, abs=1e-4)
 

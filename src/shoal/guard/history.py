@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.checkpoint.find import published
+from shoal.errors import ShoalError
 from shoal.track.journal import Record, read
 from shoal.track.rundir import RunDir
 
@@ -63,13 +64,12 @@ class History:
 
 
 def newest_checkpoint_step(run_dir: RunDir) -> int:
-    """The step a restart will most likely go on from, from the folders alone; the worker verifies what it opens."""
-    steps = [
-        int(found[1])
-        for manifest in run_dir.checkpoints.glob("step-*/manifest.json")
-        if (found := re.fullmatch(r"step-(\d+)", manifest.parent.name))
-    ]
-    return max(steps, default=0)
+    """The step a restart will most likely go on from, from names alone; the worker verifies what it opens."""
+    try:
+        listed = published(run_dir.checkpoints)
+    except ShoalError:  # the worker will say what is wrong
+        return 0
+    return next((one.name.step for one in listed if one.there and one.on_history and not one.quarantined), 0)
 
 
 def continues(run_dir: RunDir, steps: int) -> str:
