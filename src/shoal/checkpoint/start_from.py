@@ -66,9 +66,9 @@ def check_fits(held: Mapping[str, Dims], shape: Shape, where: str) -> None:
         raise DataError(f"{where} lacks the tensor '{missing[0]}'{_more(missing)}, which a model of this shape has.")
     if extra := [name for name in held if name not in wanted]:
         raise DataError(f"{where} has the tensor '{extra[0]}'{_more(extra)}, which a model of this shape has not.")
-    for name, size in held.items():
-        if size != wanted[name]:
-            raise DataError(f"{where}: '{name}' is {list(size)}, but a model of this shape needs {list(wanted[name])}.")
+    for name, size in wanted.items():
+        if held.get(name, size) != size:
+            raise DataError(f"{where}: '{name}' is {list(held[name])}, but a model of this shape needs {list(size)}.")
 
 
 def _more(names: list[str]) -> str:
