@@ -1,14 +1,15 @@
-"""Copies a rank's state into a slot of memory: the only part of a save that training waits for.
+"""Copies a rank's state into a slot of memory, in a thread, while training goes on.
 
-On a CPU it is a copy into pages that are there already. On a GPU the copies are queued on a stream of their own into
-pinned memory and training goes on at once: forward and backward passes only read the weights, and `settle` makes the
-GPU (not this process) wait before they are changed.
+Forward and backward passes only read the weights and never touch the optimizer's state, so that the copies may take
+until the next update; `settle` waits there for what is left of them. Where that is nothing, a save holds up training
+for well under a millisecond. On a GPU the copies are queued on a stream of their own, into pinned memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -26,51 +27,62 @@ class Snapshots:
     def __init__(self, contents: Contents, boxes: list[Held], slots: list[Slot], device: torch.device) -> None:
         self.contents, self.boxes, self.slots = contents, boxes, slots
         self._places = [_places(contents, slot) for slot in slots]
+        self._thread = ThreadPoolExecutor(1, "shoal-snapshot")
+        self._filled: Future[None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._event: torch.cuda.Event | None = None
+        self._event: torch.cuda.Event | None = None  # after the last copy
         if self._stream is not None:
             for slot in slots:
                 _pin(slot)
 
     def fill(self, index: int, name: Name, tensors: Tensors) -> None:
-        slot = self.slots[index]
-        header = self.contents.header(name)
-        slot.map[: len(header)] = header
-        if self._stream is None:
-            self._copy(index, tensors, non_blocking=False)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._copy(index, tensors, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
+        """Begins to copy the state as it is now. What is wrong with it is raised by `settle` or `wait`."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._filled = self._thread.submit(self._fill, index, name, tensors)
 
     @property
     def copied(self) -> bool:
         """Whether the last fill has arrived in memory."""
-        return self._event is None or self._event.query()
+        if self._filled is None:
+            return True
+        return self._filled.done() and (self._event is None or self._event.query())
 
     def settle(self) -> None:
-        """Before the state changes: what is queued after this waits for the copies."""
+        """Before the state changes: the copies are made, or what is queued on the GPU after this waits for them."""
+        if self._filled is not None:
+            self._filled.result()
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
     def wait(self) -> None:
+        if self._filled is not None:
+            self._filled.result()
         if self._event is not None:
             self._event.synchronize()
 
     def close(self) -> None:
         self.wait()
+        self._thread.shutdown()
         self._places.clear()  # they are views of the slots' memory
         if self._stream is not None:
             for slot in self.slots:
                 _unpin(slot)
 
     @torch.no_grad()
-    def _copy(self, index: int, tensors: Tensors, non_blocking: bool) -> None:
+    def _fill(self, index: int, name: Name, tensors: Tensors) -> None:
+        header = self.contents.header(name)
+        self.slots[index].map[: len(header)] = header
         locals_ = {name: local_of(tensors[name]) for name in {piece.tensor for piece in self.contents.pieces}}
-        for piece, box, place in zip(self.contents.pieces, self.boxes, self._places[index], strict=True):
-            place.copy_(view_of(locals_[piece.tensor], box.start, box.shape), non_blocking=non_blocking)
+        boxes = zip(self.contents.pieces, self.boxes, strict=True)
+        sources = [view_of(locals_[piece.tensor], box.start, box.shape) for piece, box in boxes]
+        # One call for all: a loop here would ask for the interpreter's lock at each tensor, which training needs too.
+        with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+            if sources:
+                torch._foreach_copy_(self._places[index], sources, non_blocking=self._stream is not None)
+            if self._stream is not None:
+                self._event = torch.cuda.Event()
+                self._event.record()
 
 
 def _places(contents: Contents, slot: Slot) -> list[torch.Tensor]:
