@@ -20,9 +20,9 @@ POINTS = (
     "snapshot-done",  # … has copied it, and the persister has not heard of it
     "write",  # a rank's file is about to be written
     "written",  # … is on disk, and its part is not
+    "read-back",  # … and has been read again
     "part",  # the part is on disk
-    "before-read-back",  # rank 0: all parts are there
-    "before-manifest",
+    "before-manifest",  # rank 0: all parts are there
     "before-publish",
     "published",  # it is, and the ledger does not know
     "before-delete",  # retention has chosen

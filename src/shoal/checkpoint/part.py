@@ -6,12 +6,16 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from shoal.checkpoint import faults
-from shoal.checkpoint.files import Item, header_of, write
+from shoal.checkpoint.files import Item, digest_of, header_of, write
 from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.store import Store
+
+
+ReadBack = Literal["full", "headers"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,13 @@ class Part:
 
 
 def write_part(
-    store: Store, name: Name, rank: int, world: int, contents: Contents, slices: Iterable[memoryview]
+    store: Store,
+    name: Name,
+    rank: int,
+    world: int,
+    contents: Contents,
+    slices: Iterable[memoryview],
+    read_back: ReadBack = "headers",
 ) -> Part:
     """Writes a rank's file into the staging folder, and then what it wrote; both are durable when this returns."""
     folder, header = store.staging(str(name)), contents.header(name)
@@ -61,23 +71,39 @@ def write_part(
     faults.reach("write")
     file, digests = write(store, f"{folder}/{rank_file(rank)}", header, slices)
     faults.reach("written")
-    part = part_of(rank, world, contents, digests, file)
-    store.put(f"{folder}/{part_file(rank)}", encode_part(part))
-    faults.reach("part")
-    return part
+    return _tell(store, folder, part_of(rank, world, contents, digests, file), read_back)
 
 
-def write_known(store: Store, name: Name, rank: int, chunks: Iterable[memoryview], part: Callable[[], Part]) -> Part:
+def write_known(
+    store: Store,
+    name: Name,
+    rank: int,
+    chunks: Iterable[memoryview],
+    part: Callable[[], Part],
+    read_back: ReadBack = "headers",
+) -> Part:
     """The same for a file that lies ready in memory, while its checksums are still being taken."""
     folder = store.staging(str(name))
     _forget(store, folder, rank)
     faults.reach("write")
     store.write(f"{folder}/{rank_file(rank)}", chunks)
     faults.reach("written")
-    known = part()
-    store.put(f"{folder}/{part_file(rank)}", encode_part(known))
+    return _tell(store, folder, part(), read_back)
+
+
+def _tell(store: Store, folder: str, part: Part, read_back: ReadBack) -> Part:
+    """Reads back what was written, as far as asked for, and only then says that it is there. Each rank does that for
+    its own file; rank 0 need not read what a thousand others wrote."""
+    if read_back == "full":
+        path = f"{folder}/{rank_file(part.rank)}"
+        for tensor, entry in part.tensors.items():
+            for s in entry.slices:
+                if digest_of(store, path, s.at, math.prod(s.shape) * entry.item_bytes) != s.xxh3_128:
+                    raise Corrupt(f"what was read back of '{tensor}' is not what was written to {store.where}/{path}")
+    faults.reach("read-back")
+    store.put(f"{folder}/{part_file(part.rank)}", encode_part(part))
     faults.reach("part")
-    return known
+    return part
 
 
 def part_of(rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:

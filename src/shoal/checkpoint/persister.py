@@ -59,10 +59,10 @@ class Upload:
 
 
 class Persister:
-    def __init__(self, setup: Setup, slots: list[str], contents: Contents) -> None:
+    def __init__(self, setup: Setup, slots: list[int], contents: Contents) -> None:
         self.setup, self.contents = setup, contents
         self.header_bytes = len(contents.header(Name(0, 0)))
-        self.slots = [_map(path) for path in slots]
+        self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
         self.second = store_of(setup.stores[1]) if len(setup.stores) > 1 else None
         self.memory = Folder(setup.memory) if setup.memory else None
@@ -120,12 +120,13 @@ class Persister:
 
     def _save(self, job: Job) -> None:
         began, name, store, rank = time.perf_counter(), Name(job.step, self.setup.term), self.first, self.setup.rank
+        how = self.setup.read_back_of(store)
         with ThreadPoolExecutor(1, "checksum") as beside:
             part_known = beside.submit(self._take_in, job)
             try:
                 part = self._patiently(
                     job.step,
-                    lambda: write_known(store, name, rank, chunks_of(self.slots[job.slot]), part_known.result),
+                    lambda: write_known(store, name, rank, chunks_of(self.slots[job.slot]), part_known.result, how),
                 )
             except Exception as e:
                 _tell_rank_0(store, name, rank, words_of(e))
@@ -152,7 +153,7 @@ class Persister:
     def _publish(self, store: Store, name: Name, extra: dict[str, Any], hopeless: Callable[[], bool]) -> Found:
         ledger.ensure_claimed(store, self.setup.term, self.setup.from_step)
         _await_parts(store, name, self.setup.world, self.setup.patience_s, hopeless)
-        found = complete(store, name, self.setup.world, extra, self.setup.read_back_of(store))
+        found = complete(store, name, self.setup.world, extra)
         if self.setup.read_back_of(store) == "full":
             self.known_good.setdefault(store.where, set()).add(name)
         return found
@@ -260,7 +261,7 @@ def _await_parts(store: Store, name: Name, world: int, patience_s: float, hopele
                 f"the part of {late} has not appeared in {store.where} for {patience_s:.0f} s: do all nodes share it?"
             )
         time.sleep(wait)
-        wait = min(1.5 * wait, 0.25 if isinstance(store, Folder) else 2.0)
+        wait = min(1.5 * wait, 0.05 if isinstance(store, Folder) else 2.0)
 
 
 def _tell_rank_0(store: Store, name: Name, rank: int, words: str) -> None:

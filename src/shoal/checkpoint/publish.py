@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from shoal.checkpoint import faults, ledger
 from shoal.checkpoint.find import (
@@ -23,7 +23,6 @@ from shoal.checkpoint.find import (
     published,
     quarantine,
     reading,
-    verify,
 )
 from shoal.checkpoint.manifest import Corrupt, Manifest, check, encode, merge
 from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
@@ -31,8 +30,6 @@ from shoal.checkpoint.part import Part, decode_part
 from shoal.checkpoint.retain import Candidate, deletable
 from shoal.checkpoint.store import Store, store_of
 from shoal.errors import CheckpointError, SetupError, TransientError
-
-ReadBack = Literal["full", "headers"]
 
 
 def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Manifest:
@@ -52,16 +49,15 @@ def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Man
     return manifest
 
 
-def complete(store: Store, name: Name, world: int, extra: dict[str, Any], read_back: ReadBack = "headers") -> Found:
-    """When all ranks have written: what is there is read back, and published with its manifest.
+def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Found:
+    """When all ranks have written (and read back): what is there is published with its manifest.
 
     `Fenced` when a newer term has begun: then nothing appears.
     """
     folder = store.staging(str(name))
     parts = [_part(store, folder, rank, world) for rank in range(world)]
     manifest = manifest_of(name, parts, extra)
-    faults.reach("before-read-back")
-    _read_back(Found(store, name, manifest, folder=folder), read_back)
+    check_headers(Found(store, name, manifest, folder=folder))  # what another node wrote elsewhere is missed here
     ledger.check_term(store, name.term)
     faults.reach("before-manifest")
     store.put(f"{folder}/{MANIFEST}", encode(manifest))
@@ -132,14 +128,6 @@ def _note(store: Store, name: Name) -> None:
     """The checkpoint is there with or without its entry; what fails here is made good by the next `prune`."""
     with contextlib.suppress(OSError, TransientError, SetupError):
         ledger.note_published(store, name)
-
-
-def _read_back(written: Found, how: ReadBack) -> None:
-    """What another node wrote elsewhere, or a disk did not keep, is found now."""
-    if how == "full":
-        verify(written)
-    else:
-        check_headers(written)
 
 
 def _drop_unfinished(store: Store, listed: list[Listed], term: int | None) -> None:

@@ -222,6 +222,7 @@ class Saver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=[slot.fd for slot in self.slots],  # not by name: they are renamed with every snapshot
             env=os.environ | {"RANK": str(self.setup.rank)},
         )
         assert process.stdin is not None
@@ -229,7 +230,7 @@ class Saver:
         self._stdin, self._stdout = process.stdin, process.stdout
         os.set_blocking(self._stdout.fileno(), False)
         setup = asdict(self.setup) | {"memory": self.setup.memory if self.in_memory else None}
-        self._send({"setup": setup, "slots": [str(slot.path) for slot in self.slots], "contents": self._contents})
+        self._send({"setup": setup, "slots": [slot.fd for slot in self.slots], "contents": self._contents})
         return process
 
     def _reserve(self, count: int, size: int) -> list[Slot]:

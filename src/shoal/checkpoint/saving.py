@@ -32,8 +32,8 @@ from shoal.checkpoint.layout import (
 from shoal.checkpoint.ledger import Fenced
 from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.names import MANIFEST, Name
-from shoal.checkpoint.part import Contents, Piece, write_part
-from shoal.checkpoint.publish import ReadBack, complete
+from shoal.checkpoint.part import Contents, Piece, ReadBack, write_part
+from shoal.checkpoint.publish import complete
 from shoal.checkpoint.store import Store, store_of
 from shoal.checkpoint.words import not_saved, words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
@@ -83,12 +83,12 @@ def save(
     def write_mine() -> None:
         contents, boxes = contents_of(tensors, holders, piece_bytes)
         slices = _slices(tensors, contents, boxes)
-        written.append(write_part(store, name, rank, world, contents, slices).file.bytes)
+        written.append(write_part(store, name, rank, world, contents, slices, read_back).file.bytes)
 
     try:
         _together(step, partial(_make_room, store, name), rank == 0)
         _together(step, write_mine)
-        _together(step, partial(complete, store, name, world, extra, read_back), rank == 0)
+        _together(step, partial(complete, store, name, world, extra), rank == 0)
     except (SaveError, Fenced):
         if rank == 0:
             _give_up(store, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.checkpoint.publish import ReadBack
+from shoal.checkpoint.part import ReadBack
 from shoal.checkpoint.store import Folder, Store
 
 

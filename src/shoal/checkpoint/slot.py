@@ -25,7 +25,7 @@ class Slot:
     rank: int
     map: mmap.mmap
     fd: int
-    path: Path  # where other processes find it
+    path: Path = field(default=Path())  # where other processes find it
     name: Name | None = None  # what it holds, whole
     busy: bool = False  # being filled, or being written out
     _hidden: Path = field(default=Path())
@@ -48,7 +48,7 @@ class Slot:
     def anonymous(cls, rank: int, index: int, size: int) -> Slot:
         fd = os.memfd_create(f"shoal-slot-{rank}-{index}")
         os.ftruncate(fd, size)
-        return cls(None, rank, _mapped(fd, size), fd, Path(f"/proc/{os.getpid()}/fd/{fd}"))
+        return cls(None, rank, _mapped(fd, size), fd)
 
     def begin(self) -> None:
         """Before it is filled: what it held is no longer to be found."""

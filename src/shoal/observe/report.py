@@ -123,7 +123,8 @@ def _results(r: Report) -> str:
     mfu = f"{words.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
     lines = [
         f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}",
-        f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} (5th to 95th percentile), "
+        f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} "
+        "(5th to 95th percentile), "
         f"{words.percent(s.data_wait_share)} of it waiting for data",
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
         f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
