@@ -103,7 +103,7 @@ def test_a_damaged_object_is_refused(prepared: Path, tmp_path: Path, server: S3S
 
 def test_missing_places_and_wrong_keys_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
-    with pytest.raises(DataError, match=r"there is no bucket for s3://nowhere/x; check its name and AWS_ENDPOINT_URL"):
+    with pytest.raises(SetupError, match=r"there is no bucket for s3://nowhere/x; check its name and AWS_ENDPOINT_URL"):
         TokenShards.open("s3://nowhere/x", tmp_path)
     with pytest.raises(DataError, match=r"there is no data set at s3://corpora/empty: it has no index\.json"):
         TokenShards.open(f"s3://{BUCKET}/empty", tmp_path)

@@ -273,7 +273,7 @@ def test_wrong_places_are_named(tmp_path: Path, bucket: str) -> None:
         TokenShards.open("ftp://x/y", tmp_path / "cache")
     with pytest.raises(SpecError, match="is no place for a data set"):
         TokenShards.open("s3://", tmp_path / "cache")
-    with pytest.raises(DataError, match="there is no folder for file:///no/such/place"):
+    with pytest.raises(SetupError, match="there is no folder for file:///no/such/place"):
         TokenShards.open("file:///no/such/place", tmp_path / "cache")
     stored(bucket, "shard-00000.docs").unlink()
     with pytest.raises(DataError, match=r"shard-00000\.docs is missing; upload the data set again"):

@@ -22,8 +22,9 @@ import xxhash
 from shoal.data.cache import Cache
 from shoal.data.index import INDEX_FILE, PIECE_BYTES, ShardFile, ShardInfo, parse_index, pieces_of
 from shoal.data.shards import DEFAULT_CACHE_BYTES, Array, Shard, TokenShards, map_file
-from shoal.data.store import connect, explained, get, past_the_end
+from shoal.data.store import connect, explained, get
 from shoal.errors import DataError
+from shoal.objects import past_the_end
 
 PARALLEL_REQUESTS = 16
 TRIES = 3
