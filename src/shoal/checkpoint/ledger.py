@@ -15,15 +15,17 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.store import Store
-from shoal.errors import SetupError, TransientError
+from shoal.errors import SetupError, ShoalError, TransientError
 
 LEDGER = "ledger"
 _CLAIM = re.compile(r"claim-(\d{5,})-from-(\d+|none)-([0-9a-f]+)\.json")
-_TRIES = 8
+_TRIES, _WAIT_S = 8, (0.05, 0.3)
+_CHANCE = random.SystemRandom()  # starts that were given the same seed must not wait for equally long
 
 
 class Fenced(SetupError):
@@ -77,10 +79,9 @@ def read(store: Store) -> Ledger:
 def claim(stores: Sequence[Store], from_step: int) -> int:
     """Takes the next term in all stores, or raises. What goes on from nothing has `from_step` -1."""
     for again in range(_TRIES):
-        if again:
-            time.sleep(random.uniform(0.05, 0.3) * again)
+        time.sleep(_CHANCE.uniform(*_WAIT_S) * again)
         mine = Claim(1 + max(map(_highest, stores)), from_step, secrets.token_hex(4))
-        if all(_take(store, mine) for store in stores):
+        if _take(stores, mine):
             return mine.term
     raise TransientError(f"another start of this run claims {stores[0].where} at the same time; only one can go on.")
 
@@ -92,30 +93,55 @@ def _highest(store: Store) -> int:
     return max([book.term, *(name.term for name in names)])
 
 
-def _take(store: Store, mine: Claim) -> bool:
-    """Writes a claim and looks whether somebody else has one of this term or of a higher."""
+def _take(stores: Sequence[Store], mine: Claim) -> bool:
+    """Writes a claim and looks whether somebody else has one of this term or of a higher; then, or when a store fails,
+    it is withdrawn from all of them."""
     about = {"term": mine.term, "from_step": mine.from_step, "host": socket.gethostname(), "at": round(time.time(), 3)}
-    store.put(f"{LEDGER}/{mine}", json.dumps(about).encode() + b"\n")
-    if any(other.nonce != mine.nonce and other.term >= mine.term for other in read(store).claims):
-        store.remove(f"{LEDGER}/{mine}")
-        return False
+    with ExitStack() as withdraw:
+        for store in stores:
+            withdraw.callback(_withdraw, store, mine)
+            store.put(f"{LEDGER}/{mine}", json.dumps(about).encode() + b"\n")
+            if any(other.nonce != mine.nonce and other.term >= mine.term for other in read(store).claims):
+                return False
+        withdraw.pop_all()
     return True
 
 
-def ensure_claimed(store: Store, term: int, from_step: int) -> None:
-    """Before publishing in a store that could not be reached when the term was claimed: now it is, or `Fenced`."""
-    check_term(store, term)
-    mine = Claim(term, from_step, secrets.token_hex(4))
-    if not any(claim.term == term for claim in read(store).claims) and not _take(store, mine):
+def _withdraw(store: Store, mine: Claim) -> None:
+    with suppress(OSError, ShoalError):  # what stays fences nobody who would not be fenced by whoever comes next
+        store.remove(f"{LEDGER}/{mine}")
+
+
+def ensure_claimed(store: Store, term: int, from_step: int, won_in: Store | None = None) -> None:
+    """Before publishing in a store that could not be reached when the term was claimed: now it is, or `Fenced`.
+
+    `won_in` is a store in which this start has its term. Another start, with another disk, may have claimed the same
+    number here in the meantime; with `won_in` its claim is told from ours.
+    """
+    book = read(store)
+    _refuse_if_later(store, book, term)
+    there = [claim for claim in book.claims if claim.term == term]
+    ours = [c for c in read(won_in).claims if (c.term, c.from_step) == (term, from_step)] if won_in else []
+    if any(claim in (ours or there) for claim in there):
+        return
+    mine = min(ours, key=str) if ours else Claim(term, from_step, secrets.token_hex(4))
+    if there or not _take([store], mine):
         check_term(store, term)
+        raise Fenced(
+            f"another start has claimed term {term} in {store.where} while this one could not reach it: the run goes "
+            "on elsewhere, and nothing of this process is published there."
+        )
 
 
 def check_term(store: Store, term: int) -> None:
     """Before publishing: nobody has taken over."""
-    highest = read(store).term
-    if highest > term:
+    _refuse_if_later(store, read(store), term)
+
+
+def _refuse_if_later(store: Store, book: Ledger, term: int) -> None:
+    if book.term > term:
         raise Fenced(
-            f"term {highest} has taken over {store.where} and this process is of term {term}: the run goes on "
+            f"term {book.term} has taken over {store.where} and this process is of term {term}: the run goes on "
             "elsewhere, and nothing of this process is published any more."
         )
 
@@ -127,7 +153,6 @@ def note_published(store: Store, name: Name) -> None:
 def forget_published(store: Store, name: Name) -> None:
     """Before a checkpoint is deleted on purpose: it will not be missed."""
     store.remove(_entry("published", name))
-    store.remove(_entry("quarantined", name))
 
 
 def quarantine(store: Store, name: Name, reason: str) -> None:
@@ -143,7 +168,7 @@ def quarantine_reason(store: Store, name: Name) -> str:
 
 
 def release(store: Store, name: Name) -> None:
-    """Lets a quarantined checkpoint be used again."""
+    """Lets a quarantined checkpoint be used again, or forgets one that has been deleted."""
     store.remove(_entry("quarantined", name))
 
 
