@@ -169,9 +169,10 @@ def sync_folder(path: Path) -> None:
 def store_of(root: str | os.PathLike[str] | Store) -> Store:
     """A store from what people give: a folder, or the address of a bucket."""
     if isinstance(root, str | os.PathLike):
-        if "://" in str(root):
+        text = str(root).removeprefix("file://")  # a disk is better used as one: a bucket on it would not fsync
+        if "://" in text:
             from shoal.checkpoint.bucket import Bucket
 
-            return Bucket(str(root))
-        return Folder(root)
+            return Bucket(text)
+        return Folder(text)
     return root
