@@ -14,7 +14,6 @@ from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_o
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.store import Store
 
-
 ReadBack = Literal["full", "headers"]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 
-from shoal.errors import SpecError
+from shoal.checkpoint.find import published
+from shoal.errors import SpecError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, set_aside, writing
 from shoal.guard.history import History, continues
@@ -46,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     if run_dir.exists() and not args.fresh:
         return _go_on(run_dir, spec)
-    return _begin(run_dir, spec)
+    return _begin(run_dir, spec, args.fresh)
 
 
-def _begin(run_dir: RunDir, spec: Run) -> int:
+def _begin(run_dir: RunDir, spec: Run, fresh: bool) -> int:
     # All that can be wrong is asked before anything is written or moved.
     local_inputs(spec)
+    _say_what_is_remote(spec, fresh)
     decided = decide(spec, run_dir.workspace)
     with ExitStack() as held:
         with writing(run_dir):
@@ -61,6 +63,21 @@ def _begin(run_dir: RunDir, spec: Run) -> int:
             held.enter_context(lock.hold(run_dir))
             create(run_dir, decided.run)
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
+
+
+def _say_what_is_remote(spec: Run, fresh: bool) -> None:
+    """A run whose directory is gone goes on from its copies; a fresh one is not begun over somebody's."""
+    if not spec.checkpoint.remote:
+        return
+    where = f"{spec.checkpoint.remote.rstrip('/')}/{spec.name}"
+    there = [one for one in published(where) if one.on_history]
+    if there and fresh:
+        raise UsageError(
+            f"{where} holds checkpoints of a run '{spec.name}' up to step {there[0].name.step}: `--name OTHER` begins "
+            "another run, or delete them first."
+        )
+    if there:
+        print(f"run {spec.name} goes on from {where}, which holds step {there[0].name.step}")
 
 
 def _go_on(run_dir: RunDir, spec: Run) -> int:

@@ -97,6 +97,14 @@ def _best(run: Run) -> Iterator[Broken]:
         )
 
 
+def _somewhere(run: Run) -> Iterator[Broken]:
+    if not run.checkpoint.local and not run.checkpoint.remote:
+        yield (
+            ("checkpoint.local", "checkpoint.remote"),
+            "checkpoint.local false leaves no place for checkpoints; set checkpoint.remote",
+        )
+
+
 def _schedule(run: Run) -> Iterator[Broken]:
     steps, schedule = run.train.steps, run.train.schedule
     warmup = schedule.warmup_steps
@@ -152,6 +160,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _windows,
     _held_out,
     _best,
+    _somewhere,
     _schedule,
     _layout,
     _tracking,

@@ -166,6 +166,10 @@ class Checkpoint(Strict):
     keep_every: int = Field(0, ge=0, description="Steps divisible by this are kept for good; 0 means none.")
     keep_best: int = Field(0, ge=0, description="This many with the lowest eval loss are kept; 0 means none.")
     remote: Remote | None = Field(None, description="Where each is copied to, under the name of the run.")
+    local: bool = Field(
+        True,
+        description="Saved on the disk of the run directory; `false`: in `remote` only, where nodes share no disk.",
+    )
     read_back: Literal["auto", "full", "headers"] = Field(
         "auto", description="Read again before a save counts: all bytes, or sizes and headers; `auto`: all on a disk."
     )

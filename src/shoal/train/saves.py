@@ -66,6 +66,30 @@ class Agreed:
     failed: float = 0.0
 
 
+class Pace:
+    """How much longer steps take while a save is being written: the hidden part of what it costs."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._quiet_s: float | None = None  # of a step without a save, averaged
+        self._taken_s = 0.0
+
+    def step(self, now: float, saving: bool) -> None:
+        """A step begins; `saving` says what was under way until now."""
+        if self._at is not None:
+            length_s = now - self._at
+            if saving and self._quiet_s is not None:
+                self._taken_s += length_s - self._quiet_s
+            elif not saving:
+                self._quiet_s = length_s if self._quiet_s is None else 0.9 * self._quiet_s + 0.1 * length_s
+        self._at = now
+
+    def taken_s(self) -> float:
+        """What it was since the last call."""
+        taken_s, self._taken_s = self._taken_s, 0.0
+        return taken_s
+
+
 class Saves:
     """The saves of one rank."""
 
@@ -81,11 +105,14 @@ class Saves:
         self._due_since: int | None = None
         self._failed = False  # to be told to the others
         self._again_at: float | None = None
+        self._newest = -1  # that was begun
+        self._pace = Pace()
         self._told_s = 0.0
         self._all_saved = False
 
     def votes(self, step: int) -> tuple[float, float, float, float]:
         """Before step `step` begins; about the moment when it will be done."""
+        self._pace.step(time.monotonic(), self._write.saving)
         self._hear(self._write.poll())
         failed, self._failed = self._failed, False
         return float(self._write.saving), float(self._write.full), float(self._due(step + 1)), float(failed)
@@ -97,7 +124,11 @@ class Saves:
 
     def settle(self) -> None:
         """Before the weights change."""
+        began = time.perf_counter()
         self._write.settle()
+        if self._newest in self._begun:
+            begin, stall_s = self._begun[self._newest]
+            self._begun[self._newest] = (begin, stall_s + time.perf_counter() - began)
 
     def after(self, done: int) -> None:
         """A step is committed: saves, if that is due and nobody is busy."""
@@ -135,6 +166,7 @@ class Saves:
     def _begin(self, step: int) -> None:
         begin = round(time.time(), 6)
         self._again_at = None
+        self._newest = step
         self._begun[step] = (begin, self._write.begin(step, self._state, durable=True))
         self._cadence.begun(step, time.monotonic())
         if self._due_since is not None:
@@ -173,7 +205,7 @@ class Saves:
             stall_s=round(stall_s, 6),
             persist_s=round(persist_s, 6),
         )
-        self._cadence.saved(stall_s, persist_s)
+        self._cadence.saved(stall_s, persist_s, max(0.0, self._pace.taken_s() - stall_s))
         now = time.monotonic()
         interval_s = self._cadence.interval_s(now)
         if self._cadence.automatic and not 1 / NEWS < interval_s / max(self._told_s, 1e-9) < NEWS:
