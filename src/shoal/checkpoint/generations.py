@@ -1,0 +1,182 @@
+"""What a node's folder in RAM holds: of each checkpoint the files of some ranks, and what each is of the whole.
+
+A rank's file counts once its part lies beside it. Parts, and rank 0's `extra`, are sealed with a checksum: on a disk
+that of the manifest does it, and here there is no manifest. A checkpoint in memory is a *generation*; few are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from shoal.checkpoint.manifest import Corrupt
+from shoal.checkpoint.names import RANK_FILE, Name, part_file, rank_file
+from shoal.checkpoint.ram import Hold, hold, memory_folder, sweep, unused
+from shoal.checkpoint.store import Folder
+
+COPIES, EXTRA = "copies", "extra.json"
+ENOUGH = 2  # generations: while one is being replaced on some nodes, the one before is whole on all
+_HEAD, _MIDDLE, _TAIL = b'{"xxh3_128":"', b'","of":', b"}"
+
+
+@dataclass(frozen=True)
+class Generation:
+    ranks: Mapping[int, int]  # rank → bytes of its file
+    extra: bool
+
+
+class Here:
+    """The generations of a folder."""
+
+    where = "this node's memory"
+
+    def __init__(self, folder: Path) -> None:
+        self._store = Folder(folder)
+
+    def kept(self) -> dict[Name, Generation]:
+        found: dict[Name, Generation] = {}
+        for prefix in (f"{COPIES}/", ""):  # what the ranks of this node left replaces what they were sent
+            for entry in self._store.list(prefix):
+                if name := Name.of(entry):
+                    ranks, extra = self._of(f"{prefix}{name}")
+                    before = found.get(name, Generation({}, False))
+                    found[name] = Generation({**before.ranks, **ranks}, before.extra or extra)
+        return {name: one for name, one in found.items() if one.ranks}
+
+    def part(self, name: Name, rank: int) -> bytes:
+        """Sealed, as is `extra`."""
+        return self.path(name, part_file(rank)).read_bytes()
+
+    def extra(self, name: Name) -> bytes:
+        return self.path(name, EXTRA).read_bytes()
+
+    def read_into(self, name: Name, rank: int, at: int, into: memoryview) -> None:
+        self._store.read_into(self._place(name, rank_file(rank)), at, into)
+
+    def path(self, name: Name, file: str) -> Path:
+        return self._store.path(self._place(name, file))
+
+    def _place(self, name: Name, file: str) -> str:
+        own = f"{name}/{file}"
+        return own if self._store.path(own).exists() else f"{COPIES}/{own}"
+
+    def _of(self, folder: str) -> tuple[dict[int, int], bool]:
+        there, ranks = set(self._store.list(folder)), {}
+        for file in there:
+            if RANK_FILE.fullmatch(file):
+                rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))
+                with contextlib.suppress(FileNotFoundError):  # it is being replaced
+                    if part_file(rank) in there:
+                        ranks[rank] = self._store.size(f"{folder}/{file}")
+        return ranks, EXTRA in there
+
+
+def open_folder(run: str | os.PathLike[str], node: int) -> Hold:
+    """For the first process that a start of the run has on a node, before it restores: the folder is ready for use.
+
+    What the run left there stays, and what it left under the number of another node becomes a copy: nodes are
+    numbered anew when one is lost. What other runs left behind goes.
+    """
+    held = hold(memory_folder(run, node))
+    sweep(held.folder)
+    for leftover in held.folder.glob(".slot-*"):
+        leftover.unlink(missing_ok=True)
+    for other in held.folder.parent.glob("node-*"):
+        if other != held.folder:
+            _adopt(other, held.folder)
+    return held
+
+
+def remember(folder: Path, name: Name, rank: int, part: bytes, extra: bytes | None) -> None:
+    """A rank's file in the folder counts from now on. `part` is `encode_part`'s, `extra` is JSON, of rank 0 alone."""
+    home = folder / str(name)
+    if extra is not None:
+        put(home / EXTRA, seal(extra))
+    put(home / part_file(rank), seal(part))
+    retire(folder, name.term)
+
+
+def settle(folder: Path, restored: Name | None) -> None:
+    """After a restore, before there is anything new: the generation that all ranks have read stays, the rest goes."""
+    for base in (folder, folder / COPIES):
+        for entry in Folder(base).list():
+            if (name := Name.of(entry)) and name != restored:
+                shutil.rmtree(base / entry, ignore_errors=True)
+
+
+def retire(folder: Path, term: int) -> None:
+    """What earlier starts of the run left goes when this one has left enough of its own."""
+    if sum(name.term == term for name in Here(folder).kept()) < ENOUGH:
+        return
+    for base in (folder, folder / COPIES):
+        for entry in Folder(base).list():
+            if (name := Name.of(entry)) and name.term < term:
+                shutil.rmtree(base / entry, ignore_errors=True)
+
+
+def drop_copies(folder: Path, rank: int, keep: int = ENOUGH) -> None:
+    """Of a rank's copies the newest stay. A later start may have gone on from an earlier step: its are the newer."""
+    copies = Here(folder / COPIES).kept()
+    newest = sorted((name for name, one in copies.items() if rank in one.ranks), key=lambda n: (n.term, n.step))
+    for name in newest[: -keep or None]:
+        home = folder / COPIES / str(name)
+        (home / part_file(rank)).unlink(missing_ok=True)
+        (home / rank_file(rank)).unlink(missing_ok=True)
+        if set(Folder(home).list()) <= {EXTRA}:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def seal(data: bytes) -> bytes:
+    """JSON with its checksum around it."""
+    return _HEAD + xxh3_128_hexdigest(data).encode() + _MIDDLE + data + _TAIL
+
+
+def unseal(sealed: bytes) -> bytes:
+    data = sealed[len(_HEAD) + 32 + len(_MIDDLE) : -len(_TAIL)]
+    if seal(data) != sealed:
+        raise Corrupt("what is written beside a rank's file in memory is damaged (its checksum does not match)")
+    return data
+
+
+def put(path: Path, data: bytes) -> None:
+    """Whole or not at all, in a folder that must be there: one that was forgotten shall not come back."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.write_bytes(data)
+    hidden.rename(path)
+
+
+def room_bytes(folder: Path) -> int:
+    """What may still be put there: it counts as memory of the machine, and of the container if that has a limit."""
+    about = os.statvfs(folder)
+    limits = [about.f_bavail * about.f_frsize]
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {key: int(rest.split()[0]) << 10 for key, _, rest in (line.partition(":") for line in lines)}
+        limits.append(sizes["MemAvailable"] - sizes["MemTotal"] // 20)  # the last 5% are not ours to take
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        most, now = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        limits.append(most - now + int(cached) - most // 20)
+    return max(0, min(limits))
+
+
+def _adopt(other: Path, mine: Path) -> None:
+    """Unless somebody uses it. The part is moved last: what is cut off half-way was never there."""
+    with contextlib.suppress(FileNotFoundError), unused(other) as nobody:
+        if not nobody:
+            return
+        there = Here(other)
+        for name, generation in there.kept().items():
+            home = mine / COPIES / str(name)
+            home.mkdir(parents=True, exist_ok=True)
+            files = [f(rank) for rank in generation.ranks for f in (rank_file, part_file)]
+            for file in ([EXTRA] if generation.extra else []) + files:
+                there.path(name, file).rename(home / file)
+        shutil.rmtree(other, ignore_errors=True)

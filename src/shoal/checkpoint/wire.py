@@ -1,0 +1,100 @@
+"""How a keeper and those who ask it talk: both prove that they know the run's token, then JSON messages and raw bytes.
+
+The token never travels. Each side sends a random number and the other answers with an HMAC of both. It keeps strangers
+and stray programs out; it does not encrypt, as the traffic of the training itself is not encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import time
+from typing import Any
+
+TOKEN_BYTES = 32
+GREETING_S = 5.0  # for a stranger to become a friend
+_HELLO = b"shoal keeper 1\n\0"
+_NONCE_BYTES = _MAC_BYTES = 32
+_LENGTH_BYTES = 4
+REQUEST_BYTES, REPLY_BYTES = 1 << 12, 1 << 26  # at most; a reply may list thousands of ranks
+
+
+class Broken(ConnectionError):
+    """The other side does not keep to the protocol, or is not who it should be."""
+
+
+def admit(sock: socket.socket, token: bytes) -> None:
+    """The keeper's side; `Broken` for whoever does not know the token, who has learnt nothing then."""
+    until = time.monotonic() + GREETING_S
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    sock.sendall(_HELLO + mine)
+    said = receive(sock, _NONCE_BYTES + _MAC_BYTES, until)
+    theirs, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, b"asks", mine, theirs)):
+        raise Broken("it does not know the token of this run")
+    sock.sendall(_proof(token, b"keeps", mine, theirs))
+
+
+def greet(sock: socket.socket, token: bytes) -> None:
+    """The other side."""
+    until = time.monotonic() + GREETING_S
+    hello = receive(sock, len(_HELLO) + _NONCE_BYTES, until)
+    if not hello.startswith(_HELLO):
+        raise Broken("no keeper of this version answers there")
+    theirs, mine = hello[len(_HELLO) :], secrets.token_bytes(_NONCE_BYTES)
+    sock.sendall(mine + _proof(token, b"asks", theirs, mine))
+    if not hmac.compare_digest(receive(sock, _MAC_BYTES, until), _proof(token, b"keeps", theirs, mine)):
+        raise Broken("it does not know the token of this run")
+
+
+def _proof(token: bytes, role: bytes, keepers: bytes, askers: bytes) -> bytes:
+    """The role is in it, so that nobody can be made to answer his own question."""
+    return hmac.digest(token, role + keepers + askers, "sha256")
+
+
+def send(sock: socket.socket, message: dict[str, Any]) -> None:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    sock.sendall(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+
+
+def receive_message(sock: socket.socket, most_bytes: int) -> dict[str, Any]:
+    length = int.from_bytes(receive(sock, _LENGTH_BYTES), "big")
+    if length > most_bytes:
+        raise Broken(f"a message of {length} bytes, where at most {most_bytes} are allowed")
+    try:
+        message = json.loads(receive(sock, length))
+    except (ValueError, RecursionError) as e:
+        raise Broken("a message that is no JSON") from e
+    if not isinstance(message, dict):
+        raise Broken("a message that is no JSON object")
+    return message
+
+
+def receive(sock: socket.socket, count: int, until: float | None = None) -> bytes:
+    data = bytearray(count)
+    receive_into(sock, memoryview(data), until)
+    return bytes(data)
+
+
+def receive_into(sock: socket.socket, into: memoryview, until: float | None = None) -> None:
+    """Each wait is bounded by the socket's timeout, all of them together by `until` (monotonic)."""
+    done = 0
+    while done < into.nbytes:
+        if until is not None:
+            sock.settimeout(max(0.001, until - time.monotonic()))
+        n = sock.recv_into(into[done:])
+        if not n:
+            raise Broken("the connection was closed")
+        done += n
+
+
+def address_of(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def text_of(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
