@@ -29,6 +29,7 @@ from shoal.checkpoint.find import (
 )
 from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
 from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
+from shoal.checkpoint.memory import Memory
 from shoal.checkpoint.names import Name
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
@@ -109,33 +110,38 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
     """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
     rank, _ = peers.here()
     stores = stores_of(roots)
-    found: Found | None = None
-    words: str | None = None
-    if rank == 0:
-        try:
-            found, bad = scan(stores, tried={(s.store.where, s.name) for s in skipped})
-            skipped += bad
-            if found is None and skipped:
-                words = f"{_OTHER} {none_is_good(stores, skipped)}"
-        except Exception as e:
-            words = _words(e)
-    _all_well(words)
-    step = peers.from_rank_0(-1 if found is None else found.step)
-    if step < 0:
-        return None
-    term = peers.from_rank_0(0 if found is None else found.name.term)
-    store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
-    if rank > 0:
-        try:
-            # Not its headers: rank 0 has looked at all of them, and a thousand ranks need not look at a thousand files.
-            found = Found(store, Name(step, term), read_manifest(store, Name(step, term)))
-        except TransientError as e:
-            words = _words(e)
-        except Exception as e:
-            where = f"{store.where}/{Name(step, term)}"
-            words = f"{_OTHER} rank {rank} cannot open {where}, which rank 0 can ({e}): do all nodes share this folder?"
-    _all_well(words)
-    return found
+    while True:
+        found: Found | None = None
+        words: str | None = None
+        if rank == 0:
+            try:
+                found, bad = scan(stores, tried={(s.store.where, s.name) for s in skipped})
+                skipped += bad
+                if found is None and skipped:
+                    words = f"{_OTHER} {none_is_good(stores, skipped)}"
+            except Exception as e:
+                words = _words(e)
+        _all_well(peers.first_error(words))
+        step = peers.from_rank_0(-1 if found is None else found.step)
+        if step < 0:
+            return None
+        name = Name(step, peers.from_rank_0(0 if found is None else found.name.term))
+        store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
+        if rank > 0:
+            try:
+                # Not its headers: rank 0 has looked at all of them, and a thousand ranks need not look at a thousand.
+                found = Found(store, name, read_manifest(store, name))
+            except TransientError as e:
+                words = _words(e)
+            except Exception as e:
+                why = "do all nodes share this folder?"
+                words = f"{_OTHER} rank {rank} cannot open {store.where}/{name}, which rank 0 can ({e}): {why}"
+        failed = peers.first_error(words)
+        if failed is None or not isinstance(store, Memory):
+            _all_well(failed)
+            return found
+        # Memory is what may be gone the next moment, or out of one node's reach. The next tier is not.
+        skipped.append(Skipped(store, name, f"it is not in the reach of rank {failed[0]}"))
 
 
 def _words(e: Exception) -> str:
@@ -143,8 +149,8 @@ def _words(e: Exception) -> str:
     return f"{kind} {e}" if isinstance(e, ShoalError) else f"{kind} {type(e).__name__}: {e}"
 
 
-def _all_well(words: str | None) -> None:
-    if failed := peers.first_error(words):
+def _all_well(failed: tuple[int, str] | None) -> None:
+    if failed is not None:
         kind, _, text = failed[1].partition(" ")
         raise TransientError(text) if kind == _TRANSIENT else CheckpointError(text)
 
