@@ -37,8 +37,12 @@ def test_weights_and_optimizer_divide_with_the_axis(axis: str) -> None:
     assert (shared.weights + shared.optimizer) / (alone.weights + alone.optimizer) == pytest.approx(0.25, rel=0.06)
 
 
-def test_replicas_save_nothing() -> None:
-    assert planned(**{"mesh.dp_replicate": 4}).total >= planned(**{"train.batch": 2}).total
+def test_replicas_save_nothing_but_the_snapshots_that_they_share() -> None:
+    copies, alone = planned(**{"mesh.dp_replicate": 4}), planned(**{"train.batch": 2})
+    assert copies.total - copies.snapshot >= alone.total - alone.snapshot
+    assert 4 * copies.snapshot == alone.snapshot == alone.weights + alone.optimizer
+    assert planned(**{"checkpoint.background": False}).snapshot == planned(**{"resources.device": "cuda"}).snapshot == 0
+    assert planned(**{"checkpoint.memory": 5, "train.batch": 2}).snapshot == 3 * alone.snapshot
 
 
 def test_experts_divide_with_ep_and_the_rest_does_not() -> None:

@@ -40,10 +40,12 @@ class Memory:
     working: int  # of the block under way, of the head, or of the update
     stage: int  # the process's place in the pipeline
     moment: str
+    snapshot: int = 0  # the copy that a save in the background is written from; on a GPU it is the host's
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.gradients + self.gathered + self.activations + self.working
+        state = self.weights + self.optimizer + self.snapshot
+        return state + self.gradients + self.gathered + self.activations + self.working
 
 
 def memory(run: Run, shape: Shape) -> Memory:
@@ -79,7 +81,8 @@ def _moments(run: Run, shape: Shape, rank: int) -> Iterator[Memory]:
     at, has = setting(run), held(run, shape, rank)
     own = sum(part.own for part in has.parts)
     state = sum(_state_bytes(run, part) * part.own for part in has.parts)
-    base = Memory(int(FLOAT32 * own), int(state), 0, 0, 0, 0, rank, "the update")
+    saved = _slots(run) * (FLOAT32 * own + state) / at.sizes.dp_replicate  # copies share the writing
+    base = Memory(int(FLOAT32 * own), int(state), 0, 0, 0, 0, rank, "the update", int(saved))
     yield replace(base, gradients=int(FLOAT32 * own), working=int(_update_bytes(run, shape)))
     # Gradients that are there before the last micro-batch's: the earlier ones', which FSDP holds whole until it reduces
     # them; DDP's buckets always are.
@@ -92,6 +95,13 @@ def _moments(run: Run, shape: Shape, rank: int) -> Iterator[Memory]:
         yield from _backward(run, shape, replace(has, flights=[n - 1 for n in has.flights]), base, earlier, grows=False)
     else:
         yield from _backward(run, shape, has, base, earlier, grows=False)
+
+
+def _slots(run: Run) -> int:
+    """Snapshots held in the memory that is planned here; as `shoal.train.takeover` asks for them."""
+    if run.resources.device != "cpu" or not run.checkpoint.background:
+        return 0
+    return 3 if isinstance(run.checkpoint.memory, int) else 1
 
 
 def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, grows: bool) -> Iterator[Memory]:
