@@ -5,6 +5,7 @@ traceback. The codes are the table in docs/reference/exit-codes.md; nothing else
 """
 
 DONE = 0
+DIFFERENT = 1  # the answer of `shoal checkpoint diff`; no error
 WRONG_USAGE = 2
 TRANSIENT = 75
 WRONG_ENVIRONMENT = 78

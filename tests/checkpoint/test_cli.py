@@ -1,4 +1,4 @@
-"""`shoal checkpoint`: a run that was really trained, listed, verified and exported."""
+"""`shoal checkpoint`: a run that was really trained, listed, verified, compared, thinned out and exported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.data.reading import make_documents, write_data_set
 from tests.train.tiny import make_run, train_on
 
 from shoal import checkpoint
+from shoal.checkpoint import Name, ledger
+from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
 from shoal.model.decoder import Decoder
 from shoal.spec import load
@@ -42,20 +44,29 @@ def shoal(space: Path, *argv: str) -> int:
     return main(["checkpoint", *argv, "--workspace", str(space)])
 
 
+def folder(space: Path, step: int) -> Path:
+    return RunDir.of("tiny", space).checkpoints / f"step-{step:08d}-term-1"
+
+
+def steps(space: Path) -> list[int]:
+    return sorted(one.name.step for one in checkpoint.published(RunDir.of("tiny", space).checkpoints))
+
+
 def flip_last_bit(space: Path, step: int) -> None:
-    path = RunDir.of("tiny", space).checkpoints / f"step-{step:08d}" / "rank-00001.safetensors"
+    path = folder(space, step) / "rank-00001.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
 def test_ls_shows_each_checkpoint_and_what_is_wrong_with_it(space: Path, capsys: Captured) -> None:
-    (RunDir.of("tiny", space).checkpoints / "step-00000004" / "rank-00001.safetensors").unlink()
+    (folder(space, 4) / "rank-00001.safetensors").unlink()
     assert shoal(space, "ls", "tiny") == 0
-    _, good, bad = capsys.readouterr().out.splitlines()
-    assert good.split()[0] == "2"
-    assert good.endswith("complete")
-    assert bad.split()[0] == "4"
+    header, good, bad = capsys.readouterr().out.splitlines()
+    assert header.split() == ["step", "term", "tier", "saved", "size", "ranks", "eval", "loss", "state"]
+    assert good.split()[:3] == ["2", "1", "disk"]
+    assert good.split()[-3:] == ["2", "-", "complete"]
+    assert bad.split()[:3] == ["4", "1", "disk"]
     assert bad.endswith("bad: rank-00001.safetensors is missing")
 
     assert shoal(space, "ls", str(RunDir.of("tiny", space).path), "--json") == 0
@@ -64,24 +75,69 @@ def test_ls_shows_each_checkpoint_and_what_is_wrong_with_it(space: Path, capsys:
     assert rows[0]["world"] == 2
 
 
+def test_ls_tells_what_is_quarantined_gone_or_of_a_history_that_was_left(space: Path, capsys: Captured) -> None:
+    store = Folder(RunDir.of("tiny", space).checkpoints)
+    ledger.quarantine(store, Name(2, 1), "a bit has flipped")
+    ledger.claim([store], from_step=3)  # another start went on from step 3: what the first one published after is past
+    shutil.copytree(folder(space, 2), store.path("step-00000001-term-1"))
+    ledger.note_published(store, Name(3, 1))
+    assert shoal(space, "ls", "tiny", "--json") == 0
+    states = {row["step"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert states == {
+        1: "bad: its manifest.json is that of step-00000002-term-1",
+        2: "quarantined: a bit has flipped",
+        3: "bad: it was published, and is gone",
+        4: "not on history",
+    }
+
+
 def test_verify_is_silent_about_nothing(space: Path, capsys: Captured) -> None:
     assert shoal(space, "verify", "tiny") == 0
-    assert "step-00000004: every byte is as it was written" in capsys.readouterr().out
+    assert "step-00000004-term-1: every byte is as it was written" in capsys.readouterr().out
+    (folder(space, 2) / "notes.txt").write_text("mine")
     flip_last_bit(space, 4)
     assert shoal(space, "verify", "tiny") == 78
     captured = capsys.readouterr()
-    assert "step-00000002: every byte" in captured.out
-    assert captured.err.startswith("shoal: 1 of 2 checkpoints of run 'tiny' cannot be used: step-00000004: ")
+    assert "step-00000002-term-1: every byte" in captured.out
+    assert "note: notes.txt is no part of it" in captured.out
+    assert captured.err.startswith("shoal: 1 of 2 checkpoints of run 'tiny' cannot be used: step-00000004-term-1: ")
     assert "rank-00001.safetensors" in captured.err
     assert shoal(space, "verify", "tiny", "--step", "2") == 0
+    assert shoal(space, "verify", "tiny@2") == 0
     assert shoal(space, "verify", "tiny", "--step", "4", "--json") == 78
+    ledger.quarantine(Folder(RunDir.of("tiny", space).checkpoints), Name(4, 1), "seen")
+    capsys.readouterr()
+    assert shoal(space, "verify", "tiny") == 0  # known, and no news
+    assert "step-00000004-term-1: quarantined: seen" in capsys.readouterr().out
+
+
+def test_a_folder_of_checkpoints_and_one_of_them_stand_for_a_run(space: Path, tmp_path: Path, capsys: Captured) -> None:
+    root = RunDir.of("tiny", space).checkpoints
+    copied = tmp_path / "the-best"
+    shutil.copytree(folder(space, 4), copied)
+    for place, count in ((root, 2), (folder(space, 4), 1), (copied, 1)):
+        assert shoal(space, "ls", str(place), "--json") == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert len(rows) == count
+        assert rows[-1]["step"] == 4
+        assert shoal(space, "verify", str(place)) == 0
+        assert shoal(space, "diff", str(place), "tiny") == 0
+        out = tmp_path / f"out-{place.name}"
+        assert shoal(space, "export", str(place), str(out)) == 0  # its manifest says of what model and data it is
+        assert (out / "config.json").exists()
+        capsys.readouterr()
+    assert shoal(space, "diff", "tiny@2", "tiny@4") == 1
+    (copied / "rank-00001.safetensors").unlink()
+    capsys.readouterr()
+    assert shoal(space, "verify", str(copied)) == 78
+    assert "rank-00001.safetensors is missing" in capsys.readouterr().err
 
 
 def test_export_opens_in_transformers_with_the_same_logits(space: Path, tmp_path: Path, capsys: Captured) -> None:
     transformers = pytest.importorskip("transformers")
     out = tmp_path / "exported"
     assert shoal(space, "export", "tiny", str(out)) == 0
-    assert "step 4 of run tiny" in capsys.readouterr().out
+    assert "step 4 of run 'tiny'" in capsys.readouterr().out
 
     run_dir = RunDir.of("tiny", space)
     found = checkpoint.newest(run_dir.checkpoints)
@@ -100,12 +156,12 @@ def test_export_passes_over_a_damaged_one_and_casts_when_asked(space: Path, tmp_
     found = checkpoint.newest(RunDir.of("tiny", space).checkpoints)
     assert found is not None
     weights = found.manifest.tensors["model.embed.weight"].slices[0]
-    with open(found.path / weights.file, "r+b") as f:
+    with open(folder(space, found.step) / weights.file, "r+b") as f:
         f.seek(weights.at)
         f.write(b"\xff\xff")
     assert shoal(space, "export", "tiny", str(tmp_path / "out"), "--dtype", "bf16", "--tokenizer", "none") == 0
     captured = capsys.readouterr()
-    assert "step 2 of run tiny" in captured.out
+    assert "step 2 of run 'tiny'" in captured.out
     assert "passed over checkpoint" in captured.err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     assert not (tmp_path / "out" / "tokenizer.json").exists()
@@ -113,9 +169,17 @@ def test_export_passes_over_a_damaged_one_and_casts_when_asked(space: Path, tmp_
 
 WRONG = {
     "no verb": ([], 2, "say what to do"),
-    "unknown verb": (["rm", "tiny"], 2, "invalid choice"),
+    "unknown verb": (["list", "tiny"], 2, "invalid choice"),
     "unknown run": (["ls", "tinny"], 2, "did you mean 'tiny'"),
     "unknown step": (["verify", "tiny", "--step", "3"], 2, "it has 2, 4"),
+    "unknown step of diff": (["diff", "tiny@3", "tiny"], 2, "has no checkpoint of step 3; it has 2, 4"),
+    "rm of nothing": (["rm", "tiny"], 2, "--step N"),
+    "rm of an unknown step": (["rm", "tiny", "--step", "3"], 2, "it has 2, 4"),
+    "rm of an unknown term": (["rm", "tiny", "--step", "4", "--term", "2"], 2, "of step 4, term 2"),
+    "rm of all": (["rm", "tiny", "--all-but", "0"], 2, "at least 1"),
+    "import of nothing": (["import", "NOWHERE", "OUT"], 2, "there is no run"),
+    "import like nothing": (["import", "tiny", "OUT", "--like", "nowhere.yaml"], 2, "--like names nowhere.yaml"),
+    "a file is no folder": (["ls", "FULL/mine"], 2, "there is no run"),
     "folder not empty": (["export", "tiny", "FULL"], 2, "not empty"),
     "no tokenizer there": (["export", "tiny", "OUT", "--tokenizer", "nowhere.json"], 78, "nowhere.json"),
 }
@@ -131,6 +195,48 @@ def test_wrong_usage_is_one_sentence(case: str, space: Path, tmp_path: Path, cap
     error = capsys.readouterr().err
     assert error.startswith("shoal: ")
     assert words in error
+
+
+def test_rm_deletes_what_is_named_and_refuses_the_last_good_one(space: Path, capsys: Captured) -> None:
+    assert shoal(space, "rm", "tiny", "--step", "2", "--step", "4") == 78
+    assert "nothing was deleted: no good checkpoint of run 'tiny' would remain" in capsys.readouterr().err
+    assert steps(space) == [2, 4]
+    flip_last_bit(space, 4)  # complete by its header; only a full read tells that it is not good
+    assert shoal(space, "rm", "tiny", "--step", "2") == 78
+    assert steps(space) == [2, 4]
+    assert shoal(space, "rm", "tiny", "--step", "4") == 0
+    assert "deleted" in capsys.readouterr().out
+    assert steps(space) == [2]  # also gone from the ledger: nobody misses it
+    assert shoal(space, "verify", "tiny") == 0
+    assert shoal(space, "rm", "tiny@2", "--step", "2", "--even-the-last", "--json") == 0
+    assert not folder(space, 2).exists()
+
+
+def test_rm_all_but_keeps_the_newest_good_ones(space: Path, capsys: Captured) -> None:
+    (folder(space, 4) / "manifest.json").unlink()
+    assert shoal(space, "rm", "tiny", "--all-but", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [{"step": 4, "term": 1, "tier": "disk"}]
+    assert steps(space) == [2]
+    assert shoal(space, "rm", "tiny", "--all-but", "3") == 0
+    assert capsys.readouterr().out == "nothing to delete\n"
+
+
+def test_what_import_writes_is_a_checkpoint_like_any_other(space: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "weights"
+    assert shoal(space, "import", "tiny@2", str(out), "--weights") == 0
+    told = capsys.readouterr().out
+    assert "step 2" in told
+    assert f"model: {{weights: {out}}}" in told
+    assert shoal(space, "diff", "tiny@2", str(out), "--weights") == 0
+    assert shoal(space, "diff", "tiny@2", str(out)) == 1
+    assert shoal(space, "verify", str(out)) == 0
+    assert shoal(space, "export", str(out), str(tmp_path / "hf"), "--tokenizer", "byte") == 0
+    assert shoal(space, "export", "tiny", str(tmp_path / "hf-2"), "--step", "2") == 0
+    assert shoal(space, "import", str(tmp_path / "hf"), str(tmp_path / "again"), "--json") == 0
+    assert shoal(space, "diff", str(tmp_path / "again"), str(out)) == 0
+    capsys.readouterr()
+    assert shoal(space, "export", str(out), str(tmp_path / "hf-3")) == 2
+    assert "--tokenizer" in capsys.readouterr().err
 
 
 def test_data_that_is_gone_asks_for_a_tokenizer(space: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a Hugging Face folder, with the tokenizer of the data it was trained on."""
+"""A checkpoint as a Hugging Face folder, with the tokenizer of the data it was trained on."""
 
 from __future__ import annotations
 
@@ -6,34 +6,69 @@ import os
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.loading import read_full
+from shoal.checkpoint.shapes import model_of
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import BYTE, JsonTokenizer, Tokenizer, load_tokenizer
-from shoal.errors import DataError, ShoalError
+from shoal.errors import DataError, ShoalError, UsageError
 from shoal.model.hf import save_folder
+from shoal.spec.model import Model
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
+from shoal.track.rundir import RunDir
 
 NO_TOKENIZER = "none"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def export(found: Found, run: Run, folder: str | os.PathLike[str], tokenizer: str | None, dtype: str | None) -> None:
+def described(found: Found, run_dir: RunDir | None) -> Run | Model:
+    """The run that saved it, as its directory has it or else its manifest; of one that was imported, the model."""
+    if run_dir is not None and run_dir.spec_file.exists():
+        from shoal.spec import load
+
+        return load(run_dir.spec_file).run
+    try:
+        return Run.model_validate(found.extra.get("spec"))
+    except ValidationError:
+        model = model_of(found)
+    if model is None:
+        raise UsageError(
+            f"{found.where} does not say what model it is of: import it again with --like, and export that."
+        )
+    return model
+
+
+def export(
+    found: Found, of: Run | Model, folder: str | os.PathLike[str], tokenizer: str | None, dtype: str | None
+) -> None:
     """Writes the weights of `found`. `tokenizer` names another than the data's, or is `none`; `dtype` casts."""
-    like = run.model.weights if tokenizer is None and _has_config(run.model.weights) else None
+    model = of.model if isinstance(of, Run) else of
+    like = _folder_it_came_from(found, model) if tokenizer is None else None
     chosen, vocab_size = None, None
     if like is None and tokenizer != NO_TOKENIZER:
-        chosen = load_tokenizer(tokenizer) if tokenizer is not None else tokenizer_of_data(run)
+        chosen = load_tokenizer(tokenizer) if tokenizer is not None else tokenizer_of(of)
         vocab_size = chosen.vocab_size
-    shape = shape_of(run.model, vocab_size)
+    shape = shape_of(model, vocab_size)
     save_folder(folder, shape, read_full(found), chosen, like, DTYPES[dtype] if dtype else None)
 
 
-def _has_config(weights: str | None) -> bool:
-    """Whether the folder a fine-tuned model started from is still there: its tokenizer files are the right ones."""
-    return weights is not None and (Path(weights) / "config.json").is_file()
+def _folder_it_came_from(found: Found, model: Model) -> str | None:
+    """The Hugging Face folder that a run or an import started from, if it is still there: its tokenizer is the right
+    one."""
+    imported = found.extra.get("imported")
+    for folder in (model.weights, imported.get("from") if isinstance(imported, dict) else None):
+        if isinstance(folder, str) and (Path(folder) / "config.json").is_file():
+            return folder
+    return None
+
+
+def tokenizer_of(of: Run | Model) -> Tokenizer:
+    if isinstance(of, Run):
+        return tokenizer_of_data(of)
+    raise UsageError("it was imported without a tokenizer: name one with --tokenizer PATH, or --tokenizer none.")
 
 
 def tokenizer_of_data(run: Run) -> Tokenizer:

@@ -16,7 +16,7 @@ from shoal.checkpoint.find import Found, Listed, check_headers, newest_readable,
 from shoal.checkpoint.manifest import Corrupt, decode
 from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.store import Folder, Store, store_of
-from shoal.errors import CheckpointError, UsageError
+from shoal.errors import CheckpointError, ShoalError, UsageError
 from shoal.track.rundir import RunDir, find_run
 
 _STEP = re.compile(r"(.+)@(\d+)")
@@ -37,6 +37,7 @@ class Place:
     step: int | None = None  # no other than of this step,
     term: int | None = None  # and of this term
     alone: Found | None = None  # a folder with a name of its own, copied out of where it was saved
+    notes: tuple[str, ...] = ()
 
     def tier_of(self, store: Store) -> str:
         return next(tier.name for tier in self.tiers if tier.store is store)
@@ -54,8 +55,8 @@ class Place:
         place = self if step is None else replace(self, step=step)
         return place if term is None else replace(place, term=term)
 
-    def only(self, tier: str) -> Place:
-        return replace(self, tiers=tuple(t for t in self.tiers if t.name == tier))
+    def within(self, tiers: tuple[Tier, ...]) -> Place:
+        return replace(self, tiers=tiers)
 
     def take(self, read: Callable[[Found], Any], passed_over: Callable[[str], None]) -> tuple[Found, Any]:
         """The newest that `read` can take in; with a step, the one of that step and no other."""
@@ -96,9 +97,9 @@ def place_of(text: str, workspace: Path) -> Place:
             return Place(text, (Tier(REMOTE, store_of(root)),), None, name.step, name.term)
         return Place(text, (Tier(REMOTE, store_of(text)),))
     path = Path(text).resolve()
-    if RunDir.of(text, workspace).exists() or RunDir(path).exists() or not path.is_dir():
-        return _of_run(find_run(text if RunDir.of(text, workspace).exists() else str(path), workspace))
-    return _of_folder(path, text)
+    if RunDir.of(text, workspace).exists() or not path.is_dir():
+        return _of_run(find_run(text, workspace))
+    return _of_run(RunDir(path)) if RunDir(path).exists() else _of_folder(path, text)
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -128,19 +129,19 @@ def _alone(path: Path, label: str) -> Place:
 
 
 def _of_run(run_dir: RunDir) -> Place:
-    tiers = [Tier(DISK, Folder(run_dir.checkpoints))]
-    if remote := _remote(run_dir):
-        tiers.append(Tier(REMOTE, store_of(remote)))
-    return Place(f"run '{run_dir.name}'", tuple(tiers), run_dir)
-
-
-def _remote(run_dir: RunDir) -> str | None:
     from shoal.spec import load
 
-    if not run_dir.spec_file.exists():
-        return None
-    run = load(run_dir.spec_file).run
-    return None if run.checkpoint.remote is None else f"{str(run.checkpoint.remote).rstrip('/')}/{run.name}"
+    notes: tuple[str, ...] = ()
+    local, remote = True, None
+    try:
+        spec = load(run_dir.spec_file).run
+        local, remote = spec.checkpoint.local, spec.checkpoint.remote
+    except ShoalError as e:
+        notes = (f"whether it has checkpoints elsewhere is not known, as its run file cannot be read ({e})",)
+    tiers = [Tier(DISK, Folder(run_dir.checkpoints))] if local else []
+    if remote:
+        tiers.append(Tier(REMOTE, store_of(f"{remote.rstrip('/')}/{run_dir.name}")))
+    return Place(f"run '{run_dir.name}'", tuple(tiers), run_dir, notes=notes)
 
 
 def _names(folder: Path) -> list[str]:
