@@ -8,15 +8,16 @@ the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from shoal.checkpoint import direct
 from shoal.checkpoint.manifest import Dims, File
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.store import Store
+from shoal.checkpoint.store import Folder, Store
 
 CHUNK_BYTES = 8 << 20
 
@@ -67,12 +68,37 @@ def write(store: Store, path: str, header: bytes, slices: Iterable[memoryview]) 
 
 
 def digest_of(store: Store, path: str, at: int, count: int) -> str:
-    """xxh3-128 of a byte range, in bounded memory."""
-    h = xxh3_128()
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, count)))
-    while count:
-        part = buffer[: min(len(buffer), count)]
-        store.read_into(path, at, part)
-        h.update(part)
-        at, count = at + len(part), count - len(part)
-    return h.hexdigest()
+    """xxh3-128 of a byte range."""
+    return next(digests_of(store, path, [(at, count)]))
+
+
+def digests_of(store: Store, path: str, ranges: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """xxh3-128 of byte ranges (first, count) in the order of the file, which is read once and in bounded memory."""
+    place = min((at for at, _ in ranges), default=0)
+    pieces = _stream(store, path, place, max((at + count for at, count in ranges), default=0))
+    piece = memoryview(b"")
+    for at, count in ranges:
+        if at < place:  # not in order
+            yield digest_of(store, path, at, count)
+            continue
+        h = xxh3_128()
+        while place < at + count:
+            piece = piece or next(pieces)
+            n = min(piece.nbytes, (at if place < at else at + count) - place)
+            if place >= at:
+                h.update(piece[:n])
+            place, piece = place + n, piece[n:]
+        yield h.hexdigest()
+
+
+def _stream(store: Store, path: str, at: int, end: int) -> Iterator[memoryview]:
+    """The bytes of a file, a piece at a time; from the disk itself, not from what memory still holds of it."""
+    if isinstance(store, Folder):
+        yield from direct.read(store.path(path), at, end)
+        return
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, end - at)))
+    while at < end:
+        piece = buffer[: min(len(buffer), end - at)]
+        store.read_into(path, at, piece)
+        yield piece
+        at += len(piece)

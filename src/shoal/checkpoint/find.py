@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from shoal.checkpoint import ledger
-from shoal.checkpoint.files import digest_of
+from shoal.checkpoint.files import digest_of, digests_of
 from shoal.checkpoint.manifest import Corrupt, Manifest, Slice, decode
 from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.store import Store, store_of
@@ -314,9 +314,10 @@ def _damaged_slices(
     found: Found, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
 ) -> Iterator[str]:
     with reading(name, found.where):
-        for tensor, count, s in slices:
+        digests = digests_of(found.store, found.path(name), [(s.at, count) for _, count, s in slices])
+        for (tensor, count, s), digest in zip(slices, digests, strict=True):
             on_bytes(count)
-            if digest_of(found.store, found.path(name), s.at, count) != s.xxh3_128:
+            if digest != s.xxh3_128:
                 yield mismatch(name, tensor)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from shoal.checkpoint import faults
-from shoal.checkpoint.files import Item, digest_of, header_of, write
+from shoal.checkpoint.files import Item, digests_of, header_of, write
 from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.store import Store
@@ -95,10 +95,15 @@ def _tell(store: Store, folder: str, part: Part, read_back: ReadBack) -> Part:
     its own file; rank 0 need not read what a thousand others wrote."""
     if read_back == "full":
         path = f"{folder}/{rank_file(part.rank)}"
-        for tensor, entry in part.tensors.items():
-            for s in entry.slices:
-                if digest_of(store, path, s.at, math.prod(s.shape) * entry.item_bytes) != s.xxh3_128:
-                    raise Corrupt(f"what was read back of '{tensor}' is not what was written to {store.where}/{path}")
+        slices = sorted(
+            (s.at, math.prod(s.shape) * entry.item_bytes, tensor, s.xxh3_128)
+            for tensor, entry in part.tensors.items()
+            for s in entry.slices
+        )
+        digests = digests_of(store, path, [(at, count) for at, count, _, _ in slices])
+        for (_, _, tensor, written), digest in zip(slices, digests, strict=True):
+            if digest != written:
+                raise Corrupt(f"what was read back of '{tensor}' is not what was written to {store.where}/{path}")
     faults.reach("read-back")
     store.put(f"{folder}/{part_file(part.rank)}", encode_part(part))
     faults.reach("part")

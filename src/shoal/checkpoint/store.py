@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-_MOST_AT_ONCE = 1 << 30  # Linux writes at most 2 GiB at once
+from shoal.checkpoint import direct
 
 
 class Store(Protocol):
@@ -108,7 +108,10 @@ class Folder:
         final.parent.mkdir(parents=True, exist_ok=True)
         hidden = final.with_name(f".{final.name}.{os.getpid()}")
         try:
-            self._write(hidden, [memoryview(data)])
+            with open(hidden, "wb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
             hidden.rename(final)
         except OSError:
             with contextlib.suppress(OSError):
@@ -120,7 +123,7 @@ class Folder:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # not overwritten: whoever still reads what an earlier try wrote may go on
-        self._write(path, chunks)
+        direct.write(path, chunks)
 
     def staging(self, name: str) -> str:
         return f".tmp-{name}"
@@ -146,15 +149,6 @@ class Folder:
         for name in self.list():
             if name.startswith(".old-"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
-
-    @staticmethod
-    def _write(path: Path, chunks: Iterable[memoryview]) -> None:
-        with open(path, "wb", buffering=0) as f:
-            for chunk in chunks:
-                done = 0
-                while done < chunk.nbytes:
-                    done += os.write(f.fileno(), chunk[done : done + _MOST_AT_ONCE])
-            os.fsync(f.fileno())
 
 
 def sync_folder(path: Path) -> None:
