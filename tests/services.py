@@ -95,10 +95,15 @@ class S3Server:
                 for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                     path.unlink(missing_ok=True)
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def freeze(self) -> None:
         """It accepts connections and answers nothing, until `thaw`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all its threads are now
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -104,7 +104,8 @@ def explained(e: Exception, where: str) -> ShoalError:
         return SetupError(f"there is no bucket for {where}; check its name and AWS_ENDPOINT_URL.")
     if "Unable to canonicalize" in str(e):  # only file:// says that
         return SetupError(f"there is no folder for {where}; check the path.")
-    if isinstance(e, obs.PermissionDeniedError | obs.UnauthenticatedError | PermissionError) or code in _WRONG_KEYS:
+    refused = isinstance(e, obs.PermissionDeniedError | obs.UnauthenticatedError | PermissionError)
+    if refused or code in _WRONG_KEYS or re.search("status code: 40[13]", str(e)):  # a listing has no class for it
         return SetupError(
             f"the store refuses access to {where}{said}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         )
