@@ -11,8 +11,8 @@ from typing import Literal
 from shoal.checkpoint import faults
 from shoal.checkpoint.files import Item, digests_of, header_of, write
 from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
-from shoal.checkpoint.names import Name, part_file, rank_file
-from shoal.checkpoint.store import Store
+from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
+from shoal.checkpoint.store import Store, has
 
 ReadBack = Literal["full", "headers"]
 
@@ -83,6 +83,8 @@ def write_known(
 ) -> Part:
     """The same for a file that lies ready in memory, while its checksums are still being taken."""
     folder = store.staging(str(name))
+    if _is_there(store, name, rank, part):
+        return part()
     _forget(store, folder, rank)
     faults.reach("write")
     store.write(f"{folder}/{rank_file(rank)}", chunks)
@@ -141,6 +143,16 @@ def decode_part(data: bytes) -> Part:
         return Part(fields["rank"], fields["world"], File(**fields["file"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+
+
+def _is_there(store: Store, name: Name, rank: int, part: Callable[[], Part]) -> bool:
+    """Whether an earlier process has written it all, and died before it could say so: rank 0 may be reading that, or
+    have published it, so it is not written again. In the order in which it would disappear."""
+    folder = store.staging(str(name))
+    try:
+        return store.read(f"{folder}/{part_file(rank)}") == encode_part(part())
+    except FileNotFoundError:
+        return has(store, f"{folder}/{MANIFEST}") or has(store, f"{name}/{MANIFEST}")
 
 
 def _forget(store: Store, folder: str, rank: int) -> None:

@@ -24,11 +24,11 @@ from shoal.checkpoint.find import (
     quarantine,
     reading,
 )
-from shoal.checkpoint.manifest import Corrupt, Manifest, check, encode, merge
+from shoal.checkpoint.manifest import Corrupt, Manifest, check, decode, encode, merge
 from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part
 from shoal.checkpoint.retain import Candidate, deletable
-from shoal.checkpoint.store import Store, store_of
+from shoal.checkpoint.store import Store, has, store_of
 from shoal.errors import CheckpointError, SetupError, TransientError
 
 
@@ -52,15 +52,19 @@ def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Man
 def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Found:
     """When all ranks have written (and read back): what is there is published with its manifest.
 
-    `Fenced` when a newer term has begun: then nothing appears.
+    `Fenced` when a newer term has begun: then nothing appears. What a process that died had begun to publish is
+    published as it is.
     """
     folder = store.staging(str(name))
-    parts = [_part(store, folder, rank, world) for rank in range(world)]
-    manifest = manifest_of(name, parts, extra)
-    check_headers(Found(store, name, manifest, folder=folder))  # what another node wrote elsewhere is missed here
+    found = begun(store, name)
+    if found is not None and found.folder == str(name):
+        _note(store, name)
+        return Found(store, name, found.manifest)
+    manifest = found.manifest if found else _put_together(store, name, world, extra)
     ledger.check_term(store, name.term)
-    faults.reach("before-manifest")
-    store.put(f"{folder}/{MANIFEST}", encode(manifest))
+    if found is None:
+        faults.reach("before-manifest")
+        store.put(f"{folder}/{MANIFEST}", encode(manifest))
     faults.reach("before-publish")
     with contextlib.suppress(OSError, TransientError):  # in a bucket it is published already
         for rank in range(world):
@@ -69,6 +73,22 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Fou
     faults.reach("published")
     _note(store, name)
     return Found(store, name, manifest)
+
+
+def begun(store: Store, name: Name) -> Found | None:
+    """What has its manifest already, published or about to be; its writer may have died before it could say so."""
+    for folder in (store.staging(str(name)), str(name)):  # in the order in which it moves
+        if has(store, f"{folder}/{MANIFEST}"):
+            found = Found(store, name, decode(store.read(f"{folder}/{MANIFEST}")), folder=folder)
+            check_headers(found)
+            return found
+    return None
+
+
+def drop_unfinished(store: Store, before: Name) -> None:
+    """Deletes what saves have left that came to nothing: of earlier terms, and of earlier steps of the same term. For
+    the process that begins `before`, when all ranks are through with what they have begun."""
+    _drop_unfinished(store, published(store), before)
 
 
 def prune(
@@ -90,7 +110,7 @@ def prune(
     store = store_of(root)
     store.sweep()
     listed = published(store)
-    _drop_unfinished(store, listed, term)
+    _drop_unfinished(store, listed, None if term is None else Name(-1, term))
     good = {one.name: found for one in listed if (found := _good(one))}
     for one in listed:
         if one.name in good and not one.recorded:  # its writer died in between, or the entry was lost
@@ -130,23 +150,24 @@ def _note(store: Store, name: Name) -> None:
         ledger.note_published(store, name)
 
 
-def _drop_unfinished(store: Store, listed: list[Listed], term: int | None) -> None:
+def _put_together(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Manifest:
+    folder = store.staging(str(name))
+    manifest = manifest_of(name, [_part(store, folder, rank, world) for rank in range(world)], extra)
+    check_headers(Found(store, name, manifest, folder=folder))  # what another node wrote elsewhere is missed here
+    return manifest
+
+
+def _drop_unfinished(store: Store, listed: list[Listed], before: Name | None) -> None:
     hidden = store.staging("")
     if hidden:
         names = [name for entry in store.list() if (name := Name.of(entry.removeprefix(hidden))) and str(name) != entry]
     else:
-        names = [one.name for one in listed if one.there and one.may_be_unfinished() and not _has_manifest(one)]
+        there = [one.name for one in listed if one.there and one.may_be_unfinished()]
+        names = [name for name in there if not has(store, f"{name}/{MANIFEST}")]
     for name in names:
-        if term is None or name.term < term:
+        if before is None or (name.term, name.step) < (before.term, before.step):
             with contextlib.suppress(OSError, TransientError, SetupError):
                 store.remove(store.staging(str(name)))
-
-
-def _has_manifest(one: Listed) -> bool:
-    try:
-        return one.store.size(f"{one.name}/{MANIFEST}") > 0
-    except FileNotFoundError:
-        return False
 
 
 def _good(one: Listed) -> Found | None:

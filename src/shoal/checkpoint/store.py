@@ -160,6 +160,14 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def has(store: Store, name: str) -> bool:
+    try:
+        store.size(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def store_of(root: str | os.PathLike[str] | Store) -> Store:
     """A store from what people give: a folder, or the address of a bucket."""
     if isinstance(root, str | os.PathLike):
