@@ -64,7 +64,7 @@ def die_in_the_middle_of_the_tensors() -> None:
 # Where it is tried: which rank dies, and how it is made to die there.
 POINTS: dict[str, tuple[int, Callable[[], None]]] = {
     **{point: (int(point[-1]), partial(arm, point)) for point in ("write@1", "written@1", "part@1", "written@0")},
-    **{f"{point}@0": (0, partial(arm, point)) for point in ("before-read-back", "before-manifest", "before-publish")},
+    **{f"{point}@0": (0, partial(arm, point)) for point in ("read-back", "before-manifest", "before-publish")},
     "rank 1 in the middle of its tensors": (1, die_in_the_middle_of_the_tensors),
 }
 
