@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.checkpoint.nodes import leave
 from tests.data.reading import make_documents, write_data_set
+from tests.services import s3_server
 from tests.train.tiny import make_run, train_on
 
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
+from shoal.checkpoint.ram import hold, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
 from shoal.model.decoder import Decoder
@@ -89,6 +92,27 @@ def test_ls_tells_what_is_quarantined_gone_or_of_a_history_that_was_left(space: 
         3: "bad: it was published, and is gone",
         4: "not on history",
     }
+
+
+def test_ls_and_verify_see_what_is_in_memory(space: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("SHOAL_MEMORY", str(space / "memory"))
+    node = hold(memory_folder(RunDir.of("tiny", space).path, 0))
+    left = leave(node.folder, Name(6, 1), rank=0, world=1)
+    node.close()
+    assert shoal(space, "ls", "tiny") == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["2", "1", "disk"],
+        ["4", "1", "disk"],
+        ["6", "1", "memory"],
+    ]
+    assert shoal(space, "verify", "tiny") == 0
+    assert "step-00000006-term-1 (memory): every byte" in capsys.readouterr().out
+    # A deletion counts only what a power cut leaves.
+    assert shoal(space, "rm", "tiny", "--step", "2", "--step", "4") == 78
+    data = bytearray(left.path.read_bytes())
+    data[-1] ^= 1
+    left.path.write_bytes(data)
+    assert shoal(space, "verify", "tiny") == 78
 
 
 def test_verify_is_silent_about_nothing(space: Path, capsys: Captured) -> None:
@@ -219,6 +243,39 @@ def test_rm_all_but_keeps_the_newest_good_ones(space: Path, capsys: Captured) ->
     assert steps(space) == [2]
     assert shoal(space, "rm", "tiny", "--all-but", "3") == 0
     assert capsys.readouterr().out == "nothing to delete\n"
+
+
+def test_the_copies_in_a_bucket_are_listed_verified_compared_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    write_data_set(tmp_path / "data", [make_documents(60)])
+    with s3_server(tmp_path / "s3") as server:
+        server.make_bucket("shoal")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        changes = {"train.steps": 4, "checkpoint.every": 2, "checkpoint.remote": "s3://shoal/runs"}
+        train_on(make_run(tmp_path / "data", **changes), tmp_path, world=1)
+        assert shoal(tmp_path, "ls", "tiny", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)
+        both = [(2, "remote"), (2, "disk"), (4, "remote"), (4, "disk")]
+        assert [(row["step"], row["tier"], row["state"]) for row in rows] == [(*one, "complete") for one in both]
+        assert shoal(tmp_path, "verify", "tiny", "--remote") == 0
+        assert "step-00000004-term-1 (remote): every byte" in capsys.readouterr().out
+        assert shoal(tmp_path, "diff", "s3://shoal/runs/tiny/step-00000004-term-1", "tiny") == 0
+        assert shoal(tmp_path, "diff", "s3://shoal/runs/tiny@2", "tiny") == 1
+
+        shutil.rmtree(folder(tmp_path, 4))  # the disk has lost it, and the bucket has it
+        assert shoal(tmp_path, "export", "tiny", str(tmp_path / "out"), "--step", "4") == 0
+        assert shoal(tmp_path, "rm", "tiny", "--step", "2", "--tier", "disk") == 0
+        assert shoal(tmp_path, "rm", "tiny", "--step", "2", "--step", "4") == 78
+        assert shoal(tmp_path, "rm", "s3://shoal/runs/tiny", "--step", "2") == 0
+        assert shoal(tmp_path, "import", "s3://shoal/runs/tiny", "s3://shoal/weights", "--weights") == 0
+        capsys.readouterr()
+        assert shoal(tmp_path, "ls", "s3://shoal/weights", "--json") == 0
+        assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [4]
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        assert shoal(tmp_path, "ls", "tiny") == 0
+        assert "only what is on this machine is listed" in capsys.readouterr().err
 
 
 def test_what_import_writes_is_a_checkpoint_like_any_other(space: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -1,6 +1,7 @@
 """Which checkpoints a person means: RUN, RUN@STEP, a folder of one or of many, or the address of a bucket.
 
-A run keeps them in tiers: on its disk, and where it is told to (`checkpoint.remote`) also in a bucket. No torch here.
+A run keeps them in tiers: in the memory of its machines while it runs, on its disk, and where it is told to
+(`checkpoint.remote`) in a bucket. No torch here.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.find import Found, Listed, check_headers, newest_readable, open_checkpoint, published
+from shoal.checkpoint.generations import Here
 from shoal.checkpoint.manifest import Corrupt, decode
+from shoal.checkpoint.memory import Memory
 from shoal.checkpoint.names import MANIFEST, Name
+from shoal.checkpoint.ram import memory_folder
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.errors import CheckpointError, ShoalError, UsageError
 from shoal.track.rundir import RunDir, find_run
 
 _STEP = re.compile(r"(.+)@(\d+)")
-DISK, REMOTE = "disk", "remote"
+MEMORY, DISK, REMOTE = "memory", "disk", "remote"
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ class Place:
         place = self if step is None else replace(self, step=step)
         return place if term is None else replace(place, term=term)
 
-    def within(self, tiers: tuple[Tier, ...]) -> Place:
-        return replace(self, tiers=tiers)
+    def without(self, *names: str) -> Place:
+        """As if these tiers were not there."""
+        return replace(self, tiers=tuple(tier for tier in self.tiers if tier.name not in names))
 
     def take(self, read: Callable[[Found], Any], passed_over: Callable[[str], None]) -> tuple[Found, Any]:
         """The newest that `read` can take in; with a step, the one of that step and no other."""
@@ -141,6 +146,10 @@ def _of_run(run_dir: RunDir) -> Place:
     tiers = [Tier(DISK, Folder(run_dir.checkpoints))] if local else []
     if remote:
         tiers.append(Tier(REMOTE, store_of(f"{remote.rstrip('/')}/{run_dir.name}")))
+    nodes = sorted(memory_folder(run_dir.path, 0).parent.glob("node-*"))
+    if nodes:  # what this machine holds; other nodes would have to be asked
+        durable = [tier.store for tier in tiers]
+        tiers.insert(0, Tier(MEMORY, Memory(nodes[0], [Here(node) for node in nodes[1:]], durable)))
     return Place(f"run '{run_dir.name}'", tuple(tiers), run_dir, notes=notes)
 
 

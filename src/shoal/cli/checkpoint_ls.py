@@ -37,12 +37,11 @@ def _rows(where: Place) -> list[dict[str, Any]]:
     try:
         listed = where.listed()
     except (TransientError, SetupError) as e:
-        tiers = tuple(tier for tier in where.tiers if tier.name != REMOTE)
-        if not tiers or len(tiers) == len(where.tiers):
+        here = where.without(REMOTE)
+        if len(here.tiers) in (0, len(where.tiers)):
             raise
         note(f"only what is on this machine is listed: {e}")
-        where = where.within(tiers)
-        listed = where.listed()
+        listed = here.listed()
     return [row for one in reversed(listed) if (row := _row_of(one, where.tier_of(one.store)))]
 
 

@@ -7,7 +7,7 @@ import json
 
 from shoal.checkpoint import ledger
 from shoal.checkpoint.find import Found, Listed, damage, open_checkpoint
-from shoal.checkpoint.locate import Place
+from shoal.checkpoint.locate import MEMORY, Place
 from shoal.cli.checkpoint_shared import none_yet, place, progress
 from shoal.errors import CheckpointError, UsageError
 
@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--all-but keeps at least 1; to delete everything, remove the folder.")
     if args.term is not None and args.step is None:
         raise UsageError("--term goes with --step.")
-    where = place(args, args.run)
+    where = place(args, args.run).without(MEMORY)  # what is there goes by itself, and counts for nothing
     if where.alone is not None:
         raise UsageError(f"{where.label} is a copy by itself: remove the folder.")
     listed = where.listed()

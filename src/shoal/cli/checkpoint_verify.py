@@ -16,9 +16,8 @@ from shoal.errors import CheckpointError
 
 def run(args: argparse.Namespace) -> None:
     where = place(args, args.run).at(args.step, args.term)
-    local = tuple(tier for tier in where.tiers if tier.name != REMOTE)
-    if local and not args.remote:
-        where = where.within(local)
+    if not args.remote and where.without(REMOTE).tiers:
+        where = where.without(REMOTE)
     rows = _rows(where, quiet=args.json)
     if args.json:
         print(json.dumps(rows, indent=2))
