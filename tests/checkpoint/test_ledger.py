@@ -203,6 +203,9 @@ def test_a_term_is_claimed_later_where_it_could_not_be_at_the_start(tmp_path: Pa
     mine = [c for c in read(store).claims if c.term == term]
     assert mine == [c for c in read(here).claims if c.term == term]
     assert mine[0].from_step == 30
+    claim([store], 40)
+    with pytest.raises(Fenced, match=f"has taken over .* and this process is of term {term}"):
+        ensure_claimed(store, term, 30, won_in=here)
 
 
 def test_a_claim_that_comes_later_is_fenced_by_a_newer_one(tmp_path: Path, store: Store) -> None:
