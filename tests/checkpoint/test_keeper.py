@@ -7,6 +7,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,7 +146,7 @@ def test_a_copy_that_is_not_what_its_checksums_say_is_not_kept(node: Node, here:
         with pytest.raises(TransientError, match="the part of rank 0 cannot be used"):
             neighbour.replicate(node.address, TOKEN, A, 0, 1, memoryview(whole), table, b"{}")
         assert not node.peer().kept(), what
-    assert os.listdir(here / "copies") == []
+    assert list((here / "copies").glob("step-*")) == []
     left.send(node.address)
     assert list(node.peer().kept()) == [A]
 
@@ -159,15 +160,16 @@ def test_a_sender_that_dies_half_way_leaves_nothing(node: Node, here: Path, else
     sock.sendall(table)
     assert wire.receive_message(sock, 4096) == {}
     sock.sendall(left.path.read_bytes()[:1000])
-    assert os.listdir(here / "copies"), "it should have begun"
+    assert list((here / "copies").glob(".in-*")), "it should have begun"
     with pytest.raises(TransientError, match="is just arriving"):
         left.send(node.address)  # one at a time, so that memory is bounded
     sock.close()
     until = time.monotonic() + 10
-    while os.listdir(here / "copies") and time.monotonic() < until:
+    while list((here / "copies").glob(".in-*")) and time.monotonic() < until:
         time.sleep(0.01)
-    assert os.listdir(here / "copies") == []
+    assert os.listdir(here / "copies") == [".spare-00000"], "its pages are for the next one"
     left.send(node.address)
+    assert os.listdir(here / "copies") == [str(A)]
 
 
 def test_a_copy_for_which_there_is_no_room_is_refused_in_a_sentence(
@@ -177,18 +179,30 @@ def test_a_copy_for_which_there_is_no_room_is_refused_in_a_sentence(
     folder = tiny_disk / "shoal" / "run" / "node-0"
     hold(folder).close()
     with nodes(folder) as (node,):
-        for step in (10, 20, 30, 40):
-            leave(elsewhere, Name(step, 1), 0, world=2).send(node.address)
-        assert sorted(node.peer().kept()) == [Name(30, 1), Name(40, 1)]
-        ballast = tiny_disk / "ballast"
-        ballast.write_bytes(bytes(2 << 20))
-        leave(elsewhere, Name(50, 1), 0, world=2).send(node.address)  # the older of two gives way
+
+        def send(step: int, rank: int) -> None:
+            leave(elsewhere, Name(step, 1), rank, world=2).send(node.address)
+
+        def files() -> int:
+            return sum(path.stat().st_size > 1 << 20 for path in folder.rglob("*"))
+
+        for step in (10, 20, 30, 40, 50):
+            send(step, 0)
+            assert files() <= 3, "two copies, and the pages of the next"
         assert sorted(node.peer().kept()) == [Name(40, 1), Name(50, 1)]
-        ballast.write_bytes(bytes(3 << 20))
-        left = leave(elsewhere, Name(50, 1), 1, world=2)
         with pytest.raises(TransientError, match=r"no copy on another node: .* has no room for \d+ bytes of rank 1"):
-            left.send(node.address)
+            send(50, 1)
         assert sorted(node.peer().kept()) == [Name(40, 1), Name(50, 1)]
+        assert files() == 3
+
+    shutil.rmtree(folder)
+    hold(folder).close()
+    (tiny_disk / "ballast").write_bytes(bytes(2 << 20))
+    with nodes(folder) as (node,):
+        for step in (10, 20, 30):  # no room for three: the older of two gives its pages
+            send(step, 0)
+        assert sorted(node.peer().kept()) == [Name(20, 1), Name(30, 1)]
+        assert files() == 2
 
 
 # Strangers, and friends who talk nonsense

@@ -120,13 +120,18 @@ def retire(folder: Path, term: int) -> None:
                 shutil.rmtree(base / entry, ignore_errors=True)
 
 
-def drop_copies(folder: Path, rank: int, keep: int = ENOUGH) -> None:
-    """Of a rank's copies the newest stay. A later start may have gone on from an earlier step: its are the newer."""
+def drop_copies(folder: Path, rank: int, keep: int = ENOUGH, spare: Path | None = None) -> None:
+    """Of a rank's copies the newest stay. A later start may have gone on from an earlier step: its are the newer.
+
+    `spare` is where a file goes that can be used again, if none is there yet.
+    """
     copies = Here(folder / COPIES).kept()
     newest = sorted((name for name, one in copies.items() if rank in one.ranks), key=lambda n: (n.term, n.step))
-    for name in newest[: -keep or None]:
+    for name in newest[:-keep]:
         home = folder / COPIES / str(name)
         (home / part_file(rank)).unlink(missing_ok=True)
+        if spare is not None and not spare.exists():
+            (home / rank_file(rank)).rename(spare)
         (home / rank_file(rank)).unlink(missing_ok=True)
         if set(Folder(home).list()) <= {EXTRA}:
             shutil.rmtree(home, ignore_errors=True)

@@ -1,7 +1,8 @@
 """A keeper takes in the copy of another node's rank: in bounded memory, and compared with its checksums to the end.
 
 The sender says what it has and what it is of the whole, is told to go on once there is room, and sends the file. The
-bytes arrive in the file that will be served; it is named, and counts, when all of them are right.
+bytes arrive in the file that will be served; it is named, and counts, when all of them are right. The file of the
+oldest copy is used again for the next: new pages would cost as much time as the bytes take to arrive.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import wire
-from shoal.checkpoint.generations import COPIES, EXTRA, drop_copies, put, retire, room_bytes, unseal
+from shoal.checkpoint.generations import COPIES, EXTRA, Here, drop_copies, put, retire, room_bytes, unseal
 from shoal.checkpoint.manifest import Corrupt
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part
 
 MOST_TABLE_BYTES = 1 << 28  # of a part, and of `extra`
-_ARRIVING = ".in-"
+_ARRIVING, _SPARE = ".in-", ".spare-"
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_AT_ONCE_BYTES = 64 << 20  # Python's other threads wait meanwhile
 
 
 class Unfit(Exception):
@@ -39,7 +42,7 @@ class Intake:
         self._folder = folder
         self._copies = folder / COPIES
         self._copies.mkdir(exist_ok=True)
-        for leftover in self._copies.glob(f"{_ARRIVING}*"):
+        for leftover in (*self._copies.glob(f"{_ARRIVING}*"), *self._copies.glob(f"{_SPARE}*")):
             leftover.unlink(missing_ok=True)
         self._lock = threading.Lock()  # around what several copies must not do at once: find room, and be named
         self._arriving: set[int] = set()
@@ -51,10 +54,11 @@ class Intake:
             raise wire.Broken("a table that is too long")
         part, extra = wire.receive(sock, part_bytes), wire.receive(sock, extra_bytes)
         expected = _stretches(part, extra, rank, world, size)
-        with self._one_of(rank), self._space(rank, size) as (path, data):
+        with self._one_of(rank), self._space(rank, size) as (path, pages):
             wire.send(sock, {})
-            damaged = False
+            damaged, data = False, memoryview(pages)
             for at, count, digest in expected:
+                _populate(pages, at, count)
                 wire.receive_into(sock, data[at : at + count])
                 # The rest is still received, so that the sender hears the reason instead of a closed connection.
                 damaged = damaged or xxh3_128_hexdigest(data[at : at + count]) != digest
@@ -76,29 +80,52 @@ class Intake:
                 self._arriving.discard(rank)
 
     @contextmanager
-    def _space(self, rank: int, size: int) -> Iterator[tuple[Path, memoryview]]:
-        """A file of that size, whose pages are there. The older copies of the rank go first where it is tight."""
-        path = self._copies / f"{_ARRIVING}{secrets.token_hex(8)}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _space(self, rank: int, size: int) -> Iterator[tuple[Path, mmap.mmap]]:
+        """A file of that size, whose pages are there. Where it is tight the older of two copies gives its own."""
+        path, spare = self._copies / f"{_ARRIVING}{secrets.token_hex(8)}", self._spare(rank)
+        with self._lock:
+            if not self._reuse(spare, path, size) and not self._allocate(path, size):
+                drop_copies(self._folder, rank, 1, spare)
+                if not self._reuse(spare, path, size) and not self._allocate(path, size):
+                    free = room_bytes(self._folder)
+                    raise Unfit(f"{self._folder} has no room for {size} bytes of rank {rank} ({free} are free)")
         try:
-            with self._lock:
-                self._allocate(fd, rank, size)
-            yield path, memoryview(mmap.mmap(fd, size))
+            with open(path, "r+b", buffering=0) as file:
+                yield path, mmap.mmap(file.fileno(), size)
         finally:
-            os.close(fd)
-            path.unlink(missing_ok=True)  # unless it has got its name
+            with contextlib.suppress(FileNotFoundError):  # it has got its name
+                path.rename(spare)
 
-    def _allocate(self, fd: int, rank: int, size: int) -> None:
-        for keep in (None, 1):
-            if keep is not None:
-                drop_copies(self._folder, rank, keep)
-            if size <= room_bytes(self._folder):
-                with contextlib.suppress(OSError):
-                    os.posix_fallocate(fd, 0, size)
-                    return
-                os.ftruncate(fd, 0)
-        free = room_bytes(self._folder)
-        raise Unfit(f"{self._folder} has no room for {size} bytes of rank {rank} ({free} are free)")
+    def _reuse(self, spare: Path, path: Path, size: int) -> bool:
+        try:
+            if spare.stat().st_size == size:
+                spare.rename(path)
+                return True
+            spare.unlink()  # of another mesh
+        except FileNotFoundError:
+            pass
+        return False
+
+    def _allocate(self, path: Path, size: int) -> bool:
+        if size > room_bytes(self._folder):
+            return False
+        try:
+            with open(path, "xb", buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return True
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+
+    def _spare(self, rank: int) -> Path:
+        return self._copies / f"{_SPARE}{rank:05d}"
+
+    def _drop_spares(self) -> None:
+        """Those of ranks that are no more: the run goes on with fewer, or on other nodes."""
+        ranks = {rank for one in Here(self._copies).kept().values() for rank in one.ranks}
+        for spare in self._copies.glob(f"{_SPARE}*"):
+            if int(spare.name.removeprefix(_SPARE)) not in ranks:
+                spare.unlink(missing_ok=True)
 
     def _name(self, path: Path, name: Name, rank: int, part: bytes, extra: bytes) -> None:
         home = self._copies / str(name)
@@ -109,8 +136,9 @@ class Intake:
                 if extra:
                     put(home / EXTRA, extra)
                 put(home / part_file(rank), part)
-                drop_copies(self._folder, rank)
+                drop_copies(self._folder, rank, spare=self._spare(rank))
                 retire(self._folder, name.term)
+                self._drop_spares()
         except OSError as e:
             raise Unfit(f"the copy cannot be kept ({os.strerror(e.errno or errno.EIO)})") from e
 
@@ -132,6 +160,14 @@ def _stretches(sealed: bytes, extra: bytes, rank: int, world: int, size: int) ->
     except (Corrupt, KeyError, TypeError, ValueError, AttributeError) as e:
         raise Unfit(f"the part of rank {rank} cannot be used: {e}") from e
     return stretches
+
+
+def _populate(pages: mmap.mmap, at: int, count: int) -> None:
+    """Maps the pages before the bytes come, many at a time instead of one fault each."""
+    begin = at - at % mmap.PAGESIZE
+    for start in range(begin, at + count, _AT_ONCE_BYTES):
+        with contextlib.suppress(OSError):
+            pages.madvise(_POPULATE_WRITE, start, min(_AT_ONCE_BYTES, at + count - start))
 
 
 def _slices(part: Part) -> list[tuple[int, int, str]]:
