@@ -20,5 +20,5 @@ def closed(model: dict[str, Any], **changes: Any) -> Run:
     }
     for dotted, value in changes.items():
         section, key = dotted.split(".")
-        spec[section][key] = value
+        spec.setdefault(section, {})[key] = value
     return Run.model_validate(spec)
