@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,7 @@ class State:
             "batch": self.batch,
             "data": self.data_fingerprints,
             "rng": {"seed": self.run.seed, "rule": "each step is seeded with (seed, step, data-parallel rank)"},
-            "eval_loss": self.eval_loss.get(step),
+            "eval_loss": _finite(self.eval_loss.get(step)),
             "spec": self.run.model_dump(mode="json"),
             "environment": self.environment,
         }
@@ -98,6 +99,11 @@ class State:
             raise CheckpointError(
                 f"checkpoint {found.where} is of a run with another spec ({named}): give this run another name."
             )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN, and a checkpoint with one would have no manifest."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def digest(model: Laid, place: Place) -> str:
