@@ -18,6 +18,7 @@ from shoal.checkpoint import Name, ledger
 from shoal.checkpoint.ram import hold, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
+from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
 from shoal.spec import load
 from shoal.spec.shape import shape_of
@@ -294,6 +295,60 @@ def test_what_import_writes_is_a_checkpoint_like_any_other(space: Path, tmp_path
     capsys.readouterr()
     assert shoal(space, "export", str(out), str(tmp_path / "hf-3")) == 2
     assert "--tokenizer" in capsys.readouterr().err
+
+
+RUN_FILE = """
+name: next
+model: {{weights: "{weights}"}}
+data: {{train: "{data}", seq_len: 32}}
+train: {{steps: 1, batch: 16, optimizer: {{lr: 1.0e-9, weight_decay: 0}}, schedule: {{warmup_steps: 0}}}}
+mesh: {{dp_shard: {world}, dp_replicate: 1}}
+track: {{mlflow: false}}
+resources: {{device: cpu}}
+"""
+
+
+@pytest.mark.parametrize(("weights", "world"), [("runs/tiny", 2), ("runs/tiny@2", 1), ("imported", 2)])
+def test_a_run_starts_from_the_weights_of_another(
+    weights: str, world: int, space: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Its learning rate is next to nothing, so that the checkpoint after its first step tells what it started from."""
+    if weights == "imported":
+        assert shoal(space, "import", "tiny", str(space / "imported"), "--weights") == 0
+    file = tmp_path / "next.yaml"
+    file.write_text(RUN_FILE.format(weights=space / weights, data=load_data(space), world=world))
+    spec = load(file).run
+    assert spec.model.dim == 32  # from the manifest
+    train_on(spec, space, world=world)
+    capsys.readouterr()
+    before = "tiny@2" if "@" in weights else "tiny@4"
+    assert shoal(space, "diff", before, "next", "--weights", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["only_a"] + told["only_b"]
+    assert max(changed["numbers"]["max_abs"] for changed in told["changed"]) < 1e-7
+
+
+def load_data(space: Path) -> str:
+    return load(RunDir.of("tiny", space).spec_file).run.data.train[0].path
+
+
+WRONG_WEIGHTS = {
+    "another shape": (", dim: 64", "model.dim is 64, but the weights have 32; remove it"),
+    "damaged": ("", "no checkpoint that can be used"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WEIGHTS)
+def test_weights_that_cannot_be_used_are_told_with_the_line_that_named_them(case: str, space: Path) -> None:
+    more, words = WRONG_WEIGHTS[case]
+    file = space / "next.yaml"
+    text = RUN_FILE.format(weights=space / "runs" / "tiny", data=load_data(space), world=1)
+    file.write_text(text.replace('tiny"}', f'tiny"{more}}}'))
+    if case == "damaged":
+        for step in (2, 4):
+            (folder(space, step) / "rank-00000.safetensors").unlink()
+    with pytest.raises(ShoalError, match=rf"next\.yaml:3:\d+: .*{words}"):
+        load(file)
 
 
 def test_data_that_is_gone_asks_for_a_tokenizer(space: Path, tmp_path: Path, capsys: Captured) -> None:

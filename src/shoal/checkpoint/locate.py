@@ -107,9 +107,13 @@ def place_of(text: str, workspace: Path) -> Place:
     return _of_run(RunDir(path)) if RunDir(path).exists() else _of_folder(path, text)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether there is a checkpoint in a folder: it is one, holds some, or is a run's that does."""
-    return (folder / MANIFEST).is_file() or any(map(Name.of, _names(folder) + _names(folder / "checkpoints")))
+def holds_checkpoints(text: str) -> bool:
+    """Whether a path is that of a checkpoint, of a folder of some or of a run that has some; of an address nobody asks
+    before it is opened."""
+    match = _STEP.fullmatch(text)
+    folder = Path(match[1] if match and not os.path.exists(text) else text)
+    names = _names(folder)
+    return "://" in text or MANIFEST in names or any(map(Name.of, names + _names(folder / "checkpoints")))
 
 
 def _of_folder(path: Path, label: str) -> Place:
@@ -156,5 +160,5 @@ def _of_run(run_dir: RunDir) -> Place:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:
+    except (OSError, ValueError):
         return []

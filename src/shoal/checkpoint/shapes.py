@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
+from shoal.checkpoint.locate import place_of
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.spec.hf_config import from_hf
 from shoal.spec.model import Model
@@ -31,6 +32,13 @@ def model_of(found: Found) -> Model | None:
         raise SpecError(
             f"{found.where} was saved with a {place} that this Shoal does not know ({problem['msg']})."
         ) from e
+
+
+def fields_of_weights(where: str) -> dict[str, Any]:
+    """What the checkpoint that a run is to start from says about its model; nothing where it was never told."""
+    found, _ = place_of(where, Path.cwd()).take(lambda found: found, lambda words: None)
+    model = model_of(found)
+    return {} if model is None else without_sources(model.model_dump(mode="json"))
 
 
 def without_sources(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def local_inputs(run: Run, begun: bool = False) -> None:
             pair = folder.parent / "train" in train and folder.parent / "eval" in held_out
             _data_set(name, folder, pair and folder.name in ("train", "eval"))
     if run.model.weights is not None and not begun:
-        _weights(Path(run.model.weights))
+        _weights(run.model.weights)
 
 
 def _data_set(name: str, folder: Path, one_of_a_pair: bool) -> None:
@@ -48,7 +48,12 @@ def _data_set(name: str, folder: Path, one_of_a_pair: bool) -> None:
         raise DataError(f"{name} names {folder}, which has no index.json and so is no finished data set; {make}.")
 
 
-def _weights(folder: Path) -> None:
+def _weights(where: str) -> None:
+    from shoal.checkpoint.locate import holds_checkpoints
+
+    if holds_checkpoints(where):
+        return  # opened when its shape was looked up, and again when it is read
+    folder = Path(where)
     if not folder.is_dir():
         raise SetupError(
             f"model.weights names {folder}, which is not a folder here; download a Hugging Face model into it "

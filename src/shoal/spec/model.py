@@ -52,7 +52,7 @@ class Model(Strict):
     preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them) to start from.")
     weights: LocalPath | None = Field(
         None,
-        description="A Hugging Face folder to start from: config.json gives the shape, *.safetensors the weights.",
+        description="What to start from, shape and weights: a Hugging Face folder, a checkpoint, or a run's folder.",
     )
     family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"] = Field(
         "llama", description="The Hugging Face architecture that weights are read from and written to."

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.errors import SetupError, SpecError
+from shoal.errors import SetupError, ShoalError, SpecError
 from shoal.spec.layers import DEFAULT, Layer, Origin, layer, leaves, normal
 from shoal.spec.model import Model
 from shoal.spec.names import Path, dotted
@@ -107,8 +107,14 @@ def _base(stated: Layer) -> Layer:
         origin = Origin(f"preset {name}", f"preset {name}")
         return layer({"model": preset(name, _said(stated, "preset")).model}, lambda _: origin)
     if isinstance(weights, str) and weights:
-        origin = Origin("weights config.json", os.path.join(weights, "config.json"))
-        shape = _shape_of_weights(File(weights), _said(stated, "weights"))
+        from shoal.checkpoint.locate import holds_checkpoints
+
+        if holds_checkpoints(weights):
+            origin = Origin("weights manifest.json", weights)
+            shape = _shape_of_checkpoint(weights, _said(stated, "weights"))
+        else:
+            origin = Origin("weights config.json", os.path.join(weights, "config.json"))
+            shape = _shape_of_weights(File(weights), _said(stated, "weights"))
         _same_shape(model, shape, stated)
         return layer({"model": shape}, lambda _: origin)
     return Layer()
@@ -123,7 +129,7 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise SetupError(
             f"{where}: model.weights needs {file}, which is not there; give the folder of a Hugging Face model "
-            f"(`hf download NAME --local-dir FOLDER` gets one)."
+            f"(`hf download NAME --local-dir FOLDER` gets one), or a checkpoint."
         ) from None
     except (OSError, ValueError) as e:
         raise SetupError(f"{where}: {file} cannot be read as JSON ({e}); get the model again.") from None
@@ -134,6 +140,15 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
         return from_hf(config)
     except SpecError as e:
         raise SpecError(f"{where}: {folder}: {e}") from None
+
+
+def _shape_of_checkpoint(weights: str, where: str) -> dict[str, Any]:
+    from shoal.checkpoint.shapes import fields_of_weights
+
+    try:
+        return fields_of_weights(weights)
+    except ShoalError as e:
+        raise SetupError(f"{where}: model.weights: {e}") from e
 
 
 def _same_shape(model: dict[str, Any], shape: dict[str, Any], stated: Layer) -> None:
