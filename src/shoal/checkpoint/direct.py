@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 BUFFER_BYTES = 8 << 20
@@ -41,18 +43,25 @@ def write(path: Path, chunks: Iterable[memoryview]) -> None:
 
 
 def read(path: Path, at: int, end: int) -> Iterator[memoryview]:
-    """The bytes from `at` to `end`, in order; each piece is good until the next. EOFError where the file is shorter."""
+    """The bytes from `at` to `end`, in order; each piece is good until the next. EOFError where the file is shorter.
+
+    The next piece is on its way while the caller looks at this one.
+    """
+    places = range(at - at % BLOCK_BYTES, end, BUFFER_BYTES)
     fd = _open(path, os.O_RDONLY)
     try:
-        buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))
-        place = at - at % BLOCK_BYTES
-        while place < end:
-            wanted = -(-(end - place) // BLOCK_BYTES) * BLOCK_BYTES
-            n = _read_some(fd, buffer[:wanted], place)
-            if place + n < end and (n == 0 or n % BLOCK_BYTES):
-                raise EOFError(path.name)
-            yield buffer[max(at - place, 0) : min(end - place, n)]
-            place += n
+        buffers = itertools.cycle([memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in places[:2]])
+        with ThreadPoolExecutor(1, "shoal-read-ahead") as ahead:
+
+            def begin(place: int) -> Future[memoryview]:
+                return ahead.submit(_read_all, fd, place, min(end, place + BUFFER_BYTES), next(buffers))
+
+            coming = begin(places[0]) if places else None
+            for place in places:
+                assert coming is not None
+                piece = coming.result()
+                coming = begin(place + BUFFER_BYTES) if place != places[-1] else None
+                yield piece[max(at - place, 0) :]
     finally:
         os.close(fd)
 
@@ -88,13 +97,21 @@ def _write_all(fd: int, data: memoryview) -> None:
                 raise
 
 
-def _read_some(fd: int, buffer: memoryview, at: int) -> int:
-    try:
-        return os.preadv(fd, [buffer], at)
-    except OSError as e:
-        if e.errno != errno.EINVAL or not _through_the_cache(fd):
-            raise
-        return os.preadv(fd, [buffer], at)
+def _read_all(fd: int, at: int, end: int, buffer: memoryview) -> memoryview:
+    """Whole blocks from `at` on, as far as `end`."""
+    done = 0
+    while at + done < end:
+        wanted = buffer[done : -(-(end - at) // BLOCK_BYTES) * BLOCK_BYTES]
+        try:
+            n = os.preadv(fd, [wanted], at + done)
+        except OSError as e:
+            if e.errno != errno.EINVAL or not _through_the_cache(fd):
+                raise
+            continue
+        if not n:
+            raise EOFError("the file is too short")
+        done += n
+    return buffer[: end - at]
 
 
 def _through_the_cache(fd: int) -> bool:
