@@ -207,4 +207,5 @@ def some(rng: random.Random, below: int) -> int:
 
 
 if __name__ == "__main__":  # a process of its own: what talks to a bucket must not have been forked
-    write_history(sys.argv[1], int(sys.argv[2]))
+    for salt, url in enumerate(sys.argv[1:]):
+        write_history(url, salt)

@@ -86,8 +86,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InBucket,
         for name, value in server.environment.items():
             patch.setenv(name, value)
         urls = ["s3://checkpoints/run", "s3://checkpoints/another"]
-        for salt, url in enumerate(urls):
-            subprocess.run([sys.executable, "-m", "tests.checkpoint.shelves", url, str(salt)], check=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "tests.checkpoint.shelves", *urls], check=True, timeout=200)
         mine, other = (InBucket(server.client(), url) for url in urls)
         history = shelves.taken_from(mine, other)
         yield mine, history

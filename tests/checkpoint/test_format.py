@@ -24,8 +24,8 @@ def save_on_two_ranks(root: Path) -> dict[str, torch.Tensor]:
         model, optimizer = build("fsdp-2", seed=1)
         train(model, optimizer, steps=2)
         tensors = tensors_of(model, optimizer)
-        saved = checkpoint.save(root, 100, tensors, {"position": 7}, piece_bytes=400)
-        assert saved.bytes == sum(f.stat().st_size for f in saved.path.glob("*.safetensors"))
+        saved = checkpoint.save(root, 100, tensors, {"position": 7}, term=3, piece_bytes=400)
+        assert saved.bytes == sum(f.stat().st_size for f in (root / str(saved.name)).glob("*.safetensors"))
         return whole(tensors)
 
     return run_ranks(work, 2)[0]
@@ -35,7 +35,7 @@ def test_the_ten_lines_of_the_reference_read_a_checkpoint_without_shoal(tmp_path
     expected = save_on_two_ranks(tmp_path)
     code = re.search(r"```python\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
     assert code is not None
-    program = code[1].replace("runs/demo/checkpoints/step-00000100", str(tmp_path / "step-00000100"))
+    program = code[1].replace("runs/demo/checkpoints/step-00000100-term-3", str(tmp_path / "step-00000100-term-3"))
     assert str(tmp_path) in program
     statements = [line for line in program.splitlines() if line and not line.startswith(("import", "from"))]
     assert len(statements) <= 10
@@ -47,7 +47,7 @@ def test_the_ten_lines_of_the_reference_read_a_checkpoint_without_shoal(tmp_path
 
 def test_the_files_are_safetensors_and_all_their_bytes_have_a_checksum(tmp_path: Path) -> None:
     save_on_two_ranks(tmp_path)
-    folder = tmp_path / "step-00000100"
+    folder = tmp_path / "step-00000100-term-3"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert sorted(p.name for p in folder.iterdir()) == sorted(["manifest.json", *manifest["files"]])
     covered = {name: [(0, file["header_bytes"], file["header_xxh3_128"])] for name, file in manifest["files"].items()}
@@ -70,7 +70,7 @@ def test_the_files_are_safetensors_and_all_their_bytes_have_a_checksum(tmp_path:
 
 def test_the_reference_names_every_member_of_the_manifest(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, {"w": torch.ones(2)}, {})
-    manifest = json.loads((tmp_path / "step-00000001" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "step-00000001-term-0" / "manifest.json").read_text())
     named = set(re.findall(r"`(\w+)`", REFERENCE.read_text()))
     members = {*manifest, *manifest["files"]["rank-00000.safetensors"], *manifest["tensors"]["w"]}
     assert members | set(manifest["tensors"]["w"]["slices"][0]) <= named
