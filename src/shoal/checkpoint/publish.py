@@ -125,6 +125,7 @@ def prune(
     stay = good.keys() - {of[c] for c in go}
     # Bad ones and those of writers that were fenced go when all that are kept are newer.
     old = [of[c] for c in go] + [one.name for one in listed if go and one.name not in good and one.name < min(stay)]
+    quarantined = {one.name for one in listed if one.quarantined}
     deleted = []
     # What cannot be deleted now is left for the next time: an old checkpoint too many is no reason to end a run.
     with contextlib.suppress(OSError, TransientError, SetupError):
@@ -133,6 +134,8 @@ def prune(
             ledger.forget_published(store, name)
             store.remove(str(name))
             deleted.append(name)
+            if name in quarantined:  # last: what is half deleted is still bad
+                ledger.release(store, name)
     return deleted
 
 
