@@ -110,9 +110,9 @@ def settle(folder: Path, restored: Name | None) -> None:
                 shutil.rmtree(base / entry, ignore_errors=True)
 
 
-def retire(folder: Path, term: int) -> None:
+def retire(folder: Path, term: int, enough: int = ENOUGH) -> None:
     """What earlier starts of the run left goes when this one has left enough of its own."""
-    if sum(name.term == term for name in Here(folder).kept()) < ENOUGH:
+    if sum(name.term == term for name in Here(folder).kept()) < enough:
         return
     for base in (folder, folder / COPIES):
         for entry in Folder(base).list():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 TEXT_BYTES = 2048  # of an error that travels; longer ones are cut
+LINE_BYTES = 128
 
 
 def here() -> tuple[int, int]:
@@ -52,6 +53,21 @@ def anybody(mine: list[bool]) -> list[bool]:
     value = torch.tensor(mine, dtype=torch.uint8, device=_device())
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return [bool(v) for v in value.tolist()]
+
+
+def texts(mine: str) -> list[str]:
+    """What each rank says, in the order of the ranks; at most `LINE_BYTES` each."""
+    rank, world = here()
+    if world == 1:
+        return [mine]
+    lines = torch.zeros(world, LINE_BYTES, dtype=torch.uint8, device=_device())
+    data = mine.encode()
+    if len(data) > LINE_BYTES:
+        raise ValueError(f"'{mine}' is longer than {LINE_BYTES} bytes")
+    if data:
+        lines[rank, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.all_reduce(lines)  # each has written its own line
+    return [bytes(line).rstrip(b"\0").decode() for line in lines.tolist()]
 
 
 def _exchange(number: int) -> int:

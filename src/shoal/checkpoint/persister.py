@@ -25,6 +25,7 @@ from xxhash import xxh3_128_hexdigest
 from shoal.checkpoint import faults, ledger
 from shoal.checkpoint.files import CHUNK_BYTES
 from shoal.checkpoint.find import Found
+from shoal.checkpoint.in_memory import InMemory
 from shoal.checkpoint.manifest import File
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Contents, Part, decode_contents, encode_part, part_of, write_known
@@ -65,7 +66,7 @@ class Persister:
         self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
         self.second = store_of(setup.stores[1]) if len(setup.stores) > 1 else None
-        self.memory = Folder(setup.memory) if setup.memory else None
+        self.memory = InMemory(setup, self.say)
         self.given_up: set[int] = set()
         self.known_good: dict[str, set[Name]] = {}
         self._say = threading.Lock()
@@ -105,7 +106,7 @@ class Persister:
                 if job.durable:
                     self._save(job)
                 else:
-                    self._take_in(job)
+                    self._copy(job, self._take_in(job))
                     self.say("free", job.step, slot=job.slot)
                     self.say("kept", job.step)
             except Exception as e:
@@ -123,6 +124,7 @@ class Persister:
         how = self.setup.read_back_of(store)
         with ThreadPoolExecutor(1, "checksum") as beside:
             part_known = beside.submit(self._take_in, job)
+            beside.submit(lambda: self._copy(job, part_known.result()))  # the slot is free when it has been sent
             try:
                 part = self._patiently(
                     job.step,
@@ -145,6 +147,7 @@ class Persister:
                 name=str(name),
             )
             self._prune(store)
+        self.memory.saved()
         faults.reach("done")
         if upload is not None:
             self._pending_uploads += 1
@@ -190,19 +193,11 @@ class Persister:
         size = self.header_bytes + sum(item.bytes for item in self.contents.items())
         file = File(size, self.header_bytes, xxh3_128_hexdigest(header))
         part = part_of(self.setup.rank, self.setup.world, self.contents, digests, file)
-        if self.memory is not None:
-            self._remember(self.memory, job, part)
+        self.memory.keep(Name(job.step, self.setup.term), part, job.extra)
         return part
 
-    def _remember(self, memory: Folder, job: Job, part: Part) -> None:
-        """Never a reason to fail a save."""
-        name = Name(job.step, self.setup.term)
-        try:
-            if self.setup.rank == 0:
-                memory.put(f"{name}/extra.json", json.dumps(job.extra).encode())
-            memory.put(f"{name}/{part_file(self.setup.rank)}", encode_part(part))
-        except OSError as e:
-            print(f"shoal: the snapshot of step {job.step} cannot be found in memory: {words_of(e)}", file=sys.stderr)
+    def _copy(self, job: Job, part: Part) -> None:
+        self.memory.copy(Name(job.step, self.setup.term), part, job.extra, memoryview(self.slots[job.slot]))
 
     # To the second store
 

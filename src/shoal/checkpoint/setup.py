@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.checkpoint.part import ReadBack
 from shoal.checkpoint.store import Folder, Store
@@ -16,6 +16,8 @@ class Setup:
     from_step: int  # that this term goes on from; -1: from nothing
     stores: tuple[str, ...]  # the one that is written to, then the one that it is copied to from there
     memory: str | None  # this node's folder in RAM
+    next_keeper: str | None = None  # the address of the next node's, which holds a copy
+    token: str = field(default="", repr=False)  # that it knows this run by
     keep: int = 3
     keep_every: int = 0
     keep_best: int = 0

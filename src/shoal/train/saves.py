@@ -94,9 +94,16 @@ class Saves:
     """The saves of one rank."""
 
     def __init__(
-        self, state: Savable, write: Writer, cadence: Cadence, tell: Tell, last: int, memory_every: int = 0
+        self,
+        state: Savable,
+        write: Writer,
+        cadence: Cadence,
+        tell: Tell,
+        last: int,
+        memory_every: int = 0,
+        due_now: bool = False,
     ) -> None:
-        """`last` is the step that is saved already."""
+        """`last` is the step that is saved already. `due_now`: what the state was restored from is on no disk."""
         self._state, self._write, self._cadence, self._tell = state, write, cadence, tell
         self._last = last
         self._memory_every = memory_every
@@ -104,7 +111,7 @@ class Saves:
         self._begun: dict[int, tuple[float, float]] = {}  # step → (Unix time, seconds that training stood still)
         self._due_since: int | None = None
         self._failed = False  # to be told to the others
-        self._again_at: float | None = None
+        self._again_at: float | None = 0.0 if due_now else None
         self._newest = -1  # that was begun
         self._pace = Pace()
         self._told_s = 0.0
@@ -187,6 +194,10 @@ class Saves:
                     self._tell("warning", text=f"the checkpoint of step {event.step} is tried again: {event.error}")
                 case "uploaded":
                     self._tell("uploaded", step=event.step, **event.fields)
+                case "unkept":
+                    self._tell(
+                        "warning", text=f"the snapshot of step {event.step} is not kept in memory: {event.error}"
+                    )
                 case "upload-retry":
                     self._tell("warning", text=f"the copy of checkpoint {event.step} is tried again: {event.error}")
                 case "upload-failed":

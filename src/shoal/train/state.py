@@ -70,8 +70,8 @@ class State:
         self.eval_loss.clear()
         self.eval_loss[step] = loss
 
-    def restore(self, roots: Roots, tell: Tell) -> int | None:
-        """Fills the state in place from the newest good checkpoint; the committed steps it stands at, None when new."""
+    def restore(self, roots: Roots, tell: Tell) -> checkpoint.Found | None:
+        """Fills the state in place from the newest good checkpoint and says which it was; None when there is none."""
         found = checkpoint.restore(roots, self.tensors())
         if found is None:
             return None
@@ -81,7 +81,7 @@ class State:
         self._refuse_another_run(found)
         self.optimizers.set_step(found.step)
         self.model.spread()
-        return found.step
+        return found
 
     def _refuse_another_run(self, found: checkpoint.Found) -> None:
         if found.extra["data"] != self.data_fingerprints:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
 from shoal.checkpoint.interval import Cadence, Seen
+from shoal.checkpoint.memory import Memory
+from shoal.checkpoint.nodes import join_memory
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
@@ -35,17 +37,22 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     """(the step that the state stands at; None for a new run, the run's saves). Collective."""
     stores = stores_of_run(run, run_dir)
     reached = _reached(stores, tell)
-    restored = state.restore(reached, tell)
-    if restored is None and place.rank == 0:
+    tier = join_memory(run_dir.path) if run.checkpoint.background and run.checkpoint.memory != "off" else None
+    found = state.restore([*(tier.stores(reached) if tier else []), *reached], tell)
+    if found is None and place.rank == 0:
         _refuse_lost_history(run_dir)
-    from_step = -1 if restored is None else restored
+    from_step = -1 if found is None else found.step
+    if tier is not None:
+        tier.settle(found)
     setup = Setup(
         rank=place.rank,
         world=place.world,
         term=_claim(reached, from_step),
         from_step=from_step,
         stores=tuple(store.where for store in stores),
-        memory=None,
+        memory=None if tier is None else str(tier.folder),
+        next_keeper=None if tier is None else tier.next_keeper,
+        token="" if tier is None else tier.token.hex(),
         keep=run.checkpoint.keep,
         keep_every=run.checkpoint.keep_every,
         keep_best=run.checkpoint.keep_best,
@@ -54,10 +61,19 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     every = run.checkpoint.memory if isinstance(run.checkpoint.memory, int) else 0
     writer: Writer = AtOnce(setup, stores)
     if run.checkpoint.background:
-        writer = Background(Saver(setup, state.tensors(), state.holders(), slots=3 if every else 1))
+        saver = Saver(setup, state.tensors(), state.holders(), slots=3 if every else 1)
+        if not saver.in_memory and tier is not None:
+            room = "the memory folder has no room for a snapshot (in a container: a larger /dev/shm, or SHOAL_MEMORY)"
+            tell("warning", text=f"{room}; saves go on, and a restart reads them from the disk")
+        writer = Background(saver, tier)
     seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
     cadence = Cadence.of(run, max(from_step, 0), time.monotonic(), place.world, seen)
-    return restored, Saves(state, writer, cadence, tell, from_step, every)
+    only_in_memory = found is not None and isinstance(found.store, Memory)
+    if only_in_memory and found is not None:
+        tell("warning", text=f"step {found.step} was found in memory, newer than what is on disk; it is saved next")
+    last = -1 if only_in_memory else from_step
+    saves = Saves(state, writer, cadence, tell, last, every, due_now=only_in_memory)
+    return None if found is None else found.step, saves
 
 
 def _reached(stores: Sequence[Store], tell: Tell) -> list[Store]:

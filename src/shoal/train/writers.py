@@ -10,6 +10,7 @@ from typing import cast
 from shoal.checkpoint import peers
 from shoal.checkpoint.interval import Cadence
 from shoal.checkpoint.names import Name
+from shoal.checkpoint.nodes import Tier
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saver import Event, Saver
 from shoal.checkpoint.saving import SaveError, save
@@ -25,8 +26,8 @@ UPLOAD_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
 class Background:
     """`shoal.checkpoint.saver`, seen through by all ranks together where that is asked for."""
 
-    def __init__(self, saver: Saver) -> None:
-        self._saver = saver
+    def __init__(self, saver: Saver, tier: Tier | None = None) -> None:
+        self._saver, self._tier = saver, tier
 
     @property
     def saving(self) -> bool:
@@ -76,6 +77,8 @@ class Background:
 
     def close(self, forget: bool) -> None:
         self._saver.close(forget)
+        if self._tier is not None:
+            self._tier.leave(forget)
 
     def _wait(self, step: int, kinds: Sequence[str], timeout_s: float) -> list[Event]:
         return self._saver.wait_for(step, (*kinds, "failed", "fenced"), timeout_s)

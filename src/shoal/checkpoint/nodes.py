@@ -1,0 +1,83 @@
+"""The memory tier as a rank has it: its node's folder in RAM, the keepers of the others, and where its copies go.
+
+tier = join_memory(run_directory, place in the node…)     all ranks together
+restore([*tier.stores(durable), *durable], tensors)
+tier.settle(restored)                                     all ranks have read
+… saves, which leave snapshots there and send copies to `tier.next_keeper` …
+tier.leave(forget)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.checkpoint import keeper, peers
+from shoal.checkpoint.find import Found
+from shoal.checkpoint.memory import Memory, forget, hold, memory_folder, open_folder, settle
+from shoal.checkpoint.neighbour import Peer
+from shoal.checkpoint.ram import Hold
+from shoal.checkpoint.store import Store
+from shoal.checkpoint.words import words_of
+from shoal.errors import TransientError
+
+
+@dataclass(frozen=True)
+class Tier:
+    folder: Path
+    token: bytes
+    addresses: dict[int, str]  # node → its keeper's; empty where there is one node
+    node: int
+    first: bool  # of the node's ranks: it looks after the folder
+    hold: Hold
+    started: keeper.Started | None
+
+    @property
+    def next_keeper(self) -> str | None:
+        """Where copies go: to the next node."""
+        nodes = sorted(self.addresses)
+        return self.addresses[nodes[(nodes.index(self.node) + 1) % len(nodes)]] if len(nodes) > 1 else None
+
+    def stores(self, durable: Sequence[Store]) -> list[Memory]:
+        others = [Peer(address, self.token) for node, address in self.addresses.items() if node != self.node]
+        return Memory.tiers(self.folder, others, durable)
+
+    def settle(self, restored: Found | None) -> None:
+        """What was restored from stays until there is something newer; everything else is of no use any more."""
+        if self.first:
+            from_memory = restored is not None and isinstance(restored.store, Memory)
+            settle(self.folder, restored.name if restored is not None and from_memory else None)
+
+    def leave(self, forget_it: bool) -> None:
+        """`forget_it`: all is saved elsewhere. Else it stays, for the next start."""
+        if forget_it and self.first:
+            if self.started is not None:
+                self.started.stop()
+            forget(self.folder)
+        with contextlib.suppress(OSError):
+            self.hold.close()
+
+
+def join_memory(run: Path) -> Tier:
+    """Collective. A node whose memory cannot be used is a `TransientError` on all ranks, with the reason."""
+    node, first = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")) == 0
+    nodes = sorted({int(text) for text in peers.texts(str(node))})
+    token = bytes.fromhex(peers.texts(secrets.token_hex(32))[0])
+    held, started, words = None, None, None
+    try:
+        if first:
+            held = open_folder(run, node)
+            if len(nodes) > 1:
+                started = keeper.start(held.folder, token, keeper.reachable_address(os.environ["MASTER_ADDR"]))
+    except Exception as e:  # whatever it is, the others must not wait for this rank
+        words = words_of(e)
+    if failed := peers.first_error(words):
+        raise TransientError(f"the memory of the node of rank {failed[0]} cannot be used: {failed[1]}")
+    said = peers.texts(f"{node} {started.address}" if started is not None else "")
+    addresses = {int(text.split()[0]): text.split()[1] for text in said if text}
+    held = held or hold(memory_folder(run, node))
+    return Tier(held.folder, token, addresses, node, first, held, started)
