@@ -66,10 +66,10 @@ class Persister:
         self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
         self.second = store_of(setup.stores[1]) if len(setup.stores) > 1 else None
-        self.memory = InMemory(setup, self.say)
         self.given_up: set[int] = set()
         self.known_good: dict[str, set[Name]] = {}
         self._say = threading.Lock()
+        self.memory = InMemory(setup, self.say)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._uploads: queue.SimpleQueue[Upload | None] = queue.SimpleQueue()
         self._pending_uploads = 0
