@@ -1,0 +1,23 @@
+"""What all tests share: a corner of the memory (tmpfs) that is theirs and is gone after them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_memory() -> Iterator[None]:
+    """Runs leave snapshots in RAM for their next start; those of killed runs must not stay there after the tests."""
+    folder = tempfile.mkdtemp(prefix="shoal-tests-", dir=os.environ.get("SHOAL_MEMORY") or "/dev/shm")
+    before, os.environ["SHOAL_MEMORY"] = os.environ.get("SHOAL_MEMORY"), folder
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+    if before is None:
+        del os.environ["SHOAL_MEMORY"]
+    else:
+        os.environ["SHOAL_MEMORY"] = before
