@@ -107,6 +107,7 @@ class Saver:
     def settle(self) -> None:
         """Before the state changes."""
         self._snapshots.settle()
+        self._hand_over()  # on a CPU the copies are made by now; `poll` may be a long step away
 
     def give_up(self, step: int) -> None:
         """Rank 0: another rank cannot write its part."""
