@@ -140,7 +140,21 @@ def test_the_gadgets_are_real(tmp_path: Path) -> None:
         mark.unlink()
 
 
-def test_a_malicious_value_or_shard_runs_nothing(tmp_path: Path) -> None:
+def test_a_malicious_shard_runs_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    folder = save(tmp_path / "dcp", {"a": torch.ones(2)})
+    (shard,) = folder.glob("*.distcp")
+    torch.save(Evil(os.system, f"touch {mark}"), shard)
+    metadata = pickle.loads((folder / METADATA).read_bytes())  # torch's own, of a moment ago
+    for info in metadata.storage_data.values():
+        info.offset, info.length = 0, shard.stat().st_size
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"'a' cannot be read .* it asks for posix\.system"):
+        whole(open_dcp(folder), "a")
+    assert not mark.exists()
+
+
+def test_a_malicious_value_runs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     folder = save(tmp_path / "dcp", {"state": Evil(os.system, f"touch {mark}"), "a": torch.ones(2)})
     mark.unlink(missing_ok=True)  # DCP copies the object when it saves, which calls it

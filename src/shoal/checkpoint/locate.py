@@ -108,12 +108,13 @@ def place_of(text: str, workspace: Path) -> Place:
 
 
 def holds_checkpoints(text: str) -> bool:
-    """Whether a path is that of a checkpoint, of a folder of some or of a run that has some; of an address nobody asks
-    before it is opened."""
+    """Whether a path is that of a checkpoint, of a folder of some or of a run that has some, and not of a Hugging Face
+    model; of an address nobody asks before it is opened."""
     match = _STEP.fullmatch(text)
     folder = Path(match[1] if match and not os.path.exists(text) else text)
     names = _names(folder)
-    return "://" in text or MANIFEST in names or any(map(Name.of, names + _names(folder / "checkpoints")))
+    found = MANIFEST in names or any(map(Name.of, names + _names(folder / "checkpoints")))
+    return "://" in text or (found and "config.json" not in names)
 
 
 def _of_folder(path: Path, label: str) -> Place:

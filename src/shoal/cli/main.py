@@ -25,7 +25,7 @@ VERBS = {
     "resume": "go on with a run that stopped or failed",
     "report": "where the time went, the curves, what failed and what was done about it",
     "sample": "generate text from a run's newest checkpoint",
-    "checkpoint": "list, verify and export checkpoints",
+    "checkpoint": "list, verify, compare, delete, export and import checkpoints",
     "track": "upload what a tracker has not received yet",
 }
 
