@@ -1,0 +1,169 @@
+"""What each process of the benchmark does: warms up, saves in turns, loads in turns, writes down."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.checkpointing import ours, windows
+from benchmarks.checkpointing.rivals import Rival, Stagers, TorchSave, dcp_rivals
+from benchmarks.checkpointing.training import SIZES, Trainer
+
+from shoal.checkpoint.layout import local_of
+
+
+def run(args: argparse.Namespace, memory: Path) -> int:
+    faulthandler.register(signal.SIGUSR1)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    trainer = Trainer(SIZES[args.size], args.device)
+    state = trainer.state()
+    root = args.as_rank / "checkpoints"
+    stagers = Stagers(args.device)
+    shoal = ours.Background("Shoal", root, state, memory)
+    others = [
+        ours.Synchronous("Shoal, synchronous", root, state),
+        *dcp_rivals(root, state, stagers),
+        TorchSave("torch.save", root, state, fsync=False),
+        TorchSave("torch.save + fsync", root, state, fsync=True),
+    ]
+    rivals = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
+    saves = Saves(trainer)
+    for rival in rivals:  # daemons are started, memory is taken, plans are cached
+        saves.alone(rival)
+        saves.alone(rival)
+    _say("warm")
+    result = _about(args, trainer) | {"ways": _save_in_turns(args, trainer, rivals, saves)}
+    _load_in_turns(args, trainer, rivals, saves, result["ways"])
+    for rival in others:
+        rival.close()
+    stagers.close()
+    result["checksums"] = _with_and_without_checksums(args, saves, shoal, root, memory)
+    shoal.close()
+    if dist.get_rank() == 0:
+        (args.as_rank / "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # the interpreter's own way out would wait for DCP's daemon
+
+
+class Saves:
+    """Numbers the saves, keeps the newest of each rival, and cleans up when nobody is measuring."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._step = trainer, 0
+        self.kept: dict[Rival, int] = {}
+
+    def next(self) -> int:
+        self._step += 1
+        return self._step
+
+    def alone(self, rival: Rival) -> float:
+        seconds = windows.alone(self._trainer, rival, self.next())
+        self.settle(rival)
+        return seconds
+
+    def settle(self, rival: Rival) -> None:
+        rival.finish()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            if rival in self.kept:
+                rival.discard(self.kept[rival])
+            os.sync()
+        self.kept[rival] = self._step
+        dist.barrier()
+
+
+def _save_in_turns(
+    args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves
+) -> dict[str, dict[str, Any]]:
+    ways: dict[str, dict[str, Any]] = {rival.name: {"costs": [], "alone": [], "load": {}} for rival in rivals}
+    windows.quiet(trainer, args.quiet)
+    before = windows.quiet(trainer, args.quiet)
+    for round_ in range(args.rounds):
+        for rival in _rotated(rivals, round_):
+            save = windows.save(trainer, rival, saves.next(), args.quiet)
+            saves.settle(rival)
+            after = windows.quiet(trainer, args.quiet)
+            cost = windows.cost(save, before + after)
+            ways[rival.name]["costs"].append(asdict(cost) | {"step_s": after.seconds / after.steps})
+            before = after
+        for rival in _rotated(rivals, round_):
+            ways[rival.name]["alone"].append(saves.alone(rival))
+        _say(f"round {round_ + 1} of {args.rounds}")
+    return ways
+
+
+def _load_in_turns(
+    args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: dict[str, dict[str, Any]]
+) -> None:
+    """Of ways that write the same files one is enough."""
+    readers = list({type(rival): rival for rival in reversed(rivals)}.values())
+    wanted = _sums(trainer)
+    for rival in readers:
+        for t in trainer.state().values():
+            local_of(t).zero_()
+        windows.load(trainer, rival, saves.kept[rival], cold=False)
+        assert _sums(trainer) == wanted, f"{rival.name} has not loaded what it saved"
+    for round_ in range(args.rounds):
+        for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
+            for rival in _rotated(readers, round_):
+                seconds = windows.load(trainer, rival, saves.kept[rival], kind == "cold")
+                ways[rival.name]["load"].setdefault(kind, []).append(seconds)
+    _say("loaded")
+
+
+def _with_and_without_checksums(
+    args: argparse.Namespace, saves: Saves, shoal: Rival, root: Path, memory: Path
+) -> dict[str, list[float]]:
+    """Seconds of the same save, in turns."""
+    without = ours.Background("without checksums", root, shoal.state, memory / "without", checksums=False)
+    saves.alone(without)
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    for i in range(args.pairs):
+        for key, rival in sorted({"with": shoal, "without": without}.items(), reverse=bool(i % 2)):
+            times[key].append(saves.alone(rival))
+    without.close()
+    return times
+
+
+def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
+    state = trainer.state()
+    everybody: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(everybody, sum(local_of(t).nbytes for t in state.values()))
+    return {
+        "ranks": dist.get_world_size(),
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores",
+        "torch": torch.__version__,
+        "bytes": sum(everybody),
+        "tensors": len(state),
+        "rounds": args.rounds,
+        "at": time.time(),
+    }
+
+
+def _rotated(rivals: list[Rival], by: int) -> list[Rival]:
+    """Nobody is always the first, nor always after the same neighbour's leftovers."""
+    by %= len(rivals)
+    return rivals[by:] + rivals[:by]
+
+
+def _sums(trainer: Trainer) -> list[float]:
+    return [float(local_of(t).double().sum()) for t in trainer.state().values()]
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(f"  {text}", flush=True)
