@@ -327,6 +327,19 @@ def test_a_limit_of_the_process_or_the_network_is_not_taken_for_damage(root: Pat
     assert restored(root) == (3, ""), "nothing was quarantined"
 
 
+class Stale(Folder):
+    """A network file system whose listing is a minute old."""
+
+    def list(self, folder: str = "") -> list[str]:
+        return [entry for entry in super().list(folder) if entry != str(NEWEST)]
+
+
+def test_what_an_old_listing_does_not_show_is_not_taken_for_lost(root: Path) -> None:
+    found = checkpoint.restore(Stale(root), state(0))
+    assert found is not None
+    assert (found.name, found.skipped) == (NEWEST, ())
+
+
 class Unlisted(Folder):
     def __init__(self, root: Path, number: int) -> None:
         super().__init__(root)

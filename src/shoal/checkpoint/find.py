@@ -192,14 +192,13 @@ def scan(
             skipped.append(Skipped(one.store, one.name, f"quarantined: {reason}", known=True))
             continue
         try:
-            if not one.there:
-                raise Corrupt("it was published, and is gone")
-            found = open_checkpoint(one.store, one.name)
+            found = open_checkpoint(one.store, one.name)  # even if it is not listed: NFS may show an old listing
             if verify and (wrong := damage(found)):
                 raise Corrupt(wrong[0])
         except Corrupt as e:
             if not (isinstance(e, NoManifest) and one.may_be_unfinished()):
-                skipped.append(Skipped(one.store, one.name, str(e)))
+                gone = isinstance(e, NoManifest) and not one.there
+                skipped.append(Skipped(one.store, one.name, "it was published, and is gone" if gone else str(e)))
             continue
         except CheckpointError as e:
             raise CheckpointError(f"{one.store.where}/{one.name} cannot be read: {e}.") from e
