@@ -4,6 +4,7 @@ SHOAL_FAULT=before-publish            kill -9 there
 SHOAL_FAULT=write@1                   only on rank 1
 SHOAL_FAULT=write:sleep=5             a slow disk
 SHOAL_FAULT=write:error=ENOSPC*2      that error, the first two times
+SHOAL_FAULT_TOKENS=FOLDER             only if there is a file in FOLDER, which is used up: how often, over all processes
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 POINTS = (
     "snapshot",  # the trainer is about to copy its state
@@ -31,7 +33,7 @@ POINTS = (
 
 
 @dataclass
-class _Fault:
+class Fault:
     point: str
     rank: str | None
     action: str
@@ -39,26 +41,41 @@ class _Fault:
     left: int
 
 
-def _parse(text: str) -> _Fault | None:
+def parse(text: str) -> Fault | None:
+    if not text:
+        return None
     match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?(?::(kill|sleep|error)(?:=([\w.]+))?(?:\*(\d+))?)?", text)
     if not match or match[1] not in POINTS:
-        return None
-    return _Fault(match[1], match[2], match[3] or "kill", match[4] or "", int(match[5] or 1 << 30))
+        raise ValueError(f"SHOAL_FAULT={text} is none of those that shoal.checkpoint.faults describes")
+    return Fault(match[1], match[2], match[3] or "kill", match[4] or "", int(match[5] or 1 << 30))
 
 
-_fault = _parse(os.environ.get("SHOAL_FAULT", ""))
+fault = parse(os.environ.get("SHOAL_FAULT", ""))
 
 
 def reach(point: str) -> None:
-    if _fault is None or _fault.point != point or _fault.left < 1:
+    if fault is None or fault.point != point or fault.left < 1:
         return
-    if _fault.rank not in (None, os.environ.get("RANK", "0")):
+    if fault.rank not in (None, os.environ.get("RANK", "0")) or not _takes_a_token():
         return
-    _fault.left -= 1
-    if _fault.action == "kill":
+    fault.left -= 1
+    if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif _fault.action == "sleep":
-        time.sleep(float(_fault.value))
+    elif fault.action == "sleep":
+        time.sleep(float(fault.value))
     else:
-        number = getattr(errno, _fault.value)
+        number = getattr(errno, fault.value)
         raise OSError(number, os.strerror(number))
+
+
+def _takes_a_token() -> bool:
+    folder = os.environ.get("SHOAL_FAULT_TOKENS")
+    if folder is None:
+        return True
+    for token in sorted(Path(folder).iterdir()):
+        try:
+            token.unlink()
+            return True
+        except FileNotFoundError:  # another process was faster
+            continue
+    return False

@@ -35,3 +35,8 @@ def rank_file(rank: int) -> str:
 def part_file(rank: int) -> str:
     """What a rank wrote, for the manifest; gone once that is put together."""
     return f"rank-{rank:05d}.json"
+
+
+def failed_file(rank: int) -> str:
+    """Why a rank could not write its part: rank 0 need not wait for it."""
+    return f"rank-{rank:05d}.failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Literal
 from shoal.checkpoint import faults
 from shoal.checkpoint.files import Item, digests_of, header_of, write
 from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
-from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
+from shoal.checkpoint.names import MANIFEST, Name, failed_file, part_file, rank_file
 from shoal.checkpoint.store import Store, has
+from shoal.errors import ShoalError
 
 ReadBack = Literal["full", "headers"]
 
@@ -112,6 +114,13 @@ def _tell(store: Store, folder: str, part: Part, read_back: ReadBack) -> Part:
     return part
 
 
+def tell_rank_0(store: Store, name: Name, rank: int, words: str) -> None:
+    """That there will be no part of this rank, so that it need not wait. On a full disk this fails too; then the
+    trainers pass it on."""
+    with contextlib.suppress(OSError, ShoalError):
+        store.put(f"{store.staging(str(name))}/{failed_file(rank)}", words.encode())
+
+
 def part_of(rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:
     """What a file that was written, or that lies in memory, is of the whole."""
     return Part(rank, world, file, _tables(contents, rank_file(rank), file.header_bytes, digests))
@@ -157,7 +166,8 @@ def _is_there(store: Store, name: Name, rank: int, part: Callable[[], Part]) -> 
 
 def _forget(store: Store, folder: str, rank: int) -> None:
     """What an earlier try said of its file is not true of the next one."""
-    store.remove(f"{folder}/{part_file(rank)}")
+    for said in {part_file(rank), failed_file(rank)} & set(store.list(folder)):
+        store.remove(f"{folder}/{said}")
 
 
 def _tables(contents: Contents, file: str, data_at: int, digests: Sequence[str]) -> dict[str, Entry]:

@@ -7,6 +7,7 @@ ends. Ranks exchange nothing; each writes its file and its part, and rank 0's pe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -23,22 +24,30 @@ from typing import Any, TypeVar
 from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import faults, ledger
-from shoal.checkpoint.files import CHUNK_BYTES
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.in_memory import InMemory
 from shoal.checkpoint.manifest import File
 from shoal.checkpoint.names import Name, part_file, rank_file
-from shoal.checkpoint.part import Contents, Part, decode_contents, encode_part, part_of, write_known
-from shoal.checkpoint.publish import complete, prune
+from shoal.checkpoint.part import Contents, Part, decode_contents, part_of, tell_rank_0, write_known
+from shoal.checkpoint.publish import begun, complete, drop_unfinished, prune
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
+from shoal.checkpoint.uploads import Uploads, chunks_of, open_upload
 from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
-TRIES, BACKOFF_S = 4, 1.0  # of a local save: after these seven seconds the next save is the better try
-UPLOAD_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 60.0
+TRIES = 4  # of a local save: after that the next save is the better try
+LOOK_S = 1.0  # how often whoever waits for other ranks looks whether it should
 NICE = 5
 Done = TypeVar("Done")
+
+
+class NoPart(CheckpointError):
+    """A rank has not written its part."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(why)
+        self.rank = rank
 
 
 @dataclass(frozen=True)
@@ -46,59 +55,51 @@ class Job:
     step: int
     slot: int
     durable: bool
+    upload: bool  # to the second store
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Upload:
-    """A rank's file on its way to the second store. Its descriptor outlives the renaming and the deletion of it."""
-
-    name: Name
-    part: Part
-    file: mmap.mmap
-    extra: dict[str, Any]
-
-
 class Persister:
-    def __init__(self, setup: Setup, slots: list[int], contents: Contents) -> None:
-        self.setup, self.contents = setup, contents
+    def __init__(self, setup: Setup, slots: list[int], contents: Contents, answers: int) -> None:
+        """`answers` is the descriptor of the pipe to the worker."""
+        self.setup, self.contents, self.answers = setup, contents, answers
         self.header_bytes = len(contents.header(Name(0, 0)))
         self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
-        self.second = store_of(setup.stores[1]) if len(setup.stores) > 1 else None
         self.given_up: set[int] = set()
         self.known_good: dict[str, set[Name]] = {}
         self._say = threading.Lock()
         self.memory = InMemory(setup, self.say)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._uploads: queue.SimpleQueue[Upload | None] = queue.SimpleQueue()
-        self._pending_uploads = 0
-        self._threads = [threading.Thread(target=self._work, name="persist")]
-        if self.second is not None:
-            self._threads.append(threading.Thread(target=self._upload_all, name="upload"))
-        for thread in self._threads:
-            thread.start()
+        self._uploads: Uploads | None = None
+        if len(setup.stores) > 1:
+            second = store_of(setup.stores[1])
+            self._uploads = Uploads(second, self.first, setup.term, self.say, self._publish, self._prune)
+        self._thread = threading.Thread(target=self._work, name="persist")
+        self._thread.start()
 
     def take(self, order: dict[str, Any]) -> None:
         if order["do"] == "save":
-            self._jobs.put(Job(order["step"], order["slot"], order["durable"], order.get("extra", {})))
+            self.given_up.discard(order["step"])  # that was an earlier try
+            extra = order.get("extra", {})
+            self._jobs.put(Job(order["step"], order["slot"], order["durable"], order["upload"], extra))
         elif order["do"] == "give-up":
             self.given_up.add(order["step"])
 
     def finish(self) -> None:
         """No more orders will come: what has been ordered is done, and then everybody goes."""
+        if self._uploads is not None:
+            self._uploads.worker_is_gone()
         self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
+        if self._uploads is not None:
+            self._uploads.finish()
 
     def say(self, event: str, step: int, **fields: Any) -> None:
-        line = json.dumps({"event": event, "step": step, **fields}) + "\n"
-        with self._say:
-            try:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-            except (BrokenPipeError, ValueError):  # the worker is gone; the work is worth finishing
-                return
+        line = json.dumps({"event": event, "step": step, **fields}).encode() + b"\n"
+        with self._say, contextlib.suppress(OSError):  # the worker may be gone; the work is worth finishing
+            while line:
+                line = line[os.write(self.answers, line) :]
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -111,66 +112,65 @@ class Persister:
                     self.say("kept", job.step)
             except Exception as e:
                 self.say("free", job.step, slot=job.slot)
-                self.say(
-                    "fenced" if isinstance(e, ledger.Fenced) else "failed",
-                    job.step,
-                    error=words_of(e),
-                    rank=self.setup.rank,
-                )
-        self._uploads.put(None)
+                kind = "fenced" if isinstance(e, ledger.Fenced) else "failed"
+                rank = e.rank if isinstance(e, NoPart) else self.setup.rank
+                self.say(kind, job.step, error=words_of(e), rank=rank)
 
     def _save(self, job: Job) -> None:
-        began, name, store, rank = time.perf_counter(), Name(job.step, self.setup.term), self.first, self.setup.rank
+        began, name, store = time.perf_counter(), Name(job.step, self.setup.term), self.first
+        part = self._write(job, name)
+        upload = open_upload(store, name, part, job.extra) if self._uploads is not None and job.upload else None
+        self.say("free", job.step, slot=job.slot)
+        self.say("written", job.step, seconds=time.perf_counter() - began)
+        if self.setup.rank == 0:
+            found = self._publish(store, name, job.extra, lambda: job.step in self.given_up)
+            seconds = time.perf_counter() - began
+            self.say("saved", job.step, bytes=found.bytes, seconds=seconds, where=store.where, name=str(name))
+            self._prune(store)
+        self.memory.saved()
+        faults.reach("done")
+        if upload is not None and self._uploads is not None:
+            self._uploads.add(upload)
+
+    def _write(self, job: Job, name: Name) -> Part:
+        store, rank = self.first, self.setup.rank
         how = self.setup.read_back_of(store)
         with ThreadPoolExecutor(1, "checksum") as beside:
             part_known = beside.submit(self._take_in, job)
             beside.submit(lambda: self._copy(job, part_known.result()))  # the slot is free when it has been sent
             try:
-                part = self._patiently(
+                if rank == 0:
+                    _clear(store, name)
+                return self._patiently(
                     job.step,
                     lambda: write_known(store, name, rank, chunks_of(self.slots[job.slot]), part_known.result, how),
                 )
             except Exception as e:
-                _tell_rank_0(store, name, rank, words_of(e))
+                with contextlib.suppress(OSError, ShoalError):
+                    store.remove(f"{store.staging(str(name))}/{rank_file(rank)}")
+                tell_rank_0(store, name, rank, words_of(e))
                 raise
-        upload = self._open(store, name, part, job.extra) if self.second is not None else None
-        self.say("free", job.step, slot=job.slot)
-        self.say("written", job.step, seconds=time.perf_counter() - began)
-        if rank == 0:
-            found = self._publish(store, name, job.extra, lambda: job.step in self.given_up)
-            self.say(
-                "saved",
-                job.step,
-                bytes=found.bytes,
-                seconds=time.perf_counter() - began,
-                where=store.where,
-                name=str(name),
-            )
-            self._prune(store)
-        self.memory.saved()
-        faults.reach("done")
-        if upload is not None:
-            self._pending_uploads += 1
-            self._uploads.put(upload)
 
     def _publish(self, store: Store, name: Name, extra: dict[str, Any], hopeless: Callable[[], bool]) -> Found:
-        ledger.ensure_claimed(store, self.setup.term, self.setup.from_step)
-        _await_parts(store, name, self.setup.world, self.setup.patience_s, hopeless)
+        ledger.ensure_claimed(store, self.setup.term, self.setup.from_step, self.first)
+        if not begun(store, name):
+            _await_parts(store, name, self.setup.world, self.setup.patience_s, hopeless)
         found = complete(store, name, self.setup.world, extra)
         if self.setup.read_back_of(store) == "full":
             self.known_good.setdefault(store.where, set()).add(name)
         return found
 
     def _prune(self, store: Store) -> None:
+        """One too many is no reason to worry anybody but the log."""
         try:
             known_good = self.known_good.setdefault(store.where, set())
             setup = self.setup
             prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
-        except (OSError, ShoalError) as e:  # one too many is no reason to worry anybody but the log
+        except Exception as e:
             print(f"shoal: old checkpoints in {store.where} were not deleted: {words_of(e)}", file=sys.stderr)
 
     def _patiently(self, step: int, work: Callable[[], Done]) -> Done:
-        for wait in (BACKOFF_S * 2**i for i in range(TRIES - 1)):
+        for wait in (self.setup.backoff_s * 2**i for i in range(TRIES - 1)):
             try:
                 return work()
             except (OSError, TransientError) as e:
@@ -199,91 +199,47 @@ class Persister:
     def _copy(self, job: Job, part: Part) -> None:
         self.memory.copy(Name(job.step, self.setup.term), part, job.extra, memoryview(self.slots[job.slot]))
 
-    # To the second store
 
-    def _open(self, store: Store, name: Name, part: Part, extra: dict[str, Any]) -> Upload:
-        assert isinstance(store, Folder), "what is uploaded was on disk first"
-        path = store.path(f"{store.staging(str(name))}/{rank_file(self.setup.rank)}")
-        return Upload(name, part, _map(path), extra)
-
-    def _upload_all(self) -> None:
-        while (upload := self._uploads.get()) is not None:
-            self._pending_uploads -= 1
-            wait, began = UPLOAD_BACKOFF_S, time.perf_counter()
-            while True:
-                try:
-                    self._upload(upload, began)
-                    break
-                except Exception as e:
-                    transient = isinstance(e, OSError | TransientError)
-                    if not transient or self._superseded():
-                        self.say("upload-failed", upload.name.step, error=words_of(e), rank=self.setup.rank)
-                        break
-                    self.say("upload-retry", upload.name.step, error=words_of(e), rank=self.setup.rank)
-                    time.sleep(wait)
-                    wait = min(2 * wait, LONGEST_BACKOFF_S)
-
-    def _superseded(self) -> bool:
-        return self._pending_uploads > 0
-
-    def _upload(self, upload: Upload, began: float) -> None:
-        store, rank = self.second, self.setup.rank
-        assert store is not None
-        folder = store.staging(str(upload.name))
-        store.write(f"{folder}/{rank_file(rank)}", chunks_of(upload.file))
-        store.put(f"{folder}/{part_file(rank)}", encode_part(upload.part))
-        if rank == 0:
-            found = self._publish(store, upload.name, upload.extra, self._superseded)
-            seconds = time.perf_counter() - began
-            self.say("uploaded", upload.name.step, bytes=found.bytes, seconds=seconds, where=store.where)
-            self._prune(store)
-        else:
-            self.say("sent", upload.name.step)
+def _clear(store: Store, name: Name) -> None:
+    """What failed saves have left: it may have filled the disk. And what was said of an earlier try of this one."""
+    drop_unfinished(store, name)
+    folder = store.staging(str(name))
+    for entry in store.list(folder):
+        if entry.endswith(".failed"):
+            store.remove(f"{folder}/{entry}")
 
 
 def _await_parts(store: Store, name: Name, world: int, patience_s: float, hopeless: Callable[[], bool]) -> None:
-    folder, deadline, wait = store.staging(str(name)), time.monotonic() + patience_s, 0.01
-    wanted = {part_file(rank) for rank in range(world)}
-    while missing := wanted - (there := set(store.list(folder))):
+    folder, began, wait, looked = store.staging(str(name)), time.monotonic(), 0.01, 0.0
+    wanted = {part_file(rank): rank for rank in range(world)}
+    while missing := wanted.keys() - (there := set(store.list(folder))):
         for failed in sorted(entry for entry in there if entry.endswith(".failed")):
             rank = int(failed.removeprefix("rank-").removesuffix(".failed"))
-            raise CheckpointError(f"rank {rank}: {store.read(f'{folder}/{failed}').decode()}")
+            raise NoPart(rank, store.read(f"{folder}/{failed}").decode())
+        late = min(wanted[part] for part in missing)
         if hopeless():
-            raise CheckpointError("another rank could not write its part; its log says why")
-        if time.monotonic() > deadline:
-            late = sorted(missing)[0].removesuffix(".json")
-            raise CheckpointError(
-                f"the part of {late} has not appeared in {store.where} for {patience_s:.0f} s: do all nodes share it?"
-            )
+            raise NoPart(late, "it could not write its part; its log says why")
+        now = time.monotonic()
+        if now - began > patience_s:
+            raise NoPart(late, f"its part has not appeared in {store.where} for {patience_s:.0f} s")
+        if now - looked > LOOK_S:
+            ledger.check_term(store, name.term)  # those who were to write it may be dead, and replaced
+            looked = now
         time.sleep(wait)
         wait = min(1.5 * wait, 0.05 if isinstance(store, Folder) else 2.0)
-
-
-def _tell_rank_0(store: Store, name: Name, rank: int, words: str) -> None:
-    """So that it need not wait. On a full disk this fails too; then the trainers pass it on."""
-    try:
-        store.put(f"{store.staging(str(name))}/rank-{rank:05d}.failed", words.encode())
-    except (OSError, ShoalError):
-        return
-
-
-def _map(path: str | os.PathLike[str]) -> mmap.mmap:
-    with open(path, "rb") as f:
-        return mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
-
-
-def chunks_of(file: mmap.mmap) -> Iterator[memoryview]:
-    whole = memoryview(file)
-    for at in range(0, len(whole), CHUNK_BYTES):
-        yield whole[at : at + CHUNK_BYTES]
 
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    first = json.loads(sys.stdin.readline())
-    persister = Persister(Setup(**first["setup"]), first["slots"], decode_contents(first["contents"]))
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints, the answers stay JSON
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # the worker has died already
+    first = json.loads(line)
+    persister = Persister(Setup(**first["setup"]), first["slots"], decode_contents(first["contents"]), answers)
     persister.say("ready", -1)
     for line in sys.stdin:
         persister.take(json.loads(line))

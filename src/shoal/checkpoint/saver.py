@@ -72,6 +72,8 @@ class Saver:
         self._filling: tuple[int, dict[str, Any]] | None = None  # (slot, order) whose copies are under way
         self._ordered: dict[int, tuple[int, dict[str, Any]]] = {}  # slot → (deaths of the persister, order)
         self._durable: int | None = None  # the step that is being written
+        self._given_up: int | None = None
+        self._uploading: set[int] = set()  # steps that are on their way to the second store
         self._buffer = b""
         self._events: list[Event] = []
         self._process = self._start()
@@ -88,8 +90,18 @@ class Saver:
         """The step whose save is under way."""
         return self._durable
 
-    def begin(self, step: int, tensors: Tensors, extra: dict[str, Any], durable: bool = True) -> float:
-        """Takes a snapshot, into the slot with the oldest; returns the seconds that it held up the trainer."""
+    @property
+    def uploading(self) -> bool:
+        """Whether a save that is done is on its way to the second store."""
+        return bool(self._uploading)
+
+    def begin(
+        self, step: int, tensors: Tensors, extra: dict[str, Any], durable: bool = True, upload: bool = True
+    ) -> float:
+        """Takes a snapshot, into the slot with the oldest; returns the seconds that it held up the trainer.
+
+        `upload`: to the second store, once it is on disk. All ranks must say the same.
+        """
         began = time.perf_counter()
         self._hand_over(wait=True)
         choice = [i for i, slot in enumerate(self.slots) if not slot.busy]
@@ -97,10 +109,13 @@ class Saver:
         faults.reach("snapshot")
         self.slots[index].begin()
         self._snapshots.fill(index, Name(step, self.setup.term), tensors)
-        order = {"do": "save", "step": step, "slot": index, "durable": durable}
+        upload = upload and durable and len(self.setup.stores) > 1
+        order = {"do": "save", "step": step, "slot": index, "durable": durable, "upload": upload}
         self._filling = (index, order | ({"extra": extra} if self.setup.rank == 0 else {}))
         if durable:
-            self._durable = step
+            self._durable, self._given_up = step, None
+        if upload:
+            self._uploading.add(step)
         self._hand_over()
         return time.perf_counter() - began
 
@@ -111,6 +126,7 @@ class Saver:
 
     def give_up(self, step: int) -> None:
         """Rank 0: another rank cannot write its part."""
+        self._given_up = step
         self._send({"do": "give-up", "step": step})
 
     def poll(self) -> list[Event]:
@@ -142,7 +158,9 @@ class Saver:
             self._stdin.close()
         if forget:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+                self._process.wait(
+                    0 if self.uploading else timeout_s
+                )  # copies are made from the disk, with or without us
             self._stdout.close()
             self._snapshots.close()
             for slot in self.slots:
@@ -184,38 +202,48 @@ class Saver:
     def _hear(self, said: dict[str, Any]) -> None:
         kind, step = said.pop("event"), said.pop("step")
         if kind == "free":
-            self.slots[said["slot"]].busy = False
+            slot = self.slots[said["slot"]]
+            if slot.name == Name(step, self.setup.term):  # else it holds another one by now
+                slot.busy = False
             return
         if kind in ("kept", "saved" if self.setup.rank == 0 else "written", "failed", "fenced"):  # its last word
             self._ordered = {i: (n, order) for i, (n, order) in self._ordered.items() if order["step"] != step}
             if step == self._durable:
                 self._durable = None
+        if kind in ("sent", "uploaded", "upload-failed", "failed", "fenced"):
+            self._uploading.discard(step)
         if kind != "ready":
             self._events.append(Event(kind, step, said))
 
     def _persister_died(self) -> None:
-        """Another one takes over what was ordered, as long as the snapshot is still there."""
+        """Another one takes over what was ordered, as long as the snapshot is still there. Where nothing was, the next
+        order finds out."""
         self._read()
         code = self._process.returncode
         how = f"the persister ended with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
-        again, self._ordered = self._ordered, {}
         for slot in self.slots:
-            slot.busy = False
+            slot.busy = slot.busy and self._filling is not None and slot is self.slots[self._filling[0]]
+        again, self._ordered = self._ordered, {}
+        waiting = {order["step"] for _, order in again.values()} | ({self._durable} - {None})
+        for step in sorted(self._uploading - waiting):
+            self._uploading.discard(step)
+            self._events.append(Event("upload-failed", step, {"error": how, "rank": self.setup.rank}))
+        if not again:
+            return
+        with contextlib.suppress(OSError):  # what it has not read of its orders
+            self._stdin.close()
+        self._stdout.close()
         self._process = self._start()
         for index, (deaths, order) in again.items():
-            slot = self.slots[index]
-            if deaths < RESTARTS and slot.name == Name(order["step"], self.setup.term):
-                self._events.append(Event("retry", order["step"], {"error": how, "rank": self.setup.rank}))
+            slot, step = self.slots[index], order["step"]
+            if deaths < RESTARTS and slot.name == Name(step, self.setup.term) and step != self._given_up:
+                self._events.append(Event("retry", step, {"error": how, "rank": self.setup.rank}))
                 slot.busy = True
                 self._ordered[index] = (deaths + 1, order)
                 self._send(order)
             else:
-                self._fail(order["step"], f"{how}, {deaths + 1} times")
-
-    def _fail(self, step: int, why: str) -> None:
-        if step == self._durable:
-            self._durable = None
-        self._events.append(Event("failed", step, {"error": why, "rank": self.setup.rank}))
+                error = f"{how}, {deaths + 1} times" if deaths else how
+                self._hear({"event": "failed", "step": step, "error": error, "rank": self.setup.rank})
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -229,6 +257,7 @@ class Saver:
         assert process.stdin is not None
         assert process.stdout is not None
         self._stdin, self._stdout = process.stdin, process.stdout
+        self._buffer = b""
         os.set_blocking(self._stdout.fileno(), False)
         setup = asdict(self.setup) | {"memory": self.setup.memory if self.in_memory else None}
         self._send({"setup": setup, "slots": [slot.fd for slot in self.slots], "contents": self._contents})

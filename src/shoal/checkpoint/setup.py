@@ -23,6 +23,7 @@ class Setup:
     keep_best: int = 0
     read_back: str = "auto"
     patience_s: float = 180.0  # of rank 0, for the other ranks to have written
+    backoff_s: float = 1.0  # before a write that has failed is tried again; then twice that, and twice that
 
     def read_back_of(self, store: Store) -> ReadBack:
         """`auto`: what is on a disk is read again in full; a bucket has compared checksums as it took it in."""

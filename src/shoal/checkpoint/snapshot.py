@@ -43,10 +43,13 @@ class Snapshots:
 
     @property
     def copied(self) -> bool:
-        """Whether the last fill has arrived in memory."""
+        """Whether the last fill has arrived in memory; raises what was wrong with it."""
         if self._filled is None:
             return True
-        return self._filled.done() and (self._event is None or self._event.query())
+        if not self._filled.done():
+            return False
+        self._filled.result()
+        return self._event is None or self._event.query()
 
     def settle(self) -> None:
         """Before the state changes: the copies are made, or what is queued on the GPU after this waits for them."""

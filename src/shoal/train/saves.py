@@ -1,8 +1,10 @@
 """When a run saves itself while it trains. All ranks decide alike, from what they exchange before each step.
 
-The exchange carries four numbers beside the loop's own: whether a rank is still writing a save out, whether it has no
+The exchange carries six numbers beside the loop's own: whether a rank is still writing a save out, whether it has no
 memory free for a snapshot (nobody begins another one then: that is the back-pressure of a slow disk), whether rank 0
-finds that one is due, and whether a rank could not write its part. Nothing else is exchanged on the way of a save.
+finds that one is due, whether a rank could not write its part, whether one still copies an earlier save to the second
+store (this one is not copied then), and whether a newer start has taken over (then all end). Nothing else is exchanged
+on the way of a save.
 A save that fails is journaled and tried again; training goes on. Only the last one must succeed.
 """
 
@@ -40,17 +42,24 @@ class Writer(Protocol):
     def saving(self) -> bool: ...
     @property
     def full(self) -> bool: ...
-    def begin(self, step: int, state: Savable, durable: bool) -> float: ...
+    @property
+    def uploading(self) -> bool: ...
+
+    def begin(self, step: int, state: Savable, durable: bool, upload: bool) -> float:
+        """`upload`: to the second store, if there is one."""
+        ...
+
     def settle(self) -> None: ...
     def give_up(self) -> None: ...
     def poll(self) -> list[Event]: ...
 
     def finish(self) -> list[Event]:
-        """Returns when nothing is under way."""
+        """Collective: returns when nothing is under way on any rank."""
         ...
 
-    def see_through(self, step: int) -> tuple[list[Event], str | None]:
-        """Collective: returns when the save of that step is published, or what is wrong with it, on all ranks."""
+    def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
+        """Collective: returns when the save of that step is published (and copied, unless there is a hurry), or what is
+        wrong with it, on all ranks."""
         ...
 
     def close(self, forget: bool) -> None: ...
@@ -64,6 +73,8 @@ class Agreed:
     full: float = 0.0
     due: float = 0.0
     failed: float = 0.0
+    uploading: float = 0.0
+    fenced: float = 0.0
 
 
 class Pace:
@@ -109,23 +120,29 @@ class Saves:
         self._memory_every = memory_every
         self._agreed = Agreed()
         self._begun: dict[int, tuple[float, float]] = {}  # step → (Unix time, seconds that training stood still)
-        self._due_since: int | None = None
+        self._waits = False  # one is due, and the one before is still being written
         self._failed = False  # to be told to the others
+        self._fenced: str | None = None
+        self._not_copied = False  # the last one
         self._again_at: float | None = 0.0 if due_now else None
         self._newest = -1  # that was begun
         self._pace = Pace()
         self._told_s = 0.0
         self._all_saved = False
 
-    def votes(self, step: int) -> tuple[float, float, float, float]:
+    def votes(self, step: int) -> tuple[float, ...]:
         """Before step `step` begins; about the moment when it will be done."""
-        self._pace.step(time.monotonic(), self._write.saving)
-        self._hear(self._write.poll())
+        write = self._write
+        self._pace.step(time.monotonic(), write.saving)
+        self._hear(write.poll())
         failed, self._failed = self._failed, False
-        return float(self._write.saving), float(self._write.full), float(self._due(step + 1)), float(failed)
+        mine = (write.saving, write.full, self._due(step + 1), failed, write.uploading, self._fenced is not None)
+        return tuple(map(float, mine))
 
     def heard(self, *together: float) -> None:
         self._agreed = Agreed(*together)
+        if self._agreed.fenced:
+            raise Fenced(self._fenced or "another process of this run was told that a newer start has taken over.")
         if self._agreed.failed:
             self._write.give_up()
 
@@ -141,21 +158,25 @@ class Saves:
         """A step is committed: saves, if that is due and nobody is busy."""
         busy = self._agreed.saving or self._agreed.full
         if self._agreed.due and not busy:
-            self._begin(done)
-        elif self._agreed.due and self._due_since is None:
-            self._due_since = done
+            self._begin(done, upload=not self._agreed.uploading)
+        elif self._agreed.due and not self._waits:
+            self._waits = True
+            still = f"that of step {self._newest} is still being written"
+            self._tell("warning", text=f"the checkpoint that is due at step {done} waits: {still}")
         elif self._memory_every and done % self._memory_every == 0 and not self._agreed.full:
-            self._write.begin(done, self._state, durable=False)
+            self._write.begin(done, self._state, durable=False, upload=False)
 
     def now(self, step: int, must: bool) -> None:
         """Saves what is not saved yet, and returns when it is published. `must`: raises when that fails, everywhere."""
         self._hear(self._write.finish())
+        self._end_if_fenced()
         if peers.from_rank_0(int(self._last == step)):
             self._all_saved = True
             return  # told to stop right after a checkpoint
-        self._begin(step)
-        events, wrong = self._write.see_through(step)
+        self._begin(step, upload=True)
+        events, wrong = self._write.see_through(step, hurry=not must)
         self._hear(events)
+        self._end_if_fenced()
         self._all_saved = wrong is None
         if wrong and must:
             raise SaveError(wrong)
@@ -170,16 +191,22 @@ class Saves:
         now = time.monotonic()
         return now >= self._again_at if self._again_at is not None else self._cadence.due(done, now)
 
-    def _begin(self, step: int) -> None:
+    def _end_if_fenced(self) -> None:
+        """Collective."""
+        if replaced := peers.first_error(self._fenced):
+            raise Fenced(replaced[1])
+
+    def _begin(self, step: int, upload: bool) -> None:
         begin = round(time.time(), 6)
         self._again_at = None
         self._newest = step
-        self._begun[step] = (begin, self._write.begin(step, self._state, durable=True))
-        self._cadence.begun(step, time.monotonic())
-        if self._due_since is not None:
-            text = f"the checkpoint of step {step} was due at step {self._due_since}: the one before was being written"
+        self._waits = False
+        if not upload and not self._not_copied:
+            text = f"checkpoint {step} and those after it are not copied while an earlier one is on its way"
             self._tell("warning", text=text)
-            self._due_since = None
+        self._not_copied = not upload
+        self._begun[step] = (begin, self._write.begin(step, self._state, durable=True, upload=upload))
+        self._cadence.begun(step, time.monotonic())
 
     def _hear(self, events: list[Event]) -> None:
         for event in events:
@@ -189,7 +216,7 @@ class Saves:
                 case "failed":
                     self._not_saved(event)
                 case "fenced":
-                    raise Fenced(event.error)
+                    self._fenced = event.error  # all ranks end together
                 case "retry":
                     self._tell("warning", text=f"the checkpoint of step {event.step} is tried again: {event.error}")
                 case "uploaded":

@@ -65,7 +65,7 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
         if not saver.in_memory and tier is not None:
             room = "the memory folder has no room for a snapshot (in a container: a larger /dev/shm, or SHOAL_MEMORY)"
             tell("warning", text=f"{room}; saves go on, and a restart reads them from the disk")
-        writer = Background(saver, tier)
+        writer = Background(saver, tier, hurry_s=run.guard.grace_s / 3)
     seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
     cadence = Cadence.of(run, max(from_step, 0), time.monotonic(), place.world, seen)
     only_in_memory = found is not None and isinstance(found.store, Memory)

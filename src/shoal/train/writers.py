@@ -20,14 +20,16 @@ from shoal.checkpoint.words import not_saved
 from shoal.errors import ShoalError
 from shoal.train.saves import Savable, Saves
 
-UPLOAD_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
+TICK_S = 0.01
+COPY_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
 
 
 class Background:
     """`shoal.checkpoint.saver`, seen through by all ranks together where that is asked for."""
 
-    def __init__(self, saver: Saver, tier: Tier | None = None) -> None:
-        self._saver, self._tier = saver, tier
+    def __init__(self, saver: Saver, tier: Tier | None = None, hurry_s: float = 10.0) -> None:
+        """`hurry_s` is what a run that is told to stop can wait for the copy in the second store."""
+        self._saver, self._tier, self._hurry_s = saver, tier, hurry_s
 
     @property
     def saving(self) -> bool:
@@ -37,9 +39,13 @@ class Background:
     def full(self) -> bool:
         return not self._saver.free
 
-    def begin(self, step: int, state: Savable, durable: bool) -> float:
+    @property
+    def uploading(self) -> bool:
+        return self._saver.uploading
+
+    def begin(self, step: int, state: Savable, durable: bool, upload: bool) -> float:
         extra = state.extra(step) if peers.here()[0] == 0 else {}
-        return self._saver.begin(step, state.tensors(), extra, durable)
+        return self._saver.begin(step, state.tensors(), extra, durable, upload)
 
     def settle(self) -> None:
         self._saver.settle()
@@ -52,13 +58,19 @@ class Background:
         return self._saver.poll()
 
     def finish(self) -> list[Event]:
-        events = self._saver.poll()
-        while self._saver.saving is not None or not self._saver.free:
-            time.sleep(0.005)
-            events += self._saver.poll()
-        return events
+        events: list[Event] = []
+        while True:
+            new = self._saver.poll()
+            events += new
+            busy = self._saver.saving is not None or not self._saver.free
+            somebody_is_busy, somebody_failed = peers.anybody([busy, any(e.kind == "failed" for e in new)])
+            if somebody_failed:
+                self.give_up()
+            if not somebody_is_busy:
+                return events
+            time.sleep(TICK_S)
 
-    def see_through(self, step: int) -> tuple[list[Event], str | None]:
+    def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
         patience_s = self._saver.setup.patience_s
         events = self._wait(step, ("written", "saved"), patience_s)
         wrong = _wrong(events, step, "it was not written in time")
@@ -72,7 +84,9 @@ class Background:
         if failed := peers.first_error(wrong):
             return events, not_saved(step, *failed)
         if len(self._saver.setup.stores) > 1:
-            events += self._wait(step, ("uploaded", "sent", "upload-failed"), UPLOAD_WAIT_S)
+            copied = ("uploaded", "sent", "upload-failed")
+            if not any(e.kind in copied and e.step == step for e in events):
+                events += self._wait(step, copied, self._hurry_s if hurry else COPY_WAIT_S)
         return events, None
 
     def close(self, forget: bool) -> None:
@@ -87,14 +101,14 @@ class Background:
 class AtOnce:
     """Each save is on disk, and copied, when `begin` returns."""
 
-    saving = full = False
+    saving = full = uploading = False
 
     def __init__(self, setup: Setup, stores: Sequence[Store]) -> None:
         self._setup, self._stores = setup, stores
         self._events: list[Event] = []
         self._known_good: dict[str, set[Name]] = {store.where: set() for store in stores}
 
-    def begin(self, step: int, state: Savable, durable: bool) -> float:
+    def begin(self, step: int, state: Savable, durable: bool, upload: bool) -> float:
         began, setup, first = time.perf_counter(), self._setup, self._stores[0]
         if not durable:
             return 0.0
@@ -117,6 +131,8 @@ class AtOnce:
             self._events.append(Event("saved" if store is first else "uploaded", step, about))
             if setup.rank == 0:
                 known_good = self._known_good[store.where]
+                if setup.read_back_of(store) == "full":
+                    known_good.add(saved.name)
                 with contextlib.suppress(OSError, ShoalError):  # one too many is no reason to end a run
                     prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
         return time.perf_counter() - began
@@ -133,7 +149,7 @@ class AtOnce:
 
     finish = poll
 
-    def see_through(self, step: int) -> tuple[list[Event], str | None]:
+    def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
         events = self.poll()
         failed = next((e for e in events if e.step == step and e.kind in ("failed", "fenced")), None)
         return events, None if failed is None else not_saved(step, failed.fields["rank"], failed.error)
