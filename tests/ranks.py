@@ -25,8 +25,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -71,21 +72,42 @@ def rank_outcomes(
     fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60, grace_s: float = GRACE_S
 ) -> list[Outcome]:
     """Like `run_ranks`, for ranks that are meant to fail: how each one ended, whatever happened."""
+    with started(fn, world, *args, timeout_s=timeout_s) as ranks:
+        return ranks.outcomes(grace_s)
+
+
+@contextmanager
+def started(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60) -> Iterator[Ranks]:
+    """Like `rank_outcomes`, for callers that do something to the ranks meanwhile; all have ended when this is left."""
     _warm()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="shoal-ranks-") as name:
         folder = Path(name)
-        pids = [_fork(fn, rank, world, args, folder, timeout_s) for rank in range(world)]
-        statuses: dict[int, int] = {}
+        ranks = Ranks([_fork(fn, rank, world, args, folder, timeout_s) for rank in range(world)], folder, timeout_s)
         try:
-            timed_out = not _wait(pids, statuses, timeout_s, grace_s)
-            stacks = _stacks(pids, statuses, folder) if timed_out else ""
+            yield ranks
         finally:
-            _kill(pids, statuses)
+            _kill(ranks.pids, ranks.statuses)
+
+
+@dataclass
+class Ranks:
+    """Ranks that run."""
+
+    pids: list[int]
+    folder: Path
+    timeout_s: float
+    statuses: dict[int, int] = field(default_factory=dict)  # pid → how it ended
+
+    def outcomes(self, grace_s: float = GRACE_S) -> list[Outcome]:
+        """Waits until all have ended, or been ended: `grace_s` after the first that fails."""
+        timed_out = not _wait(self.pids, self.statuses, self.timeout_s, grace_s)
+        stacks = _stacks(self.pids, self.statuses, self.folder) if timed_out else ""
+        _kill(self.pids, self.statuses)
         if timed_out:
-            raise TimeoutError(f"the ranks did not end within {timeout_s:g} s; where they stood:\n{stacks}")
-        return [_outcome(rank, statuses[pid], folder) for rank, pid in enumerate(pids)]
+            raise TimeoutError(f"the ranks did not end within {self.timeout_s:g} s; where they stood:\n{stacks}")
+        return [_outcome(rank, self.statuses[pid], self.folder) for rank, pid in enumerate(self.pids)]
 
 
 @cache

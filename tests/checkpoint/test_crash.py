@@ -45,8 +45,8 @@ def names(root: Path) -> list[str]:
 
 def arm(fault: str) -> None:
     """As SHOAL_FAULT would, which is read when a process starts."""
-    faults._fault = faults._parse(fault)
-    assert faults._fault is not None
+    faults.fault = faults.parse(fault)
+    assert faults.fault is not None
 
 
 def die_in_the_middle_of_the_tensors() -> None:
