@@ -41,9 +41,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def folder_on(run: Path, machine: int) -> Path:
+    """The folder of a node on a machine of its own: nobody sees another's but through its keeper."""
+    root = run.parent.parent / "ram"
+    return root.with_name(f"ram-{machine}") / memory_folder(run, machine).relative_to(root)
+
+
 @pytest.fixture
 def two(run: Path) -> Iterator[tuple[Node, Node]]:
-    folders = [memory_folder(run, node) for node in (0, 1)]
+    folders = [folder_on(run, machine) for machine in (0, 1)]
     holds = [hold(folder) for folder in folders]
     with nodes(*folders) as (a, b):
         yield a, b
@@ -140,22 +146,31 @@ def test_each_rank_reads_its_own_node_and_asks_the_keeper_for_the_rest(run: Path
     assert run_ranks(work, 2) == [(7, "memory", "")] * 2
 
 
-def test_a_node_that_gets_another_number_after_a_loss_brings_its_memory_along(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank, node in ((0, 0), (1, 0)):
-        held = hold(memory_folder(run, node + 1))
-        leave(held.folder, Name(9, 3), rank, world=2)
-        held.close()
-    other = memory_folder(run, 1)
-    with_others = hold(memory_folder(run, 2))
-    leave(with_others.folder, Name(9, 3), 0, world=2)
-    mine = open_folder(run, 0)
-    assert not other.exists()
-    assert with_others.folder.exists(), "taken away from a process that uses it"
-    assert restored(run, mine.folder) == (9, "memory", "")
+def test_a_node_that_gets_another_number_after_a_loss_brings_its_memory_along(run: Path) -> None:
+    old = hold(memory_folder(run, 1))
+    for rank in (0, 1):
+        leave(old.folder, Name(9, 3), rank, world=2)
+    with nodes(old.folder) as (lingering,):
+        mine = open_folder(run, 0)
+        assert old.folder.exists(), "taken away from a process that uses it"
+        assert restored(run, mine.folder) == (9, "memory", "")  # it is read where it lies
+        mine.close()
+        old.close()  # the last persister has gone; the keeper has not, and matters to nobody
+        mine = open_folder(run, 0)
+        assert not old.folder.exists()
+        assert restored(run, mine.folder) == (9, "memory", "")
+        assert lingering.keeper.process.wait(10) == 0
     mine.close()
-    with_others.close()
+
+
+def test_a_keeper_gives_what_its_machine_holds_under_other_numbers_too(run: Path) -> None:
+    mine, old = hold(memory_folder(run, 0)), hold(memory_folder(run, 1))
+    for rank in (0, 1):
+        leave(old.folder, Name(9, 3), rank, world=2)
+    with nodes(mine.folder) as (node,):
+        assert restored(run, folder_on(run, 5), node.peer()) == (9, "memory", "")
+    mine.close()
+    old.close()
 
 
 # What is not whole, not of this run's history, or not right
@@ -279,7 +294,7 @@ def test_a_keeper_that_dies_while_it_is_read_from_is_made_up_for(
         assert (step, where) == (10, "disk")
         assert "rank-00001.safetensors cannot be read (the keeper at 127.0.0.1:" in said
         return
-    third = memory_folder(run, 2)
+    third = folder_on(run, 2)
     hold(third).close()
     with nodes(third) as (c,):
         leave(c.folder, Name(20, 3), 1, world=2)

@@ -1,28 +1,27 @@
 """What a node's folder in RAM holds: of each checkpoint the files of some ranks, and what each is of the whole.
 
-A rank's file counts once its part lies beside it. Parts, and rank 0's `extra`, are sealed with a checksum: on a disk
+A rank's file counts once its part lies beside it. Rank 0's `extra` is sealed with a checksum as parts are: on a disk
 that of the manifest does it, and here there is no manifest. A checkpoint in memory is a *generation*; few are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from xxhash import xxh3_128_hexdigest
-
-from shoal.checkpoint.manifest import Corrupt
+from shoal.checkpoint.manifest import Corrupt, seal, sealed
 from shoal.checkpoint.names import RANK_FILE, Name, part_file, rank_file
 from shoal.checkpoint.ram import Hold, hold, memory_folder, sweep, unused
 from shoal.checkpoint.store import Folder
 
 COPIES, EXTRA = "copies", "extra.json"
 ENOUGH = 2  # generations: while one is being replaced on some nodes, the one before is whole on all
-_HEAD, _MIDDLE, _TAIL = b'{"xxh3_128":"', b'","of":', b"}"
 
 
 @dataclass(frozen=True)
@@ -32,49 +31,59 @@ class Generation:
 
 
 class Here:
-    """The generations of a folder."""
+    """The generations in this machine's memory: those of a node's folder, and what the run left here under the numbers
+    of other nodes (that of a persister which is not done yet, say)."""
 
     where = "this node's memory"
 
     def __init__(self, folder: Path) -> None:
-        self._store = Folder(folder)
+        self._folder = folder
 
     def kept(self) -> dict[Name, Generation]:
-        found: dict[Name, Generation] = {}
-        for prefix in (f"{COPIES}/", ""):  # what the ranks of this node left replaces what they were sent
-            for entry in self._store.list(prefix):
-                if name := Name.of(entry):
-                    ranks, extra = self._of(f"{prefix}{name}")
-                    before = found.get(name, Generation({}, False))
-                    found[name] = Generation({**before.ranks, **ranks}, before.extra or extra)
-        return {name: one for name, one in found.items() if one.ranks}
+        return kept_in(*reversed(self._homes()))
 
     def part(self, name: Name, rank: int) -> bytes:
-        """Sealed, as is `extra`."""
         return self.path(name, part_file(rank)).read_bytes()
 
     def extra(self, name: Name) -> bytes:
         return self.path(name, EXTRA).read_bytes()
 
     def read_into(self, name: Name, rank: int, at: int, into: memoryview) -> None:
-        self._store.read_into(self._place(name, rank_file(rank)), at, into)
+        path = self.path(name, rank_file(rank))
+        Folder(path.parent).read_into(path.name, at, into)
 
     def path(self, name: Name, file: str) -> Path:
-        return self._store.path(self._place(name, file))
+        """Where a file of a generation is, or would be."""
+        places = [home / str(name) / file for home in self._homes()]
+        return next((place for place in places if place.exists()), places[0])
 
-    def _place(self, name: Name, file: str) -> str:
-        own = f"{name}/{file}"
-        return own if self._store.path(own).exists() else f"{COPIES}/{own}"
+    def _homes(self) -> list[Path]:
+        others = sorted(other for other in self._folder.parent.glob("node-*") if other != self._folder)
+        return [home for folder in (self._folder, *others) for home in (folder, folder / COPIES)]
 
-    def _of(self, folder: str) -> tuple[dict[int, int], bool]:
-        there, ranks = set(self._store.list(folder)), {}
-        for file in there:
-            if RANK_FILE.fullmatch(file):
-                rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))
-                with contextlib.suppress(FileNotFoundError):  # it is being replaced
-                    if part_file(rank) in there:
-                        ranks[rank] = self._store.size(f"{folder}/{file}")
-        return ranks, EXTRA in there
+
+def kept_in(*homes: Path) -> dict[Name, Generation]:
+    """What is complete in some folders of generations; of two equals, the later folder's."""
+    found: dict[Name, Generation] = {}
+    for home in homes:
+        for entry in Folder(home).list():
+            if name := Name.of(entry):
+                ranks, extra = _ranks_in(home / entry)
+                before = found.get(name, Generation({}, False))
+                found[name] = Generation({**before.ranks, **ranks}, before.extra or extra)
+    return {name: one for name, one in found.items() if one.ranks}
+
+
+def _ranks_in(folder: Path) -> tuple[dict[int, int], bool]:
+    """(rank → bytes of its file, whether there is an `extra`)"""
+    there, ranks = set(Folder(folder).list()), {}
+    for file in there:
+        if RANK_FILE.fullmatch(file):
+            rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))
+            with contextlib.suppress(FileNotFoundError):  # it is being replaced
+                if part_file(rank) in there:
+                    ranks[rank] = (folder / file).stat().st_size
+    return ranks, EXTRA in there
 
 
 def open_folder(run: str | os.PathLike[str], node: int) -> Hold:
@@ -97,8 +106,8 @@ def remember(folder: Path, name: Name, rank: int, part: bytes, extra: bytes | No
     """A rank's file in the folder counts from now on. `part` is `encode_part`'s, `extra` is JSON, of rank 0 alone."""
     home = folder / str(name)
     if extra is not None:
-        put(home / EXTRA, seal(extra))
-    put(home / part_file(rank), seal(part))
+        put(home / EXTRA, seal_extra(extra))
+    put(home / part_file(rank), part)
     retire(folder, name.term)
 
 
@@ -112,7 +121,7 @@ def settle(folder: Path, restored: Name | None) -> None:
 
 def retire(folder: Path, term: int, enough: int = ENOUGH) -> None:
     """What earlier starts of the run left goes when this one has left enough of its own."""
-    if sum(name.term == term for name in Here(folder).kept()) < enough:
+    if sum(name.term == term for name in kept_in(folder, folder / COPIES)) < enough:
         return
     for base in (folder, folder / COPIES):
         for entry in Folder(base).list():
@@ -125,7 +134,7 @@ def drop_copies(folder: Path, rank: int, keep: int = ENOUGH, spare: Path | None 
 
     `spare` is where a file goes that can be used again, if none is there yet.
     """
-    copies = Here(folder / COPIES).kept()
+    copies = kept_in(folder / COPIES)
     newest = sorted((name for name, one in copies.items() if rank in one.ranks), key=lambda n: (n.term, n.step))
     for name in newest[:-keep]:
         home = folder / COPIES / str(name)
@@ -137,16 +146,19 @@ def drop_copies(folder: Path, rank: int, keep: int = ENOUGH, spare: Path | None 
             shutil.rmtree(home, ignore_errors=True)
 
 
-def seal(data: bytes) -> bytes:
-    """JSON with its checksum around it."""
-    return _HEAD + xxh3_128_hexdigest(data).encode() + _MIDDLE + data + _TAIL
+def seal_extra(extra: bytes) -> bytes:
+    head = b'{"extra":' + extra
+    return head + seal(head)
 
 
-def unseal(sealed: bytes) -> bytes:
-    data = sealed[len(_HEAD) + 32 + len(_MIDDLE) : -len(_TAIL)]
-    if seal(data) != sealed:
-        raise Corrupt("what is written beside a rank's file in memory is damaged (its checksum does not match)")
-    return data
+def read_extra(data: bytes) -> dict[str, Any]:
+    """`extra`, from what was sealed."""
+    if not sealed(data):
+        raise Corrupt(f"{EXTRA} is damaged (its checksum does not match)")
+    try:
+        return dict(json.loads(data)["extra"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise Corrupt(f"{EXTRA} cannot be understood ({type(e).__name__}: {e})") from e
 
 
 def put(path: Path, data: bytes) -> None:
@@ -177,11 +189,11 @@ def _adopt(other: Path, mine: Path) -> None:
     with contextlib.suppress(FileNotFoundError), unused(other) as nobody:
         if not nobody:
             return
-        there = Here(other)
-        for name, generation in there.kept().items():
-            home = mine / COPIES / str(name)
-            home.mkdir(parents=True, exist_ok=True)
-            files = [f(rank) for rank in generation.ranks for f in (rank_file, part_file)]
-            for file in ([EXTRA] if generation.extra else []) + files:
-                there.path(name, file).rename(home / file)
+        for base in (other / COPIES, other):
+            for name, generation in kept_in(base).items():
+                home = mine / COPIES / str(name)
+                home.mkdir(parents=True, exist_ok=True)
+                files = [f(rank) for rank in generation.ranks for f in (rank_file, part_file)]
+                for file in ([EXTRA] if generation.extra else []) + files:
+                    (base / str(name) / file).rename(home / file)
         shutil.rmtree(other, ignore_errors=True)

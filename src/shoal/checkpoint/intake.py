@@ -22,7 +22,7 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import wire
-from shoal.checkpoint.generations import COPIES, EXTRA, Here, drop_copies, put, retire, room_bytes, unseal
+from shoal.checkpoint.generations import COPIES, EXTRA, drop_copies, kept_in, put, read_extra, retire, room_bytes
 from shoal.checkpoint.manifest import Corrupt
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part
@@ -122,7 +122,7 @@ class Intake:
 
     def _drop_spares(self) -> None:
         """Those of ranks that are no more: the run goes on with fewer, or on other nodes."""
-        ranks = {rank for one in Here(self._copies).kept().values() for rank in one.ranks}
+        ranks = {rank for one in kept_in(self._copies).values() for rank in one.ranks}
         for spare in self._copies.glob(f"{_SPARE}*"):
             if int(spare.name.removeprefix(_SPARE)) not in ranks:
                 spare.unlink(missing_ok=True)
@@ -143,12 +143,12 @@ class Intake:
             raise Unfit(f"the copy cannot be kept ({os.strerror(e.errno or errno.EIO)})") from e
 
 
-def _stretches(sealed: bytes, extra: bytes, rank: int, world: int, size: int) -> list[tuple[int, int, str]]:
+def _stretches(table: bytes, extra: bytes, rank: int, world: int, size: int) -> list[tuple[int, int, str]]:
     """(at, bytes, checksum) of the header and of all slices, which together are the file; else `Unfit`."""
     try:
-        part = decode_part(unseal(sealed))
+        part = decode_part(table)
         if extra:
-            unseal(extra)
+            read_extra(extra)
         stretches = [(0, part.file.header_bytes, part.file.header_xxh3_128), *_slices(part)]
         ends = [0]
         for at, count, _ in stretches:

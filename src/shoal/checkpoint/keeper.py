@@ -29,7 +29,6 @@ from shoal.checkpoint import wire
 from shoal.checkpoint.generations import Here, put
 from shoal.checkpoint.intake import Intake, Unfit
 from shoal.checkpoint.names import Name, rank_file
-from shoal.checkpoint.ram import hold
 from shoal.errors import TransientError
 
 LINGER_S = 600.0
@@ -45,7 +44,6 @@ _TICK_S = 1.0
 class Keeper:
     def __init__(self, folder: Path, token: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
         self._folder, self._token, self._here = folder, token, Here(folder)
-        self._hold = hold(folder)
         self._intake = Intake(folder)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)

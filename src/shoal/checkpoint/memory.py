@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from shoal.checkpoint import ledger
-from shoal.checkpoint.generations import EXTRA, Generation, Here, open_folder, remember, room_bytes, settle, unseal
+from shoal.checkpoint.generations import Generation, Here, open_folder, read_extra, remember, room_bytes, settle
 from shoal.checkpoint.manifest import Corrupt, encode
 from shoal.checkpoint.names import MANIFEST, RANK_FILE, Name, rank_file
 from shoal.checkpoint.part import Part, decode_part
@@ -195,7 +194,7 @@ class Memory:
             parts = list(pool.map(lambda rank: self._part(name, rank), range(world)))
         if odd := [part.rank for rank, part in enumerate(parts) if (part.rank, part.world) != (rank, world)]:
             raise Corrupt(f"the part of rank {odd[0]} is of another checkpoint")
-        extra = _first(spread.extra, lambda source: _extra_of(unseal(source.extra(name))))
+        extra = _first(spread.extra, lambda source: read_extra(source.extra(name)))
         try:
             return encode(manifest_of(name, parts, extra))
         except CheckpointError as e:  # elsewhere that is a reason to stop; here another tier may do
@@ -203,7 +202,7 @@ class Memory:
 
     def _part(self, name: Name, rank: int) -> Part:
         sources = self._seen[name].ranks.get(rank, [])
-        return _first(sources, lambda source: decode_part(unseal(source.part(name, rank))))
+        return _first(sources, lambda source: decode_part(source.part(name, rank)))
 
 
 def _first(sources: Iterable[Source], take: Callable[[Source], Taken]) -> Taken:
@@ -215,13 +214,6 @@ def _first(sources: Iterable[Source], take: Callable[[Source], Taken]) -> Taken:
         except (OSError, EOFError, Corrupt) as e:
             wrong = e
     raise wrong
-
-
-def _extra_of(data: bytes) -> dict[str, Any]:
-    try:
-        return dict(json.loads(data))
-    except (TypeError, ValueError) as e:
-        raise Corrupt(f"{EXTRA} cannot be understood ({e})") from e
 
 
 def _read_only() -> OSError:

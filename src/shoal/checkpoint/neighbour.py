@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from shoal.checkpoint import wire
-from shoal.checkpoint.generations import Generation, seal
+from shoal.checkpoint.generations import Generation, seal_extra
 from shoal.checkpoint.names import Name
 from shoal.errors import TransientError
 
@@ -108,15 +108,15 @@ def replicate(
     meanwhile: then its checksums do not match, and the keeper drops it.
     """
     until = time.monotonic() + PREPARE_S + file.nbytes / SLOWEST_BYTES_PER_S
-    sealed, sealed_extra = seal(part), b"" if extra is None else seal(extra)
+    sealed_extra = b"" if extra is None else seal_extra(extra)
     ask = {
         "do": "copy", "step": name.step, "term": name.term, "rank": rank, "world": world,
-        "bytes": file.nbytes, "part": len(sealed), "extra": len(sealed_extra),
+        "bytes": file.nbytes, "part": len(part), "extra": len(sealed_extra),
     }  # fmt: skip
     try:
         with connect(address, token) as sock:
             wire.send(sock, ask)
-            sock.sendall(sealed + sealed_extra)
+            sock.sendall(part + sealed_extra)
             sock.settimeout(PREPARE_S)
             _raise_if_refused(wire.receive_message(sock, wire.REPLY_BYTES))
             sock.settimeout(STALL_S)

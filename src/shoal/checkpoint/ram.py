@@ -4,7 +4,7 @@
       shoal-1000/                  this user's, closed to others
         myrun-1f0c9a3e/            the run, by the path of its directory
           node-0/                  a node; a machine has one, unless several nodes are played on it
-            owner.json             held with a shared lock by every process that uses the folder
+            owner.json             held with a shared lock by the workers and persisters that use the folder
             keeper.json            which keeper serves it
             step-…-term-…/         what this node's ranks have left (`shoal.checkpoint.generations`)
             copies/step-…-term-…/  what another node's ranks have sent
@@ -84,6 +84,13 @@ def sweep(mine: Path, older_than_s: float = ABANDONED_S) -> list[Path]:
 
 def forget(folder: Path) -> None:
     """The run has ended in order: nothing of it need stay in memory. Its keeper notices, and leaves."""
+    _remove(folder)
+    for other in folder.parent.glob("node-*"):  # of an earlier start, under another number
+        with contextlib.suppress(FileNotFoundError):
+            _remove_if_unused(other)
+
+
+def _remove(folder: Path) -> None:
     aside = folder.with_name(f"{_GONE}{folder.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
@@ -106,7 +113,7 @@ def unused(folder: Path) -> Iterator[bool]:
 def _remove_if_unused(folder: Path) -> bool:
     with unused(folder) as nobody:
         if nobody:
-            forget(folder)
+            _remove(folder)
         return nobody
 
 
