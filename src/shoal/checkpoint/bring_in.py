@@ -64,14 +64,14 @@ class Brought:
 
 def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
     """A DCP folder, a Hugging Face folder, or what `shoal.checkpoint.locate` finds; files stay open with the stack."""
-    folder = Path(text)
+    folder = Path(text).resolve()
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")):
         from shoal.model.hf import open_folder
 
         held = of_safetensors(open_folder(folder, stack))
-        return Source("a Hugging Face folder", text, held, model_of_config(folder / "config.json"))
+        return Source("a Hugging Face folder", str(folder), held, model_of_config(folder / "config.json"))
     found, _ = place_of(text, workspace).take(lambda found: found, lambda words: None)
     return Source("a checkpoint", found.where, of_checkpoint(found), model_of(found), found.step, ours=True)
 

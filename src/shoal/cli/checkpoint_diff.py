@@ -15,6 +15,8 @@ from shoal.checkpoint.find import Found
 from shoal.cli.checkpoint_shared import passed_over, place, progress
 from shoal.errors import DIFFERENT, DONE
 
+_MOST_NAMES = 10  # of tensors that one has and the other has not: often a whole optimizer
+
 
 def run(args: argparse.Namespace) -> int:
     from shoal.checkpoint.compare import compare  # torch, which `ls` and `verify` do without
@@ -28,8 +30,10 @@ def run(args: argparse.Namespace) -> int:
         return code
     print(f"a: {a.where}\nb: {b.where}")
     for side, names in (("a", found.only_a), ("b", found.only_b)):
-        for name in names:
+        for name in names[:_MOST_NAMES]:
             print(f"  {name}: only in {side}")
+        if len(names) > _MOST_NAMES:
+            print(f"  … and {len(names) - _MOST_NAMES} more only in {side} (--json lists them)")
     for changed in found.changed:
         print(f"  {changed.name}: {_words(changed)}")
     plural = "tensor is" if found.equal == 1 else "tensors are"
