@@ -130,7 +130,8 @@ def test_evaluation_between_steps_changes_no_bit_and_spoils_no_checkpoint(
 
 def test_a_run_whose_checkpoints_are_gone_does_not_quietly_begin_again(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
-    run, _ = run_of(data, "one process", "lost")
+    # In the foreground: else it may be killed before it could write down that it had saved.
+    run, _ = run_of(data, "one process", "lost", **{"checkpoint.background": False})
     killed = train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
     shutil.rmtree(killed.checkpoints)
     with pytest.raises(AssertionError, match="CheckpointError: run 'lost' had a checkpoint of step 3"):
