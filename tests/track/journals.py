@@ -116,7 +116,7 @@ class Story:
         return self.activity("eval", duration_s, loss=loss_at(self.step) + 0.1, targets=5000)
 
     def checkpoint(self, duration_s: float = 0.4) -> Story:
-        return self.activity("checkpoint", duration_s, bytes=12_000_000, path=f"step-{self.step:08d}")
+        return self.activity("checkpoint", duration_s, bytes=12_000_000, path=f"step-{self.step:08d}-term-1")
 
     def failure(self, after_s: float = 0.2, action: str = "restarting from step 100") -> Story:
         self.t += after_s
