@@ -50,7 +50,9 @@ def connect(
     try:
         if scheme == "file":
             return from_url(url, mkdir=create, automatic_cleanup=True)
-        client = {"allow_http": plain_http(), "timeout": timedelta(seconds=timeout_s), "connect_timeout": "5s"}
+        # A store on this machine or in a closed network speaks plain HTTP; nobody writes http:// by accident.
+        plain = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
+        client = {"allow_http": plain, "timeout": timedelta(seconds=timeout_s), "connect_timeout": "5s"}
         if stall_s is not None:
             client["read_timeout"] = timedelta(seconds=stall_s)
         return from_url(
@@ -69,11 +71,6 @@ def connect(
         )
     except Exception as e:
         raise explained(e, url) from None
-
-
-def plain_http() -> bool:
-    """A store on this machine or in a closed network speaks plain HTTP; nobody writes http:// by accident."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
 
 
 def code_of(e: Exception) -> str:

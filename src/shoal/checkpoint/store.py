@@ -41,7 +41,7 @@ class Store(Protocol):
         ...
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """A large file, durable when this returns; replaces."""
+        """A large file, durable when this returns; replaces. The chunks stay as they are until then."""
         ...
 
     def staging(self, name: str) -> str:
