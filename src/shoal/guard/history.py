@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.checkpoint.find import published
+from shoal.checkpoint.memory import Memory, memory_folder
+from shoal.checkpoint.store import Folder
 from shoal.errors import ShoalError
 from shoal.track.journal import Record, read
 from shoal.track.rundir import RunDir
@@ -66,7 +68,8 @@ class History:
 def newest_checkpoint_step(run_dir: RunDir) -> int:
     """The step a restart will most likely go on from, from names alone; the worker verifies what it opens."""
     try:
-        listed = published(run_dir.checkpoints)
+        disk = Folder(run_dir.checkpoints)
+        listed = published([Memory(memory_folder(run_dir.path, 0), [], [disk]), disk])
     except ShoalError:  # the worker will say what is wrong
         return 0
     return next((one.name.step for one in listed if one.there and one.on_history and not one.quarantined), 0)
