@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -12,14 +14,14 @@ import numpy as np
 import pytest
 
 from shoal.checkpoint import newest
-from shoal.errors import DataError
+from shoal.errors import WRONG_ENVIRONMENT, DataError
 from shoal.parallel.place import join
-from shoal.spec import dump
+from shoal.spec import dump, load
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
-from shoal.train.worker import work
-from tests.ranks import rank_outcomes
+from shoal.train.worker import StopFlag, outcome, work
+from tests.ranks import rank_outcomes, run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
 STEPS = 8
@@ -136,3 +138,26 @@ def test_a_run_whose_checkpoints_are_gone_does_not_quietly_begin_again(tmp_path:
     shutil.rmtree(killed.checkpoints)
     with pytest.raises(AssertionError, match="CheckpointError: run 'lost' had a checkpoint of step 3"):
         train_on(run, tmp_path, 1)
+
+
+def test_a_run_whose_checkpoints_are_all_bad_ends_with_78_and_one_sentence(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    run, _ = run_of(data, "one process", "bad", **{"checkpoint.background": False})
+    killed = train_and_die(run, tmp_path, 1, kill_before(7, victim=0))
+    names = sorted(p.name for p in killed.checkpoints.glob("step-*"))
+    assert names == ["step-00000003-term-1", "step-00000006-term-1"]
+    for name in names:
+        file = killed.checkpoints / name / "rank-00000.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+
+    def again(rank: int, world: int) -> tuple[int, str]:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = outcome(lambda: load(killed.spec_file).run, killed, StopFlag())
+        return code, said.getvalue()
+
+    for _ in range(2):  # the second start is told the same: what may be the last hope is not marked
+        [(code, said)] = run_ranks(again, 1)
+        assert code == WRONG_ENVIRONMENT
+        assert said.startswith("shoal: no checkpoint in ")
+        assert said.count("\n") == 1
+        assert all(f"{name}: rank-00000.safetensors has " in said for name in names)
