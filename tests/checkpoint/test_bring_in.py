@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -298,18 +297,12 @@ def test_weights_that_do_not_fit_a_run_are_told_in_a_sentence(tmp_path: Path) ->
 def test_memory_is_that_of_a_shard_and_not_of_the_checkpoint(tmp_path: Path) -> None:
     """In a process of its own: 120 MB in shards of 4 MB, converted with room for a few of them."""
     save_dcp(tmp_path / "dcp", {f"w{i}": torch.ones(10, 100_000) for i in range(30)})
-    program = """
-import sys, resource
-from contextlib import ExitStack
-from pathlib import Path
-from shoal.checkpoint.bring_in import bring_in, open_source
-with ExitStack() as stack:
-    source = open_source(sys.argv[1], Path("."), stack)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bring_in(source, sys.argv[2])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-    command = [sys.executable, "-c", program, str(tmp_path / "dcp"), str(tmp_path / "out")]
-    grown_mb = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+
+    def work(rank: int, world: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        taken_in(tmp_path / "dcp", tmp_path / "out")
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+
+    (grown_mb,) = run_ranks(work, 1)
     assert newest(tmp_path / "out").bytes > 120e6
     assert grown_mb < 40
