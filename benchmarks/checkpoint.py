@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="saves of each kind while training, and as many alone")
     parser.add_argument("--pairs", type=int, default=10, help="saves with and without checksums")
     parser.add_argument("--quiet", type=float, default=3.0, metavar="S", help="seconds of training between two saves")
+    parser.add_argument("--minutes", type=float, default=30, help="after that no other round is begun")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     parser.add_argument("--quick", action="store_true", help="a small state and two rounds: under a minute")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the other ways to save, these")
@@ -121,7 +122,8 @@ def _report(result: dict[str, Any]) -> int:
     step_s = median(cost["step_s"] for way in ways.values() for cost in way["costs"])
     print(
         f"\n{result['ranks']} process(es) on {result['device']}, torch {result['torch']}: a state of "
-        f"{size / 1e9:.2f} GB in {result['tensors']} tensors, a step of {step_s:.2f} s, medians of {result['rounds']}"
+        f"{size / 1e9:.2f} GB in {result['tensors']} tensors, a step of {step_s:.2f} s; "
+        f"medians of {len(ways['Shoal']['costs'])} saves"
     )
     head = ("stall ms", "lost s", "CPU s", "durable s", "save GB/s", "load GB/s", "cached GB/s")
     print(f"{'':<25}" + "".join(f"{title:>12}" for title in head))

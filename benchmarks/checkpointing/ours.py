@@ -12,7 +12,7 @@ import torch.distributed as dist
 from benchmarks.checkpointing.rivals import Rival, Tensors
 
 from shoal import checkpoint
-from shoal.checkpoint import ledger
+from shoal.checkpoint import ledger, ram
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
@@ -38,7 +38,7 @@ class Background(Rival):
 
     def __init__(self, name: str, root: Path, state: Tensors, memory: Path, checksums: bool = True) -> None:
         super().__init__(name, root, state)
-        self._store = Folder(self.folder(0))
+        self._store, self._hold = Folder(self.folder(0)), ram.hold(memory)
         setup = Setup(dist.get_rank(), dist.get_world_size(), TERM, -1, (self._store.where,), str(memory), keep=1)
         with _environment(PYTHONPATH=os.environ["PYTHONPATH"] if checksums else _first(NO_CHECKSUMS)):
             self._saver = Saver(setup, state)
@@ -75,6 +75,7 @@ class Background(Rival):
 
     def close(self) -> None:
         self._saver.close()
+        self._hold.close()
 
 
 def _first(folder: Path) -> str:

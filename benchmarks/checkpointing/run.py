@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, memory: Path) -> int:
     state = trainer.state()
     root = args.as_rank / "checkpoints"
     stagers = Stagers(args.device)
-    shoal = ours.Background("Shoal", root, state, memory)
+    shoal = ours.Background("Shoal", root, state, memory / "with" / "node-0")
     others = [
         ours.Synchronous("Shoal, synchronous", root, state),
         *dcp_rivals(root, state, stagers),
@@ -42,9 +42,7 @@ def run(args: argparse.Namespace, memory: Path) -> int:
     rivals = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
     saves = Saves(trainer)
     for rival in rivals:  # daemons are started, memory is taken, plans are cached
-        saves.alone(rival)
-        saves.alone(rival)
-    _say("warm")
+        _say(f"{rival.name}: warmed up in {saves.alone(rival):.1f} s")
     result = _about(args, trainer) | {"ways": _save_in_turns(args, trainer, rivals, saves)}
     _load_in_turns(args, trainer, rivals, saves, result["ways"])
     for rival in others:
@@ -64,7 +62,14 @@ class Saves:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._step = trainer, 0
+        self._began = time.monotonic()
         self.kept: dict[Rival, int] = {}
+
+    def late(self, minutes: float) -> bool:
+        """Whether rank 0 finds that the time is up."""
+        verdict = [time.monotonic() - self._began > 60 * minutes]
+        dist.broadcast_object_list(verdict)
+        return verdict[0]
 
     def next(self) -> int:
         self._step += 1
@@ -93,6 +98,8 @@ def _save_in_turns(
     windows.quiet(trainer, args.quiet)
     before = windows.quiet(trainer, args.quiet)
     for round_ in range(args.rounds):
+        if round_ and saves.late(args.minutes):
+            break
         for rival in _rotated(rivals, round_):
             save = windows.save(trainer, rival, saves.next(), args.quiet)
             saves.settle(rival)
@@ -118,6 +125,8 @@ def _load_in_turns(
         windows.load(trainer, rival, saves.kept[rival], cold=False)
         assert _sums(trainer) == wanted, f"{rival.name} has not loaded what it saved"
     for round_ in range(args.rounds):
+        if round_ and saves.late(args.minutes):
+            break
         for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
             for rival in _rotated(readers, round_):
                 seconds = windows.load(trainer, rival, saves.kept[rival], kind == "cold")
@@ -129,10 +138,12 @@ def _with_and_without_checksums(
     args: argparse.Namespace, saves: Saves, shoal: Rival, root: Path, memory: Path
 ) -> dict[str, list[float]]:
     """Seconds of the same save, in turns."""
-    without = ours.Background("without checksums", root, shoal.state, memory / "without", checksums=False)
+    without = ours.Background("without checksums", root, shoal.state, memory / "without" / "node-0", checksums=False)
     saves.alone(without)
     times: dict[str, list[float]] = {"with": [], "without": []}
     for i in range(args.pairs):
+        if i and saves.late(args.minutes):
+            break
         for key, rival in sorted({"with": shoal, "without": without}.items(), reverse=bool(i % 2)):
             times[key].append(saves.alone(rival))
     without.close()
@@ -149,7 +160,6 @@ def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
         "torch": torch.__version__,
         "bytes": sum(everybody),
         "tensors": len(state),
-        "rounds": args.rounds,
         "at": time.time(),
     }
 

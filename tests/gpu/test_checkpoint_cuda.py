@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shoal import checkpoint
+from shoal.checkpoint import ram
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 
@@ -40,7 +41,9 @@ def saver(tmp_path: Path, memory: Path) -> Iterator[Saver]:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
-        yield Path(folder)
+        hold = ram.hold(Path(folder) / "run" / "node-0")
+        yield hold.folder
+        hold.close()
 
 
 def restored(root: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

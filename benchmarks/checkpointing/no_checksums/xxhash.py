@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-
-def xxh3_128_hexdigest(data: object) -> str:
-    return "0" * 32
+from typing import Any
 
 
-class xxh3_128:  # the name of what it stands for
-    def update(self, data: object) -> None:
-        pass
+class _Hash:
+    def __init__(self, data: object = b"") -> None: ...
+
+    def update(self, data: object) -> None: ...
 
     def hexdigest(self) -> str:
         return "0" * 32
+
+
+def __getattr__(name: str) -> Any:
+    return (lambda data: "0" * 32) if name.endswith("hexdigest") else _Hash
