@@ -82,8 +82,10 @@ class Saver:
 
     @property
     def free(self) -> bool:
-        """Whether a snapshot could be taken now."""
-        return self._filling is None and any(not slot.busy for slot in self.slots)
+        """Whether a snapshot could be taken now: where there are three slots, while at most one is not written, or not
+        copied to the next node yet. With two, some rank's newest copy could be older than all that another rank has,
+        and a lost node would leave no snapshot that is whole."""
+        return self._filling is None and sum(slot.busy for slot in self.slots) <= max(0, len(self.slots) - 2)
 
     @property
     def saving(self) -> int | None:
