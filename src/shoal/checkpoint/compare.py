@@ -20,7 +20,7 @@ from shoal.checkpoint.layout import view_of
 from shoal.checkpoint.manifest import Dims, Entry, Slice, intersect
 
 # Numbers that are compared as float64 at a time: what a core's cache holds, and what torch does on one thread. Above
-# it, on a machine that trains beside, threads wait for each other: 80 times slower (measured, 2 cores, load 15).
+# it, on a machine that trains beside, threads wait for each other: 18 times slower (measured, 2 cores, load 15).
 _AT_ONCE = 1 << 15
 _TINY = torch.finfo(torch.float64).tiny
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -145,12 +145,12 @@ def _of_run(run_dir: RunDir) -> Place:
     local, remote = True, None
     try:
         spec = load(run_dir.spec_file).run
-        local, remote = spec.checkpoint.local, spec.checkpoint.remote
+        local, remote = spec.checkpoint.local, spec.remote_checkpoints
     except ShoalError as e:
         notes = (f"whether it has checkpoints elsewhere is not known, as its run file cannot be read ({e})",)
     tiers = [Tier(DISK, Folder(run_dir.checkpoints))] if local else []
     if remote:
-        tiers.append(Tier(REMOTE, store_of(f"{remote.rstrip('/')}/{run_dir.name}")))
+        tiers.append(Tier(REMOTE, store_of(remote)))
     nodes = sorted(memory_folder(run_dir.path, 0).parent.glob("node-*"))
     if nodes:  # what this machine holds; other nodes would have to be asked
         durable = [tier.store for tier in tiers]

@@ -67,9 +67,9 @@ def _begin(run_dir: RunDir, spec: Run, fresh: bool) -> int:
 
 def _say_what_is_remote(spec: Run, fresh: bool) -> None:
     """A run whose directory is gone goes on from its copies; a fresh one is not begun over somebody's."""
-    if not spec.checkpoint.remote:
+    where = spec.remote_checkpoints
+    if where is None:
         return
-    where = f"{spec.checkpoint.remote.rstrip('/')}/{spec.name}"
     there = [one for one in published(where) if one.on_history]
     if there and fresh:
         raise UsageError(

@@ -207,3 +207,9 @@ class Run(Strict):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Checkpoints.")
     track: Track = Field(default_factory=Track, description="Tracking.")
     guard: Guard = Field(default_factory=Guard, description="Failures.")
+
+    @property
+    def remote_checkpoints(self) -> str | None:
+        """Where the copies of this run's checkpoints are."""
+        remote = self.checkpoint.remote
+        return None if remote is None else f"{remote.rstrip('/')}/{self.name}"

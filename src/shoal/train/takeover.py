@@ -28,8 +28,8 @@ from shoal.train.writers import AtOnce, Background
 def stores_of_run(run: Run, run_dir: RunDir) -> list[Store]:
     """Where the checkpoints of a run are: what is written to, then what it is copied to."""
     stores: list[Store] = [Folder(run_dir.checkpoints)] if run.checkpoint.local else []
-    if run.checkpoint.remote:
-        stores.append(store_of(f"{run.checkpoint.remote.rstrip('/')}/{run.name}"))
+    if run.remote_checkpoints:
+        stores.append(store_of(run.remote_checkpoints))
     return stores
 
 
