@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
+from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder
+from shoal.train.writers import AtOnce
 
 FILE = "rank-00000.safetensors"
 
@@ -130,3 +133,37 @@ def test_steps_are_ordered_by_number_and_not_by_name(tmp_path: Path) -> None:
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.step == 100_000_000
+
+
+class Lying(Folder):
+    """A disk that says that it has written, and has written something else."""
+
+    def publish(self, name: str) -> None:
+        super().publish(name)
+        if name == "step-00000030-term-1":
+            damage(self.root, name)
+
+
+class State:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"w": torch.ones(3)}
+
+    def holders(self) -> None:
+        return None
+
+    def extra(self, step: int) -> dict[str, Any]:
+        return {}
+
+
+def test_a_save_that_turns_out_damaged_is_told_and_costs_no_older_one(tmp_path: Path) -> None:
+    store = Lying(tmp_path)
+    write = AtOnce(Setup(0, 1, 1, -1, (store.where,), None, keep=1, read_back="headers"), [store])
+    for step in (10, 20, 30):
+        write.begin(step, State(), durable=True, upload=False)
+    told = {event.kind: event for event in write.poll()}
+    assert told["bad"].step == 30
+    assert "step-00000030-term-1: the bytes of 'w' in rank-00000.safetensors are not those" in told["bad"].error
+    assert names(tmp_path) == ["step-00000020-term-1", "step-00000030-term-1"]
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.step == 20

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import faults, ledger
-from shoal.checkpoint.find import Found
+from shoal.checkpoint.find import Found, Skipped
 from shoal.checkpoint.in_memory import InMemory
 from shoal.checkpoint.manifest import File
 from shoal.checkpoint.names import Name, part_file, rank_file
@@ -165,9 +165,12 @@ class Persister:
         try:
             known_good = self.known_good.setdefault(store.where, set())
             setup = self.setup
-            prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
+            prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good, self._bad)
         except Exception as e:
             print(f"shoal: old checkpoints in {store.where} were not deleted: {words_of(e)}", file=sys.stderr)
+
+    def _bad(self, bad: Skipped) -> None:
+        self.say("bad", bad.name.step, error=str(bad))
 
     def _patiently(self, step: int, work: Callable[[], Done]) -> Done:
         for wait in (self.setup.backoff_s * 2**i for i in range(TRIES - 1)):

@@ -219,6 +219,8 @@ class Saves:
                     self._fenced = event.error  # all ranks end together
                 case "retry":
                     self._tell("warning", text=f"the checkpoint of step {event.step} is tried again: {event.error}")
+                case "bad":
+                    self._tell("warning", text=f"checkpoint found damaged and quarantined: {event.error}")
                 case "uploaded":
                     self._tell("uploaded", step=event.step, **event.fields)
                 case "unkept":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from shoal.checkpoint import peers
+from shoal.checkpoint.find import Skipped
 from shoal.checkpoint.interval import Cadence
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.nodes import Tier
@@ -134,8 +135,11 @@ class AtOnce:
                 if setup.read_back_of(store) == "full":
                     known_good.add(saved.name)
                 with contextlib.suppress(OSError, ShoalError):  # one too many is no reason to end a run
-                    prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good)
+                    prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good, self._bad)
         return time.perf_counter() - began
+
+    def _bad(self, bad: Skipped) -> None:
+        self._events.append(Event("bad", bad.name.step, {"error": str(bad)}))
 
     def settle(self) -> None:
         return
