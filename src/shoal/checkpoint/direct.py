@@ -47,20 +47,16 @@ def read(path: Path, at: int, end: int) -> Iterator[memoryview]:
 
     The next piece is on its way while the caller looks at this one.
     """
-    places = range(at - at % BLOCK_BYTES, end, BUFFER_BYTES)
     fd = _open(path, os.O_RDONLY)
     try:
+        places = range(at - at % BLOCK_BYTES, end, BUFFER_BYTES)
         buffers = itertools.cycle([memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in places[:2]])
-        with ThreadPoolExecutor(1, "shoal-read-ahead") as ahead:
-
-            def begin(place: int) -> Future[memoryview]:
-                return ahead.submit(_read_all, fd, place, min(end, place + BUFFER_BYTES), next(buffers))
-
-            coming = begin(places[0]) if places else None
+        ahead: Future[memoryview] | None = None
+        with ThreadPoolExecutor(1, "shoal-read-ahead") as thread:  # it starts when there is a second piece
             for place in places:
-                assert coming is not None
-                piece = coming.result()
-                coming = begin(place + BUFFER_BYTES) if place != places[-1] else None
+                piece = ahead.result() if ahead else _read_all(fd, place, end, next(buffers))
+                if place != places[-1]:
+                    ahead = thread.submit(_read_all, fd, place + BUFFER_BYTES, end, next(buffers))
                 yield piece[max(at - place, 0) :]
     finally:
         os.close(fd)
@@ -98,12 +94,11 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def _read_all(fd: int, at: int, end: int, buffer: memoryview) -> memoryview:
-    """Whole blocks from `at` on, as far as `end`."""
-    done = 0
-    while at + done < end:
-        wanted = buffer[done : -(-(end - at) // BLOCK_BYTES) * BLOCK_BYTES]
+    """Fills the buffer from `at` on, in whole blocks; as far as `end`, if that comes first."""
+    count, done = min(end - at, buffer.nbytes), 0
+    while done < count:
         try:
-            n = os.preadv(fd, [wanted], at + done)
+            n = os.preadv(fd, [buffer[done : -(-count // BLOCK_BYTES) * BLOCK_BYTES]], at + done)
         except OSError as e:
             if e.errno != errno.EINVAL or not _through_the_cache(fd):
                 raise
@@ -111,7 +106,7 @@ def _read_all(fd: int, at: int, end: int, buffer: memoryview) -> memoryview:
         if not n:
             raise EOFError("the file is too short")
         done += n
-    return buffer[: end - at]
+    return buffer[:count]
 
 
 def _through_the_cache(fd: int) -> bool:
