@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,17 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; all held at once, so that they differ."""
+    """Ports that nobody listens on, all held at once, so that they differ.
+
+    None that the kernel would give away in the meantime, to the outgoing connections of whatever else runs here.
+    """
+    given_away = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(given_away.read_text().split()[0]) if given_away.exists() else 32768
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            candidate = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                candidate.bind(("127.0.0.1", 10_000 + secrets.randbelow(first - 10_000)))
+                ports.append(candidate.getsockname()[1])
+        return ports
