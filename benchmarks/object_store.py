@@ -30,7 +30,7 @@ CHUNK_BYTES = 8 << 20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     data = np.random.default_rng(0).integers(0, 256, args.mib << 20, dtype=np.uint8)

@@ -22,7 +22,7 @@ PARTS_AT_ONCE = 4
 PIECE_BYTES = 8 << 20
 READ_BYTES = 256 << 10
 TRIES = 3
-_RETRIES = 10
+_RETRIES = 1000  # the time decides
 Answer = TypeVar("Answer")
 
 
