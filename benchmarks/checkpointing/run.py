@@ -19,8 +19,12 @@ import torch.distributed as dist
 from benchmarks.checkpointing import ours, windows
 from benchmarks.checkpointing.rivals import Rival, Stagers, TorchSave, dcp_rivals
 from benchmarks.checkpointing.training import SIZES, Trainer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shoal.checkpoint.layout import local_of
+
+RESULT = "result.json"
+Ways = dict[str, dict[str, Any]]
 
 
 def run(args: argparse.Namespace, memory: Path) -> int:
@@ -39,19 +43,18 @@ def run(args: argparse.Namespace, memory: Path) -> int:
         TorchSave("torch.save", root, state, fsync=False),
         TorchSave("torch.save + fsync", root, state, fsync=True),
     ]
-    rivals = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
     saves = Saves(trainer)
-    for rival in rivals:  # daemons are started, memory is taken, plans are cached
-        _say(f"{rival.name}: warmed up in {saves.alone(rival):.1f} s")
-    result = _about(args, trainer) | {"ways": _save_in_turns(args, trainer, rivals, saves)}
-    _load_in_turns(args, trainer, rivals, saves, result["ways"])
-    for rival in others:
-        rival.close()
+    chosen = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
+    rivals = [rival for rival in chosen if saves.warm_up(rival)]
+    result = _about(args, trainer)
+    result["ways"] = {rival.name: {"costs": [], "alone": [], "load": {}} for rival in rivals}
+    for phase in (_save_in_turns, _load_in_turns):
+        phase(args, trainer, rivals, saves, result["ways"])
+        _write_down(args, result)  # it may be stopped before it is done
     stagers.close()
     result["checksums"] = _with_and_without_checksums(args, saves, shoal, root, memory)
+    _write_down(args, result)
     shoal.close()
-    if dist.get_rank() == 0:
-        (args.as_rank / "result.json").write_text(json.dumps(result))
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # the interpreter's own way out would wait for DCP's daemon
@@ -75,6 +78,17 @@ class Saves:
         self._step += 1
         return self._step
 
+    def warm_up(self, rival: Rival) -> bool:
+        """Daemons are started, memory is taken, plans are cached. Whether it works here at all, on all processes."""
+        try:
+            words = f"warmed up in {self.alone(rival):.1f} s"
+        except (Exception, CheckpointException) as e:
+            words = f"left out: {type(e).__name__}: {e}"
+        everybody = [""] * dist.get_world_size()
+        dist.all_gather_object(everybody, words)
+        _say(f"{rival.name}: {everybody[0]}")
+        return all(words.startswith("warmed") for words in everybody)
+
     def alone(self, rival: Rival) -> float:
         seconds = windows.alone(self._trainer, rival, self.next())
         self.settle(rival)
@@ -91,10 +105,7 @@ class Saves:
         dist.barrier()
 
 
-def _save_in_turns(
-    args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves
-) -> dict[str, dict[str, Any]]:
-    ways: dict[str, dict[str, Any]] = {rival.name: {"costs": [], "alone": [], "load": {}} for rival in rivals}
+def _save_in_turns(args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: Ways) -> None:
     windows.quiet(trainer, args.quiet)
     before = windows.quiet(trainer, args.quiet)
     for round_ in range(args.rounds):
@@ -107,15 +118,12 @@ def _save_in_turns(
             cost = windows.cost(save, before + after)
             ways[rival.name]["costs"].append(asdict(cost) | {"step_s": after.seconds / after.steps})
             before = after
-        for rival in _rotated(rivals, round_):
+        for rival in _rotated(rivals, round_) if round_ < args.alone else ():
             ways[rival.name]["alone"].append(saves.alone(rival))
         _say(f"round {round_ + 1} of {args.rounds}")
-    return ways
 
 
-def _load_in_turns(
-    args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: dict[str, dict[str, Any]]
-) -> None:
+def _load_in_turns(args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: Ways) -> None:
     """Of ways that write the same files one is enough."""
     readers = list({type(rival): rival for rival in reversed(rivals)}.values())
     wanted = _sums(trainer)
@@ -162,6 +170,12 @@ def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
         "tensors": len(state),
         "at": time.time(),
     }
+
+
+def _write_down(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    if dist.get_rank() == 0:
+        (args.as_rank / "result.tmp").write_text(json.dumps(result))
+        (args.as_rank / "result.tmp").rename(args.as_rank / RESULT)
 
 
 def _rotated(rivals: list[Rival], by: int) -> list[Rival]:
