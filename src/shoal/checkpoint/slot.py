@@ -56,8 +56,7 @@ class Slot:
         if self.folder is not None and self.name is not None:
             home = self.folder / str(self.name)
             (home / part_file(self.rank)).unlink(missing_ok=True)
-            self.path.rename(self._hidden)
-            self.path = self._hidden
+            self._move(self._hidden)
             self._leave(home)
         self.name = None
 
@@ -66,8 +65,16 @@ class Slot:
         self.name = name
         if self.folder is not None:
             home = self.folder / str(name)
-            home.mkdir(exist_ok=True)
-            self.path = self.path.rename(home / rank_file(self.rank))
+            with contextlib.suppress(FileNotFoundError):
+                home.mkdir(exist_ok=True)
+            self._move(home / rank_file(self.rank))
+
+    def _move(self, to: Path) -> None:
+        """Somebody may have cleaned up the memory of the machine: the pages are still ours, only not to be found."""
+        try:
+            self.path = self.path.rename(to)
+        except FileNotFoundError:
+            self.folder = None
 
     def close(self) -> None:
         """Gives the memory back."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
@@ -14,7 +15,7 @@ from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.checkpoint.words import words_of
-from shoal.errors import CheckpointError, TransientError
+from shoal.errors import CheckpointError, SetupError, TransientError
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import records
@@ -23,6 +24,8 @@ from shoal.train.loop import Tell
 from shoal.train.saves import Saves, Writer
 from shoal.train.state import State
 from shoal.train.writers import AtOnce, Background
+
+_HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def stores_of_run(run: Run, run_dir: RunDir) -> list[Store]:
@@ -78,30 +81,37 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
 
 def _reached(stores: Sequence[Store], tell: Tell) -> list[Store]:
     """Without the copies where they cannot be reached now, if there is something here to go on from. Collective."""
-    reached, words = len(stores), None
-    if peers.here()[0] == 0:
+
+    def count() -> int:
         try:
             published(stores[1:])
         except TransientError as e:
             if not published(stores[0]):
-                words = str(e)
+                raise
             tell("warning", text=f"going on from what is here, since {e}")
-            reached = 1
-    if failed := peers.first_error(words):
-        raise TransientError(failed[1])
-    return list(stores[: peers.from_rank_0(reached)])
+            return 1
+        return len(stores)
+
+    return list(stores[: _by_rank_0(count)])
 
 
 def _claim(stores: Sequence[Store], from_step: int) -> int:
-    term, words = 0, None
+    return _by_rank_0(lambda: ledger.claim(stores, from_step))
+
+
+def _by_rank_0(work: Callable[[], int]) -> int:
+    """A number that rank 0 finds out, on every rank; what it raises all raise, and whether a retry can help is kept."""
+    number, words = 0, None
     if peers.here()[0] == 0:
         try:
-            term = ledger.claim(stores, from_step)
+            number = work()
         except Exception as e:  # whatever it is, the others must not wait for this rank
-            words = words_of(e)
+            hopeless = isinstance(e, SetupError) or (isinstance(e, OSError) and e.errno in _HOPELESS)
+            words = f"{'!' if hopeless else ''}{words_of(e)}"
     if failed := peers.first_error(words):
-        raise TransientError(f"this start cannot take over the run's checkpoints: {failed[1].rstrip('.')}.")
-    return peers.from_rank_0(term)
+        kind = SetupError if failed[1].startswith("!") else TransientError
+        raise kind(f"this start cannot take over the run's checkpoints: {failed[1].removeprefix('!').rstrip('.')}.")
+    return peers.from_rank_0(number)
 
 
 def _refuse_lost_history(run_dir: RunDir) -> None:
