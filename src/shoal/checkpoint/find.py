@@ -18,7 +18,7 @@ from shoal.checkpoint import ledger
 from shoal.checkpoint.files import digest_of, digests_of
 from shoal.checkpoint.manifest import Corrupt, Manifest, Slice, decode
 from shoal.checkpoint.names import MANIFEST, Name
-from shoal.checkpoint.store import Store, store_of
+from shoal.checkpoint.store import Store, at_once, store_of
 from shoal.errors import CheckpointError, SetupError, TransientError
 
 Root = str | os.PathLike[str] | Store
@@ -163,8 +163,7 @@ def read_manifest(store: Store, name: Name) -> Manifest:
 
 def check_headers(found: Found) -> None:
     """`Corrupt` unless every file is there, with its size and header."""
-    for file in found.manifest.files:
-        _check_header(found, file)
+    at_once(found.store, lambda file: _check_header(found, file), found.manifest.files)
 
 
 def newest(roots: Roots, verify: bool = False, before: Name | None = None) -> Found | None:

@@ -28,7 +28,7 @@ from shoal.checkpoint.manifest import Corrupt, Manifest, check, decode, encode, 
 from shoal.checkpoint.names import MANIFEST, Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part
 from shoal.checkpoint.retain import Candidate, deletable
-from shoal.checkpoint.store import Store, has, store_of
+from shoal.checkpoint.store import Store, at_once, has, store_of
 from shoal.errors import CheckpointError, SetupError, TransientError
 
 
@@ -67,8 +67,7 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Fou
         store.put(f"{folder}/{MANIFEST}", encode(manifest))
     faults.reach("before-publish")
     with contextlib.suppress(OSError, TransientError):  # in a bucket it is published already
-        for rank in range(world):
-            store.remove(f"{folder}/{part_file(rank)}")
+        at_once(store, lambda rank: store.remove(f"{folder}/{part_file(rank)}"), range(world))
     store.publish(str(name))
     faults.reach("published")
     _note(store, name)
@@ -155,7 +154,8 @@ def _note(store: Store, name: Name) -> None:
 
 def _put_together(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Manifest:
     folder = store.staging(str(name))
-    manifest = manifest_of(name, [_part(store, folder, rank, world) for rank in range(world)], extra)
+    parts = at_once(store, lambda rank: _part(store, folder, rank, world), range(world))
+    manifest = manifest_of(name, parts, extra)
     check_headers(Found(store, name, manifest, folder=folder))  # what another node wrote elsewhere is missed here
     return manifest
 

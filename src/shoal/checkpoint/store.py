@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shoal.checkpoint import direct
+
+Given, Done = TypeVar("Given"), TypeVar("Done")
 
 
 class Store(Protocol):
@@ -149,6 +152,15 @@ class Folder:
         for name in self.list():
             if name.startswith(".old-"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
+
+
+def at_once(store: Store, work: Callable[[Given], Done], items: Iterable[Given]) -> list[Done]:
+    """Does something small for each of many files, as many at a time as pays: a bucket is far away, ranks are many."""
+    given = list(items)
+    if len(given) < 2:
+        return [work(item) for item in given]
+    with ThreadPoolExecutor(min(store.readers, len(given)), "shoal-files") as pool:
+        return list(pool.map(work, given))
 
 
 def sync_folder(path: Path) -> None:
