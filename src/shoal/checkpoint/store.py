@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 
 from shoal.checkpoint import direct
 
-Given, Done = TypeVar("Given"), TypeVar("Done")
+Given = TypeVar("Given")
+Done = TypeVar("Done")
 
 
 class Store(Protocol):
