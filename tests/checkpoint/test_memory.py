@@ -34,7 +34,6 @@ Tensors = dict[str, torch.Tensor]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory whose nodes have their memory in a folder of the test; terms 1 to 3 went on from one another."""
     monkeypatch.setenv("SHOAL_MEMORY", str(tmp_path / "ram"))
-    monkeypatch.setattr("shoal.checkpoint.wire.GREETING_S", 2.0)
     path = tmp_path / "runs" / "myrun"
     for from_step in (-1, 0, 0):
         ledger.claim([Folder(path / "checkpoints")], from_step)
@@ -318,6 +317,7 @@ def test_a_frozen_keeper_is_given_up_after_a_moment(
     run: Path, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = two
+    monkeypatch.setattr("shoal.checkpoint.wire.GREETING_S", 2.0)
     spread(two, Name(20, 3))
     b.keeper.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
@@ -385,12 +385,18 @@ def test_what_a_dead_run_left_goes_after_an_hour_and_nothing_else_does(
 
 
 def test_a_run_that_has_ended_in_order_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    folders = [open_folder(run, node).folder for node in (0, 1)]
+    holds = [open_folder(run, node) for node in (0, 1)]
+    folders = [held.folder for held in holds]
+    hold(memory_folder(run, 7)).close()  # a persister of an earlier start used it when this one began
     for rank, folder in enumerate(folders):
         leave(folder, Name(1, 1), rank, world=2)
-        forget(folder)
-        forget(folder)  # once more does no harm
+    forget(folders[0])
+    assert folders[1].exists(), "its own processes have not ended yet"
+    forget(folders[1])
+    forget(folders[1])  # once more does no harm
     assert list((tmp_path / "ram").iterdir()) == []
+    for held in holds:
+        held.close()
 
 
 def test_after_a_restore_only_what_was_restored_stays_until_there_is_newer(run: Path) -> None:
