@@ -4,11 +4,12 @@ SHOAL_FAULT=before-publish            kill -9 there
 SHOAL_FAULT=write@1                   only on rank 1
 SHOAL_FAULT=write:sleep=5             a slow disk
 SHOAL_FAULT=write:error=ENOSPC*2      that error, the first two times
-SHOAL_FAULT_TOKENS=FOLDER             only if there is a file in FOLDER, which is used up: how often, over all processes
+SHOAL_FAULT_TOKENS=FOLDER             only while FOLDER has files that nobody has used yet: one each, over all processes
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -72,10 +73,8 @@ def _takes_a_token() -> bool:
     folder = os.environ.get("SHOAL_FAULT_TOKENS")
     if folder is None:
         return True
-    for token in sorted(Path(folder).iterdir()):
-        try:
-            token.unlink()
+    for token in sorted(path for path in Path(folder).iterdir() if path.suffix != ".used"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            token.rename(f"{token}.used")
             return True
-        except FileNotFoundError:  # another process was faster
-            continue
     return False

@@ -1,0 +1,307 @@
+"""Saves in the background, with things done to the trainer, to its persisters and to the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.checkpoint.trainer import (
+    Plan,
+    State,
+    codes_of,
+    entries,
+    faults_met,
+    last_step,
+    left_in_memory,
+    life,
+    log,
+    persisters,
+    published_step,
+    running,
+    until,
+)
+
+from shoal import checkpoint
+from shoal.checkpoint import Name, ledger
+from shoal.checkpoint.store import Folder
+from shoal.errors import DONE, TOLD_TO_STOP, WRONG_ENVIRONMENT
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path)
+
+
+@pytest.fixture
+def small_disk(plan: Plan, tiny_disk: Path) -> Path:
+    """The checkpoints are on a disk of 8 MiB."""
+    plan.run_dir.path.mkdir(parents=True)
+    (plan.run_dir.path / "checkpoints").symlink_to(tiny_disk)
+    return tiny_disk
+
+
+def warnings(plan: Plan) -> str:
+    return "\n".join(r["text"] for r in log(plan, "warning"))
+
+
+def newest(plan: Plan) -> Name:
+    found = checkpoint.newest(plan.root, verify=True)
+    assert found is not None
+    return found.name
+
+
+def start_is_good(plan: Plan, at_least: int) -> int:
+    """A further start of the run, to its end; the step it went on from."""
+    assert life(plan) == [DONE, DONE]
+    starts = [log(plan, "start", rank)[-1] for rank in range(plan.world)]
+    assert all(start["good"] for start in starts)
+    assert starts[0]["step"] >= at_least
+    until(lambda: not persisters(plan))
+    assert not left_in_memory(plan)
+    return int(starts[0]["step"])
+
+
+def waits_for_the_disk(plan: Plan) -> bool:
+    """Whether both ranks have taken a snapshot and a fault holds up its writing."""
+    return faults_met(plan) == plan.fault_times and last_step(plan) > log(plan, "checkpoint")[-1]["step"] + plan.every
+
+
+def test_a_persister_that_is_killed_in_mid_write_is_replaced_and_the_save_is_tried_again(plan: Plan) -> None:
+    plan = replace(plan, kib=32 * 1024, steps=400)
+    with running(plan) as ranks:
+
+        def half_written() -> list[Path]:
+            files = plan.root.glob(".tmp-step-*/rank-00001.safetensors")
+            return [file for file in files if size_of(file) and not (file.with_suffix(".json")).exists()]
+
+        until(half_written)
+        os.kill(persisters(plan)[1], signal.SIGKILL)
+        step = int(until(lambda: log(plan, "checkpoint"))[0]["step"])
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert not log(plan, "checkpoint_failed")
+    assert step == plan.every
+    start_is_good(replace(plan, steps=last_step(plan) + 5), at_least=last_step(plan))
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_save_in_flight_is_finished_without_its_worker_and_the_next_start_uses_it(plan: Plan) -> None:
+    plan = replace(plan, fault="write:sleep=1", fault_times=2, memory=False)
+    with running(plan) as ranks:
+        until(lambda: waits_for_the_disk(plan))
+        before = published_step(plan)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+    assert newest(plan).step == before == plan.fault_at
+    until(lambda: not persisters(plan))
+    assert newest(plan).step == 15
+    assert start_is_good(replace(plan, fault=""), at_least=15) == 15
+
+
+def test_a_slow_disk_defers_saves_and_never_holds_up_training(plan: Plan) -> None:
+    plan = replace(plan, steps=80, fault="write:sleep=0.7", fault_times=99)
+    assert life(plan) == [DONE, DONE]
+    took = sorted(r["seconds"] for r in log(plan, "took") if r["step"] not in (plan.fault_at + 1, plan.steps))
+    assert took[-1] < 0.5, "no step has waited for a write"
+    saved = [r["step"] for r in log(plan, "checkpoint")]
+    assert len([step for step in saved if step > plan.fault_at]) <= 4, "every fifth of 68 steps was due"
+    assert "the checkpoint that is due at step 20 waits: that of step 15 is still being written" in warnings(plan)
+    assert not log(plan, "checkpoint_failed")
+    assert newest(plan).step == plan.steps
+
+
+def test_a_persister_that_hangs_holds_up_saves_and_not_training(plan: Plan) -> None:
+    plan = replace(plan, steps=100_000)
+    with running(plan) as ranks:
+        until(lambda: len(persisters(plan)) == 2 and published_step(plan) > 0)
+        stopped = persisters(plan)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        stood, published = last_step(plan), published_step(plan)
+        until(lambda: last_step(plan) > stood + 30)
+        assert "is still being written" in warnings(plan)
+        assert published_step(plan) <= published + 2 * plan.every
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: published_step(plan) > stood + 30)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert newest(plan).step == last_step(plan)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_full_disk_fails_saves_and_they_succeed_when_there_is_room_again(
+    plan: Plan, small_disk: Path, background: bool
+) -> None:
+    plan = replace(plan, steps=100_000, kib=512, background=background)
+    with running(plan) as ranks:
+        until(lambda: published_step(plan) > 0)
+        (small_disk / "ballast").write_bytes(bytes(8 * MIB - used(small_disk) - 600 * 1024))
+        failed = until(lambda: log(plan, "checkpoint_failed"))
+        stood = last_step(plan)
+        until(lambda: last_step(plan) > stood + 10)
+        (small_disk / "ballast").unlink()
+        until(lambda: published_step(plan) > stood + 10)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert os.strerror(errno.ENOSPC) in failed[0]["error"]
+    assert newest(plan).step == last_step(plan)
+    start_is_good(replace(plan, steps=last_step(plan) + 10), at_least=last_step(plan))
+    assert len(entries(plan)) == 1 + plan.keep, f"what failed saves have left is swept: {entries(plan)}"
+
+
+def used(disk: Path) -> int:
+    return shutil.disk_usage(disk).used
+
+
+def test_a_disk_that_turns_read_only_costs_saves_and_nothing_else(plan: Plan, small_disk: Path) -> None:
+    plan = replace(plan, steps=100_000)
+    with running(plan) as ranks:
+        until(lambda: published_step(plan) > 0)
+        remount(small_disk, "ro")
+        failed = until(lambda: log(plan, "checkpoint_failed"))
+        published, stood = published_step(plan), last_step(plan)
+        until(lambda: last_step(plan) > stood + 10)
+        assert published_step(plan) == published
+        remount(small_disk, "rw")
+        until(lambda: published_step(plan) > stood + 10)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert os.strerror(errno.EROFS) in failed[0]["error"]
+    assert newest(plan).step == last_step(plan)
+
+
+def remount(disk: Path, how: str) -> None:
+    """Not while somebody has a file open for writing: the kernel refuses that, and a breaking disk does not ask."""
+
+    def mounted() -> bool:
+        return subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], capture_output=True).returncode == 0
+
+    until(mounted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_told_to_stop_while_a_save_is_in_flight_it_saves_and_ends_with_143(plan: Plan, number: int) -> None:
+    plan = replace(plan, steps=100_000, fault="write:sleep=1", fault_times=2)
+    with running(plan) as ranks:
+        until(lambda: waits_for_the_disk(plan))
+        began = time.monotonic()
+        os.kill(ranks.pids[1], number)  # one hears it, all stop
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+        assert time.monotonic() - began < plan.spec().guard.grace_s
+    saved = [r["step"] for r in log(plan, "checkpoint")]
+    assert saved[-2:] == [15, last_step(plan)]
+    assert newest(plan).step == last_step(plan)
+    start_is_good(replace(plan, steps=last_step(plan) + 5, fault=""), at_least=last_step(plan))
+
+
+def test_a_trainer_that_was_believed_dead_ends_and_nothing_of_it_is_used(plan: Plan) -> None:
+    """Stopped, replaced, continued: as a machine that comes back."""
+    zombie = replace(plan, steps=100_000)
+    with running(zombie) as old:
+        until(lambda: published_step(plan) > 0)
+        for pid in old.pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: not [name for name in entries(plan) if name.startswith(".tmp-")])
+        went_on_from = newest(plan)
+        # The new one reads a journal and a clock of its own; what they share is the store and the memory.
+        new = replace(plan, steps=went_on_from.step + 30, step_s=0.05)
+        with running(new) as replacing:
+            until(lambda: newest(plan).term > went_on_from.term)
+            for pid in old.pids:
+                os.kill(pid, signal.SIGCONT)
+            assert codes_of(old) == [WRONG_ENVIRONMENT, WRONG_ENVIRONMENT]
+            assert codes_of(replacing) == [DONE, DONE]
+    errors = [log(plan, "error", rank)[-1]["text"] for rank in (0, 1)]
+    assert all("has taken over" in text for text in errors)
+    assert newest(plan) == Name(new.steps, went_on_from.term + 1)
+    assert restored(plan) == new.steps
+
+
+def test_a_save_that_is_published_after_the_next_start_has_claimed_is_never_used(plan: Plan) -> None:
+    zombie = replace(plan, fault="before-publish:sleep=1.5", memory=False)
+    with running(zombie) as old:
+        until(lambda: faults_met(plan))
+        for pid in old.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert ledger.claim([Folder(plan.root)], plan.fault_at) == 2
+        until(lambda: "step-00000015-term-1" in entries(plan))
+    until(lambda: not persisters(plan))
+    assert newest(plan) == Name(plan.fault_at, 1)
+    assert start_is_good(plan, at_least=plan.fault_at) == plan.fault_at
+
+
+def test_rank_0_does_not_wait_for_ranks_that_were_replaced(plan: Plan) -> None:
+    zombie = replace(plan, fault="snapshot@1", patience_s=600, memory=False)
+    assert -signal.SIGKILL in life(zombie)
+    waiting = persisters(plan)
+    assert 0 in waiting, "it has a snapshot, and rank 1 never will"
+    assert start_is_good(plan, at_least=plan.fault_at) == plan.fault_at
+    assert not persisters(plan)
+
+
+def test_memory_that_somebody_cleans_up_costs_nothing_but_the_memory(plan: Plan) -> None:
+    plan = replace(plan, steps=100_000)
+    with running(plan) as ranks:
+        until(lambda: published_step(plan) > 0)
+        shutil.rmtree(plan.ram)
+        stood = last_step(plan)
+        until(lambda: published_step(plan) > stood)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    start_is_good(replace(plan, steps=last_step(plan) + 5), at_least=last_step(plan))
+
+
+def test_a_second_store_that_is_away_holds_up_nothing_and_gets_the_newest_when_it_is_back(plan: Plan) -> None:
+    copies = plan.folder / "copies"
+    plan = replace(plan, steps=100_000, remote=copies.as_uri())
+
+    def there() -> int:
+        return max((name.step for name in map(Name.of, os.listdir(copies / "fake")) if name), default=-1)
+
+    with running(plan) as ranks:
+        until(lambda: log(plan, "uploaded"))
+        copies.rename(plan.folder / "away")
+        copies.write_text("not a folder")
+        published = published_step(plan)
+        until(lambda: "is tried again" in warnings(plan))
+        until(lambda: published_step(plan) > published + 2 * plan.every)
+        assert "are not copied while an earlier one is on its way" in warnings(plan)
+        copies.unlink()
+        (plan.folder / "away").rename(copies)
+        stood = last_step(plan)
+        until(lambda: there() > stood)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert there() == last_step(plan) == newest(plan).step
+    until(lambda: not persisters(plan))
+
+
+def restored(plan: Plan) -> int:
+    """The step of what one process can restore, of which every bit is checked."""
+    tensors = State(0, plan.world, plan.kib).tensors() | State(1, plan.world, plan.kib).tensors()
+    found = checkpoint.restore(plan.root, tensors)
+    assert found is not None
+    for rank in range(plan.world):
+        for name, tensor in State(rank, plan.world, plan.kib).after(found.step).items():
+            assert (tensors[name] == tensor).all()
+    return found.step
