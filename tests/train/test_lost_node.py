@@ -39,7 +39,8 @@ def everything_of(agent: subprocess.Popen[bytes], memory: Path) -> list[psutil.P
 
 def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path) -> None:
     make_data(tmp_path / "data")
-    changes = {"name": "lost", "train.steps": 100_000, "checkpoint.every": 0, "checkpoint.memory": 1}
+    changes: dict[str, object] = {"name": "lost", "train.steps": 100_000, "checkpoint.every": 0, "checkpoint.memory": 1}
+    changes |= {"checkpoint.background": True}
     run = make_run(tmp_path / "data", **changes)
     (tmp_path / "run.yaml").write_text(dump(run))
     run_dir = RunDir.of("lost", tmp_path)

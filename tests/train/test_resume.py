@@ -55,7 +55,13 @@ def train_and_die(run: Run, workspace: Path, world: int, ask: Callable[[], bool]
 def run_of(data: Path, layout: str, name: str, **changes: object) -> tuple[Run, int]:
     world, replicate, shard = LAYOUTS[layout]
     mesh = {"mesh.dp_replicate": replicate, "mesh.dp_shard": shard, "mesh.micro_batch": 4}
-    fixed = {"name": name, "train.steps": STEPS, "checkpoint.every": 3, "checkpoint.keep": 2}
+    fixed = {
+        "name": name,
+        "train.steps": STEPS,
+        "checkpoint.every": 3,
+        "checkpoint.keep": 2,
+        "checkpoint.background": True,
+    }
     return make_run(data, **{**fixed, **mesh, **changes}), world
 
 
