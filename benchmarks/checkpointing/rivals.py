@@ -160,12 +160,19 @@ class Stagers:
     def __init__(self, device: str) -> None:
         cuda = device == "cuda"
         # Pinned memory and copies that do not block need a GPU; shared memory is what a second process needs.
-        self.blocking = DefaultStager(StagingOptions(cuda, True, False, cuda))
-        self.overlapped = DefaultStager(StagingOptions(cuda, True, True, cuda))
+        self.blocking = _Kept(StagingOptions(cuda, True, False, cuda))
+        self.overlapped = _Kept(StagingOptions(cuda, True, True, cuda))
 
     def close(self) -> None:
-        self.blocking.close()
-        self.overlapped.close()
+        for stager in (self.blocking, self.overlapped):
+            DefaultStager.close(stager)
+
+
+class _Kept(DefaultStager):
+    """torch 2.11 closes the stager that it was given after each save, and its memory would be taken anew each time."""
+
+    def close(self) -> None:
+        return
 
 
 def dcp_rivals(root: Path, state: Tensors, stagers: Stagers) -> list[Rival]:

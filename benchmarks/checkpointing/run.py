@@ -61,12 +61,11 @@ def run(args: argparse.Namespace, memory: Path) -> int:
 
 
 class Saves:
-    """Numbers the saves, keeps the newest of each rival, and cleans up when nobody is measuring."""
+    """Numbers the saves, and cleans up when nobody is measuring."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._step = trainer, 0
         self._began = time.monotonic()
-        self.kept: dict[Rival, int] = {}
 
     def late(self, minutes: float) -> bool:
         """Whether rank 0 finds that the time is up."""
@@ -94,14 +93,18 @@ class Saves:
         self.settle(rival)
         return seconds
 
-    def settle(self, rival: Rival) -> None:
+    def one_to_load(self, rival: Rival) -> int:
+        rival.begin(self.next())
+        self.settle(rival, discard=False)
+        return self._step
+
+    def settle(self, rival: Rival, discard: bool = True) -> None:
         rival.finish()
         dist.barrier()
         if dist.get_rank() == 0:
-            if rival in self.kept:
-                rival.discard(self.kept[rival])
+            if discard:
+                rival.discard(self._step)
             os.sync()
-        self.kept[rival] = self._step
         dist.barrier()
 
 
@@ -127,18 +130,23 @@ def _load_in_turns(args: argparse.Namespace, trainer: Trainer, rivals: list[Riva
     """Of ways that write the same files one is enough."""
     readers = list({type(rival): rival for rival in reversed(rivals)}.values())
     wanted = _sums(trainer)
+    there = {rival: saves.one_to_load(rival) for rival in readers}
     for rival in readers:
         for t in trainer.state().values():
             local_of(t).zero_()
-        windows.load(trainer, rival, saves.kept[rival], cold=False)
+        windows.load(trainer, rival, there[rival], cold=False)
         assert _sums(trainer) == wanted, f"{rival.name} has not loaded what it saved"
     for round_ in range(args.rounds):
         if round_ and saves.late(args.minutes):
             break
         for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
             for rival in _rotated(readers, round_):
-                seconds = windows.load(trainer, rival, saves.kept[rival], kind == "cold")
+                seconds = windows.load(trainer, rival, there[rival], kind == "cold")
                 ways[rival.name]["load"].setdefault(kind, []).append(seconds)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for rival, step in there.items():
+            rival.discard(step)
     _say("loaded")
 
 
