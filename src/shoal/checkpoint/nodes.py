@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from shoal.checkpoint.neighbour import Peer
 from shoal.checkpoint.ram import Hold
 from shoal.checkpoint.store import Store
 from shoal.checkpoint.words import words_of
-from shoal.errors import TransientError
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,15 @@ class Tier:
         nodes = sorted(self.addresses)
         return self.addresses[nodes[(nodes.index(self.node) + 1) % len(nodes)]] if len(nodes) > 1 else None
 
-    def stores(self, durable: Sequence[Store]) -> list[Memory]:
+    @contextmanager
+    def stores(self, durable: Sequence[Store]) -> Iterator[list[Memory]]:
+        """To restore from; the connections to the other nodes are closed afterwards."""
         others = [Peer(address, self.token) for node, address in self.addresses.items() if node != self.node]
-        return Memory.tiers(self.folder, others, durable)
+        try:
+            yield Memory.tiers(self.folder, others, durable)
+        finally:
+            for peer in others:
+                peer.close()
 
     def settle(self, restored: Found | None) -> None:
         """What was restored from stays until there is something newer; everything else is of no use any more."""
@@ -62,8 +68,8 @@ class Tier:
             self.hold.close()
 
 
-def join_memory(run: Path) -> Tier:
-    """Collective. A node whose memory cannot be used is a `TransientError` on all ranks, with the reason."""
+def join_memory(run: Path) -> Tier | str:
+    """Collective. Where the memory of a node cannot be used nobody's is, and the reason comes back on all ranks."""
     node, first = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")) == 0
     nodes = sorted({int(text) for text in peers.texts(str(node))})
     token = bytes.fromhex(peers.texts(secrets.token_hex(32))[0])
@@ -76,7 +82,7 @@ def join_memory(run: Path) -> Tier:
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words = words_of(e)
     if failed := peers.first_error(words):
-        raise TransientError(f"the memory of the node of rank {failed[0]} cannot be used: {failed[1]}")
+        return f"the memory of the node of rank {failed[0]} cannot be used: {failed[1]}"
     said = peers.texts(f"{node} {started.address}" if started is not None else "")
     addresses = {int(text.split()[0]): text.split()[1] for text in said if text}
     held = held or hold(memory_folder(run, node))

@@ -54,7 +54,6 @@ class NoPart(CheckpointError):
 class Job:
     step: int
     slot: int
-    durable: bool
     upload: bool  # to the second store
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -75,14 +74,21 @@ class Persister:
         if len(setup.stores) > 1:
             second = store_of(setup.stores[1])
             self._uploads = Uploads(second, self.first, setup.term, self.say, self._publish, self._prune)
-        self._thread = threading.Thread(target=self._work, name="persist")
-        self._thread.start()
+        # Snapshots for the memory tier do not wait for a disk: they are what a lost node costs.
+        self._snapshots: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(self._jobs, self._save), name="persist"),
+            threading.Thread(target=self._work, args=(self._snapshots, self._keep), name="keep"),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def take(self, order: dict[str, Any]) -> None:
         if order["do"] == "save":
             self.given_up.discard(order["step"])  # that was an earlier try
             extra = order.get("extra", {})
-            self._jobs.put(Job(order["step"], order["slot"], order["durable"], order["upload"], extra))
+            queued = self._jobs if order["durable"] else self._snapshots
+            queued.put(Job(order["step"], order["slot"], order["upload"], extra))
         elif order["do"] == "give-up":
             self.given_up.add(order["step"])
 
@@ -91,7 +97,9 @@ class Persister:
         if self._uploads is not None:
             self._uploads.worker_is_gone()
         self._jobs.put(None)
-        self._thread.join()
+        self._snapshots.put(None)
+        for thread in self._threads:
+            thread.join()
         if self._uploads is not None:
             self._uploads.finish()
 
@@ -101,20 +109,20 @@ class Persister:
             while line:
                 line = line[os.write(self.answers, line) :]
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _work(self, jobs: queue.SimpleQueue[Job | None], do: Callable[[Job], None]) -> None:
+        while (job := jobs.get()) is not None:
             try:
-                if job.durable:
-                    self._save(job)
-                else:
-                    self._copy(job, self._take_in(job))
-                    self.say("free", job.step, slot=job.slot)
-                    self.say("kept", job.step)
+                do(job)
             except Exception as e:
                 self.say("free", job.step, slot=job.slot)
                 kind = "fenced" if isinstance(e, ledger.Fenced) else "failed"
                 rank = e.rank if isinstance(e, NoPart) else self.setup.rank
                 self.say(kind, job.step, error=words_of(e), rank=rank)
+
+    def _keep(self, job: Job) -> None:
+        self._copy(job, self._take_in(job))
+        self.say("free", job.step, slot=job.slot)
+        self.say("kept", job.step)
 
     def _save(self, job: Job) -> None:
         began, name, store = time.perf_counter(), Name(job.step, self.setup.term), self.first

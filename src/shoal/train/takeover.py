@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
 from shoal.checkpoint.interval import Cadence, Seen
 from shoal.checkpoint.memory import Memory
-from shoal.checkpoint.nodes import join_memory
+from shoal.checkpoint.nodes import Tier, join_memory
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
@@ -40,8 +41,9 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     """(the step that the state stands at; None for a new run, the run's saves). Collective."""
     stores = stores_of_run(run, run_dir)
     reached = _reached(stores, tell)
-    tier = join_memory(run_dir.path) if run.checkpoint.background and run.checkpoint.memory != "off" else None
-    found = state.restore([*(tier.stores(reached) if tier else []), *reached], tell)
+    tier = _memory(run, run_dir, tell)
+    with tier.stores(reached) if tier else nullcontext([]) as memory:
+        found = state.restore([*memory, *reached], tell)
     if found is None and place.rank == 0:
         _refuse_lost_history(run_dir)
     from_step = -1 if found is None else found.step
@@ -77,6 +79,16 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     last = -1 if only_in_memory else from_step
     saves = Saves(state, writer, cadence, tell, last, every, due_now=only_in_memory)
     return None if found is None else found.step, saves
+
+
+def _memory(run: Run, run_dir: RunDir, tell: Tell) -> Tier | None:
+    if not run.checkpoint.background or run.checkpoint.memory == "off":
+        return None
+    joined = join_memory(run_dir.path)
+    if isinstance(joined, Tier):
+        return joined
+    tell("warning", text=f"snapshots are not kept in memory, since {joined}")
+    return None
 
 
 def _reached(stores: Sequence[Store], tell: Tell) -> list[Store]:
