@@ -1,9 +1,9 @@
 """The memory tier as a rank has it: its node's folder in RAM, the keepers of the others, and where its copies go.
 
-tier = join_memory(run_directory, place in the node…)     all ranks together
-restore([*tier.stores(durable), *durable], tensors)
-tier.settle(restored)                                     all ranks have read
-… saves, which leave snapshots there and send copies to `tier.next_keeper` …
+tier = join_memory(run_directory)     all ranks together
+with tier.stores(durable) as memory:  to restore from: [*memory, *durable]
+tier.settle(restored)                 all ranks have read
+tier.next_keeper                      where saves send their copies
 tier.leave(forget)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
@@ -42,7 +42,8 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     stores = stores_of_run(run, run_dir)
     reached = _reached(stores, tell)
     tier = _memory(run, run_dir, tell)
-    with tier.stores(reached) if tier else nullcontext([]) as memory:
+    with ExitStack() as stack:
+        memory = stack.enter_context(tier.stores(reached)) if tier else []
         found = state.restore([*memory, *reached], tell)
     if found is None and place.rank == 0:
         _refuse_lost_history(run_dir)
