@@ -12,7 +12,8 @@ import torch.distributed as dist
 from benchmarks.checkpointing.rivals import Rival, Tensors
 
 from shoal import checkpoint
-from shoal.checkpoint import ledger, ram
+from shoal.checkpoint import ledger
+from shoal.checkpoint.memory import ram
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup

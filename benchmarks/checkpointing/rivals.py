@@ -164,15 +164,20 @@ class Stagers:
         self.overlapped = _Kept(StagingOptions(cuda, True, True, cuda))
 
     def close(self) -> None:
-        for stager in (self.blocking, self.overlapped):
-            DefaultStager.close(stager)
+        self.blocking.free()
+        self.overlapped.free()
 
 
 class _Kept(DefaultStager):
-    """torch 2.11 closes the stager that it was given after each save, and its memory would be taken anew each time."""
+    """torch 2.11 throws a stager's memory away after each save (2.13 does not), and the next one fails."""
 
-    def close(self) -> None:
-        return
+    def __init__(self, options: StagingOptions) -> None:
+        super().__init__(options)
+        self._state_dict_stager.close = lambda: None
+
+    def free(self) -> None:
+        del self._state_dict_stager.close
+        self.close()
 
 
 def dcp_rivals(root: Path, state: Tensors, stagers: Stagers) -> list[Rival]:
