@@ -22,13 +22,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.checkpoint import keeper
-from shoal.checkpoint.generations import remember
 from shoal.checkpoint.manifest import Entry
+from shoal.checkpoint.memory import keeper
+from shoal.checkpoint.memory.generations import remember
+from shoal.checkpoint.memory.neighbour import Peer, replicate
+from shoal.checkpoint.memory.ram import forget, hold, memory_folder
 from shoal.checkpoint.names import Name, rank_file
-from shoal.checkpoint.neighbour import Peer, replicate
 from shoal.checkpoint.part import Contents, Piece, encode_part, write_part
-from shoal.checkpoint.ram import forget, hold, memory_folder
 from shoal.checkpoint.store import Folder
 
 SLICE_BYTES = 64 << 20  # as a save cuts them

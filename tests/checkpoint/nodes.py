@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import keeper
-from shoal.checkpoint.generations import remember
 from shoal.checkpoint.layout import bytes_of, local_of, view_of
 from shoal.checkpoint.manifest import Entry
+from shoal.checkpoint.memory import keeper
+from shoal.checkpoint.memory.generations import remember
+from shoal.checkpoint.memory.neighbour import Peer, replicate
 from shoal.checkpoint.names import Name, rank_file
-from shoal.checkpoint.neighbour import Peer, replicate
 from shoal.checkpoint.part import Contents, Part, Piece, encode_part, write_part
 from shoal.checkpoint.saving import contents_of
 from shoal.checkpoint.store import Folder

@@ -15,7 +15,7 @@ from tests.train.tiny import make_run, train_on
 
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
-from shoal.checkpoint.ram import hold, memory_folder
+from shoal.checkpoint.memory.ram import hold, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
 from shoal.errors import ShoalError

@@ -18,9 +18,9 @@ from tests.ranks import run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint import inert
-from shoal.checkpoint.blob import Blob
-from shoal.checkpoint.dcp import METADATA, Dcp, open_dcp
+from shoal.checkpoint.foreign import inert
+from shoal.checkpoint.foreign.blob import Blob
+from shoal.checkpoint.foreign.dcp import METADATA, Dcp, open_dcp
 from shoal.checkpoint.layout import DTYPES, TORCH_DTYPES
 from shoal.errors import CheckpointError
 

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 from tests.checkpoint.nodes import TOKEN, Left, Node, leave, nodes
 
-from shoal.checkpoint import neighbour, wire
-from shoal.checkpoint.generations import Here, seal_extra
-from shoal.checkpoint.keeper import reachable_address, start
 from shoal.checkpoint.manifest import seal
+from shoal.checkpoint.memory import neighbour, wire
+from shoal.checkpoint.memory.generations import Here, seal_extra
+from shoal.checkpoint.memory.keeper import reachable_address, start
+from shoal.checkpoint.memory.neighbour import Peer
+from shoal.checkpoint.memory.ram import forget, hold, memory_folder
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.neighbour import Peer
 from shoal.checkpoint.part import encode_part
-from shoal.checkpoint.ram import forget, hold, memory_folder
 from shoal.errors import TransientError
 
 A = Name(10, 1)
@@ -360,7 +360,7 @@ def test_it_binds_to_loopback_unless_told_otherwise(node: Node) -> None:
 STARTER = """
 import sys, time
 from pathlib import Path
-from shoal.checkpoint.keeper import start
+from shoal.checkpoint.memory.keeper import start
 started = start(Path(sys.argv[1]), bytes(range(32)), linger_s=float(sys.argv[2]))
 print(started.address, started.process.pid, flush=True)
 time.sleep(600)

@@ -20,10 +20,10 @@ from tests.ranks import rank_outcomes, run_ranks
 
 from shoal import checkpoint
 from shoal.checkpoint import ledger
-from shoal.checkpoint.generations import Here, open_folder, remember, retire, settle
-from shoal.checkpoint.memory import Memory, forget, hold, memory_folder, sweep
+from shoal.checkpoint.memory.generations import Here, open_folder, remember, retire, settle
+from shoal.checkpoint.memory.neighbour import Peer
+from shoal.checkpoint.memory.tier import Memory, forget, hold, memory_folder, sweep
 from shoal.checkpoint.names import Name, part_file, rank_file
-from shoal.checkpoint.neighbour import Peer
 from shoal.checkpoint.store import Folder
 from shoal.errors import SetupError
 
@@ -317,7 +317,7 @@ def test_a_frozen_keeper_is_given_up_after_a_moment(
     run: Path, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = two
-    monkeypatch.setattr("shoal.checkpoint.wire.GREETING_S", 2.0)
+    monkeypatch.setattr("shoal.checkpoint.memory.wire.GREETING_S", 2.0)
     spread(two, Name(20, 3))
     b.keeper.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
@@ -331,7 +331,7 @@ def test_a_frozen_keeper_is_given_up_after_a_moment(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from shoal.checkpoint.ram import hold
+from shoal.checkpoint.memory.ram import hold
 held = hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shoal import checkpoint
-from shoal.checkpoint import ram
+from shoal.checkpoint.memory import ram
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.checkpoint.ram import memory_folder
+from shoal.checkpoint.memory.ram import memory_folder
 from shoal.spec import dump
 from shoal.track import journal
 from shoal.track.rundir import RunDir
@@ -49,7 +49,7 @@ def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path)
     try:
         await_step(run_dir, 20, agents, tmp_path)
         victims = everything_of(agents[1], memory_folder(run_dir.path, 1))
-        assert any("shoal.checkpoint.keeper" in (p.cmdline() or []) for p in victims)
+        assert any("shoal.checkpoint.memory.keeper" in (p.cmdline() or []) for p in victims)
         assert any("shoal.checkpoint.persister" in (p.cmdline() or []) for p in victims)
         for process in victims:
             process.send_signal(signal.SIGKILL)

@@ -29,7 +29,7 @@ from shoal.checkpoint.find import (
 )
 from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
 from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
-from shoal.checkpoint.memory import Memory
+from shoal.checkpoint.memory.tier import Memory
 from shoal.checkpoint.names import Name
 from shoal.errors import CheckpointError, ShoalError, TransientError
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.find import Found, Listed, check_headers, newest_readable, open_checkpoint, published
-from shoal.checkpoint.generations import Here
 from shoal.checkpoint.manifest import Corrupt, decode
-from shoal.checkpoint.memory import Memory
+from shoal.checkpoint.memory.generations import Here
+from shoal.checkpoint.memory.ram import memory_folder
+from shoal.checkpoint.memory.tier import Memory
 from shoal.checkpoint.names import MANIFEST, Name
-from shoal.checkpoint.ram import memory_folder
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.errors import CheckpointError, ShoalError, UsageError
 from shoal.track.rundir import RunDir, find_run

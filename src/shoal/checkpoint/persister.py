@@ -25,8 +25,8 @@ from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import faults, ledger
 from shoal.checkpoint.find import Found, Skipped
-from shoal.checkpoint.in_memory import InMemory
 from shoal.checkpoint.manifest import File
+from shoal.checkpoint.memory.leaving import InMemory
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Contents, Part, decode_contents, part_of, tell_rank_0, write_known
 from shoal.checkpoint.publish import begun, complete, drop_unfinished, prune

@@ -9,7 +9,7 @@ from shoal.cli.checkpoint_shared import passed_over, place
 
 
 def run(args: argparse.Namespace) -> None:
-    from shoal.checkpoint.export import described, export  # torch, which `ls` and `verify` do without
+    from shoal.checkpoint.foreign.export import described, export  # torch, which `ls` and `verify` do without
 
     where = place(args, args.run).at(args.step, args.term)
 

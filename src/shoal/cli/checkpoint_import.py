@@ -14,8 +14,8 @@ from shoal.track.rundir import workspace
 
 
 def run(args: argparse.Namespace) -> None:
-    from shoal.checkpoint.bring_in import bring_in, open_source, size_of
-    from shoal.checkpoint.shapes import model_like
+    from shoal.checkpoint.foreign.bring_in import bring_in, open_source, size_of
+    from shoal.checkpoint.foreign.shapes import model_like
 
     like = model_like(Path(args.like)) if args.like else None
     with ExitStack() as stack:

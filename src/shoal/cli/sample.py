@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_run(run_dir: RunDir, step: int | None, tokenizer: str | None) -> tuple[Decoder, Tokenizer, int]:
-    from shoal.checkpoint.export import tokenizer_of_data
+    from shoal.checkpoint.foreign.export import tokenizer_of_data
     from shoal.data.tokenizer import load_tokenizer
     from shoal.spec import load
     from shoal.spec.shape import shape_of

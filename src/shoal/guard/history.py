@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.checkpoint.find import published
-from shoal.checkpoint.memory import Memory, memory_folder
+from shoal.checkpoint.memory.tier import Memory, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.errors import ShoalError
 from shoal.track.journal import Record, read

@@ -143,7 +143,7 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
 
 
 def _shape_of_checkpoint(weights: str, where: str) -> dict[str, Any]:
-    from shoal.checkpoint.shapes import fields_of_weights
+    from shoal.checkpoint.foreign.shapes import fields_of_weights
 
     try:
         return fields_of_weights(weights)

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
 from shoal.checkpoint.interval import Cadence, Seen
-from shoal.checkpoint.memory import Memory
-from shoal.checkpoint.nodes import Tier, join_memory
+from shoal.checkpoint.memory.nodes import Tier, join_memory
+from shoal.checkpoint.memory.tier import Memory
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of

@@ -78,7 +78,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
     state = State(run, model, optimizers, [s.fingerprint for s in sources], about)
     restored, saves = take_over(run, run_dir, place, state, tell)
     if restored is None and run.model.weights:
-        from shoal.checkpoint.start_from import load_weights
+        from shoal.checkpoint.foreign.start_from import load_weights
 
         load_weights(model.decoders, run.model.weights)
     first = restored or 0

@@ -10,8 +10,8 @@ from typing import cast
 from shoal.checkpoint import peers
 from shoal.checkpoint.find import Skipped
 from shoal.checkpoint.interval import Cadence
+from shoal.checkpoint.memory.nodes import Tier
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.nodes import Tier
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saver import Event, Saver
 from shoal.checkpoint.saving import SaveError, save

@@ -1,4 +1,4 @@
-"""A node's keeper: `python -m shoal.checkpoint.keeper FOLDER`. Serves the node's memory to others, and takes in copies.
+"""A node's keeper, `python -m shoal.checkpoint.memory.keeper FOLDER`: serves its memory to others, takes in copies.
 
 A process a node, without torch, started by the node's first worker. It reads the run's token from its standard input,
 prints its address, and serves for as long as that input is open and for a while after: whoever is sending a copy when
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import wire
-from shoal.checkpoint.generations import Here, put
-from shoal.checkpoint.intake import Intake, Unfit
+from shoal.checkpoint.memory import wire
+from shoal.checkpoint.memory.generations import Here, put
+from shoal.checkpoint.memory.intake import Intake, Unfit
 from shoal.checkpoint.names import Name, rank_file
 from shoal.errors import TransientError
 
@@ -194,7 +194,7 @@ def start(folder: Path, token: bytes, host: str = "127.0.0.1", linger_s: float =
     """Starts the keeper of a folder; whoever kept it until now leaves. Its last words are in keeper.log beside it."""
     log = folder / "keeper.log"
     options = ["--host", host, "--linger-s", str(linger_s)]
-    command = [sys.executable, "-m", "shoal.checkpoint.keeper", str(folder), *options]
+    command = [sys.executable, "-m", "shoal.checkpoint.memory.keeper", str(folder), *options]
     with open(log, "wb") as err:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True
@@ -238,7 +238,7 @@ def _name(message: dict[str, Any]) -> Name:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m shoal.checkpoint.keeper", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shoal.checkpoint.memory.keeper", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from shoal.checkpoint.boxes import read_slice
-from shoal.checkpoint.dcp import Dcp
 from shoal.checkpoint.find import Found
+from shoal.checkpoint.foreign.dcp import Dcp
 from shoal.checkpoint.layout import TORCH_DTYPES, Held, pieces, view_of
 from shoal.checkpoint.manifest import Dims, intersect
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
+from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.loading import read_full
-from shoal.checkpoint.shapes import model_of
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import BYTE, JsonTokenizer, Tokenizer, load_tokenizer
 from shoal.errors import DataError, ShoalError, UsageError

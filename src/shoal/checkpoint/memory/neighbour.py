@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shoal.checkpoint import wire
-from shoal.checkpoint.generations import Generation, seal_extra
+from shoal.checkpoint.memory import wire
+from shoal.checkpoint.memory.generations import Generation, seal_extra
 from shoal.checkpoint.names import Name
 from shoal.errors import TransientError
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import inert
-from shoal.checkpoint.inert import Global, Made, Persistent, Refused
+from shoal.checkpoint.foreign import inert
+from shoal.checkpoint.foreign.inert import Global, Made, Persistent, Refused
 from shoal.checkpoint.layout import DTYPES, TORCH_DTYPES
 from shoal.checkpoint.manifest import ITEM_BYTES, Dims
 

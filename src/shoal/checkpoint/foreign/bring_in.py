@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.dcp import Dcp, is_dcp, open_dcp
 from shoal.checkpoint.find import Root, published
-from shoal.checkpoint.foreign_names import Named, in_our_names
-from shoal.checkpoint.incoming import PIECE_BYTES, Incoming, of_checkpoint, of_dcp, of_safetensors
+from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
+from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
+from shoal.checkpoint.foreign.incoming import PIECE_BYTES, Incoming, of_checkpoint, of_dcp, of_safetensors
+from shoal.checkpoint.foreign.shapes import model_of, model_of_config
+from shoal.checkpoint.foreign.start_from import check_fits
 from shoal.checkpoint.layout import Held, bytes_of, pieces, view_of
 from shoal.checkpoint.locate import place_of
 from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import Contents, Piece, write_part
 from shoal.checkpoint.publish import complete
-from shoal.checkpoint.shapes import model_of, model_of_config
-from shoal.checkpoint.start_from import check_fits
 from shoal.checkpoint.store import store_of
 from shoal.errors import CheckpointError, UsageError
 from shoal.spec.model import Model

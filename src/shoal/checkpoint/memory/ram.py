@@ -6,7 +6,7 @@
           node-0/                  a node; a machine has one, unless several nodes are played on it
             owner.json             held with a shared lock by the workers and persisters that use the folder
             keeper.json            which keeper serves it
-            step-…-term-…/         what this node's ranks have left (`shoal.checkpoint.generations`)
+            step-…-term-…/         what this node's ranks have left (`shoal.checkpoint.memory.generations`)
             copies/step-…-term-…/  what another node's ranks have sent
 
 What is in it outlives the processes and not the machine. The kernel drops the locks of a process that dies, however it

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.manifest import Corrupt, seal, sealed
+from shoal.checkpoint.memory.ram import Hold, hold, memory_folder, sweep, unused
 from shoal.checkpoint.names import RANK_FILE, Name, part_file, rank_file
-from shoal.checkpoint.ram import Hold, hold, memory_folder, sweep, unused
 from shoal.checkpoint.store import Folder
 
 COPIES, EXTRA = "copies", "extra.json"

@@ -3,7 +3,7 @@
 Each node's ranks leave their newest snapshots in a folder of its memory, and send a copy to the next node: when a node
 is lost, no step is. A checkpoint is listed when the parts of all its ranks can be had from somewhere, and put together
 when it is asked for. What is read is checked like any checkpoint; what cannot be read is passed over, and the next tier
-is used. `shoal.checkpoint.keeper` serves the other nodes' memory.
+is used. `shoal.checkpoint.memory.keeper` serves the other nodes' memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from shoal.checkpoint import ledger
-from shoal.checkpoint.generations import Generation, Here, open_folder, read_extra, remember, room_bytes, settle
 from shoal.checkpoint.manifest import Corrupt, encode
+from shoal.checkpoint.memory.generations import Generation, Here, open_folder, read_extra, remember, room_bytes, settle
+from shoal.checkpoint.memory.ram import Hold, forget, hold, memory_folder, sweep
 from shoal.checkpoint.names import MANIFEST, RANK_FILE, Name, rank_file
 from shoal.checkpoint.part import Part, decode_part
 from shoal.checkpoint.publish import manifest_of
-from shoal.checkpoint.ram import Hold, forget, hold, memory_folder, sweep
 from shoal.checkpoint.store import Store
 from shoal.errors import CheckpointError
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.generations import remember, retire
+from shoal.checkpoint.memory.generations import remember, retire
+from shoal.checkpoint.memory.neighbour import replicate
+from shoal.checkpoint.memory.ram import hold
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.neighbour import replicate
 from shoal.checkpoint.part import Part, encode_part
-from shoal.checkpoint.ram import hold
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.words import words_of
 from shoal.errors import SetupError, TransientError

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint import keeper, peers
+from shoal.checkpoint import peers
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.memory import Memory, forget, hold, memory_folder, open_folder, settle
-from shoal.checkpoint.neighbour import Peer
-from shoal.checkpoint.ram import Hold
+from shoal.checkpoint.memory import keeper
+from shoal.checkpoint.memory.neighbour import Peer
+from shoal.checkpoint.memory.ram import Hold
+from shoal.checkpoint.memory.tier import Memory, forget, hold, memory_folder, open_folder, settle
 from shoal.checkpoint.store import Store
 from shoal.checkpoint.words import words_of
 

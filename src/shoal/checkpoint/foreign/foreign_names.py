@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.checkpoint.incoming import Incoming, half_split, narrowed, stacked
+from shoal.checkpoint.foreign.incoming import Incoming, half_split, narrowed, stacked
 from shoal.errors import DataError, UsageError
 from shoal.model.hf_names import is_stacked, pieces, stacked_pieces
 from shoal.spec.shape import Shape

@@ -1,8 +1,8 @@
 """A checkpoint of torch's own kind (`torch.distributed.checkpoint`), opened without running anything that is in it.
 
-Its `.metadata` is a pickle. It is read as plain data (`shoal.checkpoint.inert`), by the few names that torch writes;
+Its `.metadata` is a pickle. It is read as plain data (`inert`), by the few names that torch writes;
 whatever else one asks for is refused before anything happens. The tensors lie in `.distcp` files, each shard as a blob
-that `torch.save` has written, which is read in the same way (`shoal.checkpoint.blob`).
+that `torch.save` has written, which is read in the same way (`blob`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import inert
-from shoal.checkpoint.blob import DTYPE_NAMES, Blob, dims, whole
-from shoal.checkpoint.inert import Made, Refused
+from shoal.checkpoint.foreign import inert
+from shoal.checkpoint.foreign.blob import DTYPE_NAMES, Blob, dims, whole
+from shoal.checkpoint.foreign.inert import Made, Refused
 from shoal.checkpoint.layout import DTYPES
 from shoal.checkpoint.manifest import Dims, tiles
 from shoal.errors import CheckpointError
