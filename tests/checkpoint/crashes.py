@@ -129,8 +129,11 @@ def _training_went_on(case: Case, plan: Plan, codes: list[int], complaints: Comp
     if case.rank == 0 and case.point != "done":  # after that there is nothing to be tried again
         again = [r for r in log(plan, "warning") if "tried again" in r["text"]]
         complaints.unless(again, "nobody was told that the persister died")
+    failed = [r["error"] for r in log(plan, "checkpoint_failed")]
     if case.who == EACH and case.point != "before-delete":  # which is after the save
-        complaints.unless(log(plan, "checkpoint_failed"), "a save that failed for good was not journaled")
+        complaints.unless(failed, "a save that failed for good was not journaled")
+    if case.who == ONE:
+        complaints.unless(not failed, f"another persister could not finish the save: {failed}")
 
 
 def storm(seed: int, folder: Path, lives: int) -> Iterator[Verdict]:

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.checkpoint.trainer import (
     Plan,
     State,
@@ -27,9 +29,14 @@ from tests.checkpoint.trainer import (
     running,
     until,
 )
+from xxhash import xxh3_128_hexdigest
 
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
+from shoal.checkpoint.manifest import File
+from shoal.checkpoint.part import part_of, write_known
+from shoal.checkpoint.publish import complete
+from shoal.checkpoint.saving import contents_of
 from shoal.checkpoint.store import Folder
 from shoal.errors import DONE, TOLD_TO_STOP, WRONG_ENVIRONMENT
 
@@ -114,6 +121,40 @@ def test_a_save_in_flight_is_finished_without_its_worker_and_the_next_start_uses
     assert start_is_good(replace(plan, fault=""), at_least=15) == 15
 
 
+def test_a_snapshot_is_the_state_of_its_step_however_soon_the_next_one_changes_it(plan: Plan) -> None:
+    """The copies take tens of milliseconds here, and nothing lies between them and the next update but `settle`."""
+    plan = replace(plan, kib=64 * 1024, step_s=0.0, steps=13, every=4)
+    with running(plan) as ranks:
+        until(lambda: published_step(plan) >= 4)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not persisters(plan))
+    for name in filter(None, map(Name.of, entries(plan))):
+        assert restored(plan, before=Name(name.step + 1, 0)) == name.step
+
+
+def test_what_a_dead_persister_has_written_is_not_written_again(tmp_path: Path) -> None:
+    """Rank 0 may be reading it, or just renaming the folder around it."""
+    store, name, said = Folder(tmp_path), Name(7, 1), []
+    contents, _ = contents_of({"w": torch.ones(8)})
+    data = memoryview(contents.header(name) + bytes(32))
+    file = File(data.nbytes, data.nbytes - 32, xxh3_128_hexdigest(data[:-32]))
+    part = part_of(0, 1, contents, [xxh3_128_hexdigest(bytes(32))], file)
+
+    def chunks() -> Iterator[memoryview]:
+        said.append("written")
+        yield data
+
+    for _ in range(2):
+        write_known(store, name, 0, chunks(), lambda: part)
+    assert said == ["written"]
+    complete(store, name, 1, {})
+    write_known(store, name, 0, chunks(), lambda: part)
+    assert said == ["written"]
+    assert complete(store, name, 1, {}).name == name, "it is published, and may be said to be"
+    assert sorted(os.listdir(tmp_path)) == ["ledger", str(name)]
+
+
 def test_a_slow_disk_defers_saves_and_never_holds_up_training(plan: Plan) -> None:
     plan = replace(plan, steps=80, fault="write:sleep=0.7", fault_times=99)
     assert life(plan) == [DONE, DONE]
@@ -164,6 +205,22 @@ def test_a_full_disk_fails_saves_and_they_succeed_when_there_is_room_again(
     assert newest(plan).step == last_step(plan)
     start_is_good(replace(plan, steps=last_step(plan) + 10), at_least=last_step(plan))
     assert len(entries(plan)) == 1 + plan.keep, f"what failed saves have left is swept: {entries(plan)}"
+
+
+def test_a_save_that_fails_gives_back_the_room_that_it_had_taken(plan: Plan, small_disk: Path) -> None:
+    """Else the journal, on the same disk, could not even say so. One rank finds no room; the other's file is dropped
+    before the next try, and no more than that is ever left."""
+    plan = replace(plan, steps=100_000, kib=512, again_s=0.5)
+    with running(plan) as ranks:
+        until(lambda: published_step(plan) > 0)
+        (small_disk / "ballast").write_bytes(bytes(8 * MIB - used(small_disk) - 600 * 1024))
+        for tries in (1, 2, 3):
+            until(lambda n=tries: len(log(plan, "checkpoint_failed")) == n)
+            left = list(plan.root.glob(".tmp-step-*/*.safetensors"))
+            assert len(left) <= 1
+            assert shutil.disk_usage(small_disk).free > 32 * 1024
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 def used(disk: Path) -> int:
@@ -296,11 +353,12 @@ def test_a_second_store_that_is_away_holds_up_nothing_and_gets_the_newest_when_i
     until(lambda: not persisters(plan))
 
 
-def restored(plan: Plan) -> int:
-    """The step of what one process can restore, of which every bit is checked."""
+def restored(plan: Plan, before: Name | None = None) -> int:
+    """The step of what one process can load, of which every bit is checked."""
     tensors = State(0, plan.world, plan.kib).tensors() | State(1, plan.world, plan.kib).tensors()
-    found = checkpoint.restore(plan.root, tensors)
+    found = checkpoint.newest(plan.root, before=before)
     assert found is not None
+    checkpoint.load(found, tensors)
     for rank in range(plan.world):
         for name, tensor in State(rank, plan.world, plan.kib).after(found.step).items():
             assert (tensors[name] == tensor).all()

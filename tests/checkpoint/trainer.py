@@ -52,6 +52,7 @@ class Plan:
     keep: int = 2
     remote: str | None = None
     patience_s: float = 20.0
+    again_s: float = 0.2  # after a save that failed
     fault: str = ""
     fault_at: int = 12  # after this step, which is saved
     fault_times: int = 1  # over all processes
@@ -125,7 +126,7 @@ def train(rank: int, world: int, plan: Plan) -> int:
     if plan.fault:
         os.environ |= {"SHOAL_FAULT": plan.fault, "SHOAL_FAULT_TOKENS": str(plan.tokens)}
         faults.fault = faults.parse(plan.fault)
-    train_saves.AGAIN_S = 0.2
+    train_saves.AGAIN_S = plan.again_s
     takeover.Setup = partial(Setup, patience_s=plan.patience_s, backoff_s=0.1)  # type: ignore[misc]
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2):

@@ -89,6 +89,9 @@ class Uploads:
                     break
                 except Exception as e:
                     about = {"error": words_of(e), "rank": upload.part.rank}
+                    if isinstance(e, ledger.Fenced):
+                        self._say("fenced", upload.name.step, **about)
+                        break
                     if not isinstance(e, OSError | TransientError) or self._hopeless():
                         tell_rank_0(self._store, upload.name, upload.part.rank, words_of(e))
                         self._say("upload-failed", upload.name.step, **about)

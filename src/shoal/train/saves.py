@@ -124,6 +124,7 @@ class Saves:
         self._failed = False  # to be told to the others
         self._fenced: str | None = None
         self._not_copied = False  # the last one
+        self._retried: set[int] = set()  # steps whose copy is
         self._again_at: float | None = 0.0 if due_now else None
         self._newest = -1  # that was begun
         self._pace = Pace()
@@ -227,7 +228,8 @@ class Saves:
                     self._tell(
                         "warning", text=f"the snapshot of step {event.step} is not kept in memory: {event.error}"
                     )
-                case "upload-retry":
+                case "upload-retry" if event.step not in self._retried:  # said once; a server may be away for a day
+                    self._retried.add(event.step)
                     self._tell("warning", text=f"the copy of checkpoint {event.step} is tried again: {event.error}")
                 case "upload-failed":
                     self._tell("warning", text=f"checkpoint {event.step} was not copied: {event.error}")
