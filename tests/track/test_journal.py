@@ -83,6 +83,30 @@ journal.append("step", step=3)
     assert [r["step"] for r in records(path)] == [1, 3]
 
 
+def test_what_a_full_disk_does_not_take_is_written_when_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    code = f"""
+import resource, signal
+from pathlib import Path
+from shoal.track.journal import Journal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal(Path({str(path)!r}))
+journal.note("step", step=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (120, resource.RLIM_INFINITY))
+for step in (2, 3, 4):
+    journal.note("step", step=step, text="x" * 200)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.note("step", step=5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = records(path)
+    assert [r["step"] for r in found] == [1, 2, 3, 4, 5]
+    assert [r["t"] for r in found] == sorted(r["t"] for r in found), (
+        "each says when it happened, not when it was written"
+    )
+
+
 def test_two_processes_write_without_tearing_each_other(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     code = (

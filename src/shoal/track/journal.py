@@ -7,6 +7,7 @@ Credentials inside addresses are masked on the way in. The record kinds are in d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -30,6 +31,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._torn = False
+        self._held: list[bytes] = []
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
@@ -37,12 +39,22 @@ class Journal:
 
     def append(self, kind: str, **fields: Any) -> Record:
         record = {"v": VERSION, "kind": kind, "t": round(time.time(), 6), **fields}
-        line = (json.dumps(_clean(record), separators=(",", ":"), allow_nan=False) + "\n").encode()
+        self._write(_line(record))
+        return record
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """For those who must go on: what a full disk does not take is held, and written before the next record."""
+        self._held.append(_line({"v": VERSION, "kind": kind, "t": round(time.time(), 6), **fields}))
+        with contextlib.suppress(OSError):
+            while self._held:
+                self._write(self._held[0])
+                del self._held[0]
+
+    def _write(self, line: bytes) -> None:
         written = os.write(self._fd, b"\n" + line if self._torn else line)
         self._torn = written < len(line)
         if self._torn:  # the disk is full; the half line must not swallow the next record
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        return record
 
     def close(self) -> None:
         os.close(self._fd)
@@ -70,6 +82,10 @@ def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
 
 def records(path: Path) -> list[Record]:
     return [record for record, _ in read(path)]
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(_clean(record), separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 def _clean(value: Any) -> Any:

@@ -66,7 +66,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
 
     def tell(kind: str, **fields: Any) -> None:
         if journal is not None:
-            journal.append(kind, attempt=attempt, **fields)
+            journal.note(kind, attempt=attempt, **fields)
 
     sources = open_sources(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
