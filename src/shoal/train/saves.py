@@ -125,6 +125,7 @@ class Saves:
         self._fenced: str | None = None
         self._not_copied = False  # the last one
         self._retried: set[int] = set()  # steps whose copy is
+        self._unkept = False
         self._again_at: float | None = 0.0 if due_now else None
         self._newest = -1  # that was begun
         self._pace = Pace()
@@ -224,10 +225,11 @@ class Saves:
                     self._tell("warning", text=f"checkpoint found damaged and quarantined: {event.error}")
                 case "uploaded":
                     self._tell("uploaded", step=event.step, **event.fields)
-                case "unkept":
-                    self._tell(
-                        "warning", text=f"the snapshot of step {event.step} is not kept in memory: {event.error}"
-                    )
+                case "unkept" if not self._unkept:  # said once, until one is again
+                    self._unkept = True
+                    self._tell("warning", text=f"snapshots are not kept in memory, or have no copy: {event.error}")
+                case "copied":
+                    self._unkept = False
                 case "upload-retry" if event.step not in self._retried:  # said once; a server may be away for a day
                     self._retried.add(event.step)
                     self._tell("warning", text=f"the copy of checkpoint {event.step} is tried again: {event.error}")
