@@ -29,6 +29,8 @@ from tests.checkpoint.trainer import (
     running,
     until,
 )
+from tests.ranks import run_ranks
+from tests.services import S3Server, s3_server
 from xxhash import xxh3_128_hexdigest
 
 from shoal import checkpoint
@@ -351,6 +353,71 @@ def test_a_second_store_that_is_away_holds_up_nothing_and_gets_the_newest_when_i
         assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
     assert there() == last_step(plan) == newest(plan).step
     until(lambda: not persisters(plan))
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server(tmp_path / "seaweed") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.make_bucket("copies")
+        yield server
+
+
+def newest_copy(plan: Plan) -> int:
+    """Verified to the last byte, in a process of its own: what has asked a bucket cannot be forked any more."""
+
+    def look(rank: int, world: int) -> int:
+        found = checkpoint.newest(f"{plan.remote}/fake", verify=True)
+        return -1 if found is None else found.step
+
+    return int(run_ranks(look, 1)[0])
+
+
+@pytest.mark.cluster
+def test_an_s3_server_that_dies_and_returns_has_the_newest_again_and_training_never_stops(
+    plan: Plan, mortal: S3Server
+) -> None:
+    plan = replace(plan, steps=1_000_000, remote="s3://copies/runs")
+    with running(plan, timeout_s=240) as ranks:
+        until(lambda: log(plan, "uploaded"))
+        mortal.kill()
+        killed_at = last_step(plan)
+        until(lambda: "is tried again" in warnings(plan), within_s=90)
+        until(lambda: published_step(plan) > killed_at + 3 * plan.every)
+        assert max(r["seconds"] for r in log(plan, "took")) < 2, "no step has waited for the server"
+        mortal.start()
+        returned_at = last_step(plan)
+        until(lambda: log(plan, "uploaded")[-1]["step"] > returned_at, within_s=90)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert newest(plan).step == last_step(plan)
+    until(lambda: not persisters(plan))
+    assert newest_copy(plan) == last_step(plan)
+    assert not log(plan, "checkpoint_failed")
+
+
+@pytest.mark.cluster
+def test_a_run_that_is_told_to_stop_while_s3_is_away_stops_in_time_and_is_copied_later(
+    plan: Plan, mortal: S3Server
+) -> None:
+    plan = replace(plan, steps=20, remote="s3://copies/runs")
+    assert life(plan, timeout_s=120) == [DONE, DONE]
+    assert newest_copy(plan) == 20
+    mortal.kill()
+    plan = replace(plan, steps=1_000_000)
+    with running(plan, timeout_s=180) as ranks:  # it cannot ask for the copies, and goes on from what is here
+        until(lambda: published_step(plan) > 25, within_s=90)
+        began = time.monotonic()
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+        assert time.monotonic() - began < plan.spec().guard.grace_s
+    assert "going on from what is here" in warnings(plan)
+    mortal.start()
+    until(lambda: not persisters(plan), within_s=120)
+    assert newest_copy(plan) == newest(plan).step == last_step(plan)
 
 
 def restored(plan: Plan, before: Name | None = None) -> int:
