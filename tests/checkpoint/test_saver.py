@@ -256,7 +256,7 @@ def remount(disk: Path, how: str) -> None:
     until(mounted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
 def test_told_to_stop_while_a_save_is_in_flight_it_saves_and_ends_with_143(plan: Plan, number: int) -> None:
     plan = replace(plan, steps=100_000, fault="write:sleep=1", fault_times=2)
     with running(plan) as ranks:
