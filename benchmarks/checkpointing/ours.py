@@ -37,6 +37,8 @@ class Synchronous(Rival):
 class Background(Rival):
     """The default. Its retention goes on meanwhile, and what it has written it reads again."""
 
+    background = True
+
     def __init__(self, name: str, root: Path, state: Tensors, memory: Path, checksums: bool = True) -> None:
         super().__init__(name, root, state)
         self._store, self._hold = Folder(self.folder(0)), ram.hold(memory)

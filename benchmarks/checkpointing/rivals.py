@@ -26,6 +26,8 @@ Tensors = Mapping[str, torch.Tensor]
 class Rival(abc.ABC):
     """A way to save. Synchronous ones do everything in `begin`."""
 
+    background = False
+
     def __init__(self, name: str, root: Path, state: Tensors) -> None:
         self.name, self.root, self.state = name, root, state
         self.durable_at = 0.0  # time.perf_counter() at which this process knew the last save to be on disk
@@ -107,6 +109,7 @@ class Dcp(Rival):
         stager: DefaultStager | None = None,
     ) -> None:
         super().__init__(name, root, state)
+        self.background = kind is not None
         self._group, self._kind, self._stager = group, kind, stager
         self._staged: Future[Any] | None = None
         self._uploaded: Future[Any] | None = None

@@ -1,4 +1,4 @@
-"""What each process of the benchmark does: warms up, saves in turns, loads in turns, writes down."""
+"""What each process of the benchmark does: round after round, everything once; and writes down what it has so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shoal.checkpoint.layout import local_of
 
 RESULT = "result.json"
-Ways = dict[str, dict[str, Any]]
 
 
 def run(args: argparse.Namespace, memory: Path) -> int:
@@ -32,73 +31,117 @@ def run(args: argparse.Namespace, memory: Path) -> int:
     warnings.filterwarnings("ignore", category=UserWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    began = time.monotonic()
     trainer = Trainer(SIZES[args.size], args.device)
     state = trainer.state()
     root = args.as_rank / "checkpoints"
     stagers = Stagers(args.device)
     shoal = ours.Background("Shoal", root, state, memory / "with" / "node-0")
+    unsure = ours.Background("without checksums", root, state, memory / "without" / "node-0", checksums=False)
     others = [
         ours.Synchronous("Shoal, synchronous", root, state),
         *dcp_rivals(root, state, stagers),
         TorchSave("torch.save", root, state, fsync=False),
         TorchSave("torch.save + fsync", root, state, fsync=True),
     ]
-    saves = Saves(trainer)
-    chosen = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
-    rivals = [rival for rival in chosen if saves.warm_up(rival)]
-    result = _about(args, trainer)
-    result["ways"] = {rival.name: {"costs": [], "alone": [], "load": {}} for rival in rivals}
-    for phase in (_save_in_turns, _load_in_turns):
-        phase(args, trainer, rivals, saves, result["ways"])
-        _write_down(args, result)  # it may be stopped before it is done
-    stagers.close()
-    result["checksums"] = _with_and_without_checksums(args, saves, shoal, root, memory)
-    _write_down(args, result)
+    bench = Bench(args, trainer)
+    wanted = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
+    rivals = [rival for rival in wanted if bench.warm_up(rival)]
+    bench.warm_up(unsure)
+    for number in range(args.rounds):
+        if number and bench.from_rank_0(time.monotonic() - began > 60 * args.minutes):
+            break
+        bench.say(f"round {number + 1} of {args.rounds}")
+        bench.save_and_load(rivals, number)
+        bench.save_alone(rivals, number)
+        bench.with_and_without_checksums(shoal, unsure, number)
     shoal.close()
+    unsure.close()
+    stagers.close()
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # the interpreter's own way out would wait for DCP's daemon
 
 
-class Saves:
-    """Numbers the saves, and cleans up when nobody is measuring."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._step = trainer, 0
-        self._began = time.monotonic()
-
-    def late(self, minutes: float) -> bool:
-        """Whether rank 0 finds that the time is up."""
-        verdict = [time.monotonic() - self._began > 60 * minutes]
-        dist.broadcast_object_list(verdict)
-        return verdict[0]
-
-    def next(self) -> int:
-        self._step += 1
-        return self._step
+class Bench:
+    def __init__(self, args: argparse.Namespace, trainer: Trainer) -> None:
+        self._args, self._trainer = args, trainer
+        self._step = 0
+        self._checked: set[type[Rival]] = set()
+        self._result = _about(args, trainer) | {"ways": {}, "checksums": {"with": [], "without": []}}
 
     def warm_up(self, rival: Rival) -> bool:
         """Daemons are started, memory is taken, plans are cached. Whether it works here at all, on all processes."""
+        if not rival.background:
+            return True
         try:
-            words = f"warmed up in {self.alone(rival):.1f} s"
+            words = f"warmed up in {self._alone(rival, check=type(rival) not in self._checked):.1f} s"
+            self._checked.add(type(rival))
         except (Exception, CheckpointException) as e:
             words = f"left out: {type(e).__name__}: {e}"
         everybody = [""] * dist.get_world_size()
         dist.all_gather_object(everybody, words)
-        _say(f"{rival.name}: {everybody[0]}")
-        return all(words.startswith("warmed") for words in everybody)
+        self.say(f"{rival.name}: {everybody[0]}")
+        return not any(words.startswith("left out") for words in everybody)
 
-    def alone(self, rival: Rival) -> float:
-        seconds = windows.alone(self._trainer, rival, self.next())
-        self.settle(rival)
+    def save_and_load(self, rivals: list[Rival], number: int) -> None:
+        """While training goes on. Of ways that write the same files, what one has written is loaded."""
+        readers = {type(rival): rival for rival in reversed(rivals)}
+        there = {}
+        windows.quiet(self._trainer, self._args.quiet / 2)  # back into its stride
+        before = windows.quiet(self._trainer, self._args.quiet)
+        for rival in _rotated(rivals, number):
+            self._step += 1
+            save = windows.save(self._trainer, rival, self._step, self._args.quiet)
+            self._settle(rival, discard=rival not in readers.values())
+            after = windows.quiet(self._trainer, self._args.quiet)
+            cost = windows.cost(save, before + after)
+            self._note(rival.name, "costs", asdict(cost) | {"step_s": after.seconds / after.steps}, str(cost))
+            before = after
+            if rival in readers.values():
+                there[rival] = self._step
+        for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
+            for rival in _rotated(list(there), number):
+                seconds = windows.load(self._trainer, rival, there[rival], kind == "cold")
+                self._note(rival.name, f"{kind} load", seconds, f"{seconds:.2f} s")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            for rival, step in there.items():
+                rival.discard(step)
+
+    def save_alone(self, rivals: list[Rival], number: int) -> None:
+        """With nothing else to do."""
+        for rival in _rotated(rivals, number) if number < self._args.alone else ():
+            seconds = self._alone(rival)
+            self._note(rival.name, "alone", seconds, f"{seconds:.2f} s")
+
+    def with_and_without_checksums(self, shoal: Rival, unsure: Rival, number: int) -> None:
+        for i in range(number, number + self._args.pairs):
+            for key, rival in sorted({"with": shoal, "without": unsure}.items(), reverse=bool(i % 2)):
+                self._result["checksums"][key].append(self._alone(rival))
+                self.say(f"  {key} checksums: {self._result['checksums'][key][-1]:.2f} s")
+            self._write_down()
+
+    def from_rank_0(self, verdict: bool) -> bool:
+        shared = [verdict]
+        dist.broadcast_object_list(shared)
+        return shared[0]
+
+    def say(self, text: str) -> None:
+        if dist.get_rank() == 0:
+            print(f"  {text}", flush=True)
+
+    def _alone(self, rival: Rival, check: bool = False) -> float:
+        self._step += 1
+        seconds = windows.alone(self._trainer, rival, self._step)
+        if check:
+            self._settle(rival, discard=False)
+            _check(self._trainer, rival, self._step)
+        self._settle(rival)
         return seconds
 
-    def one_to_load(self, rival: Rival) -> int:
-        rival.begin(self.next())
-        self.settle(rival, discard=False)
-        return self._step
-
-    def settle(self, rival: Rival, discard: bool = True) -> None:
+    def _settle(self, rival: Rival, discard: bool = True) -> None:
+        """Done, cleaned up, and all of it on the disk: whoever is next has a quiet machine."""
         rival.finish()
         dist.barrier()
         if dist.get_rank() == 0:
@@ -107,68 +150,22 @@ class Saves:
             os.sync()
         dist.barrier()
 
+    def _note(self, name: str, what: str, value: Any, words: str) -> None:
+        way = self._result["ways"].setdefault(name, {"costs": [], "alone": [], "cold load": [], "warm load": []})
+        way[what].append(value)
+        self._write_down()
+        self.say(f"  {name}: {what} {words}")
 
-def _save_in_turns(args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: Ways) -> None:
-    windows.quiet(trainer, args.quiet)
-    before = windows.quiet(trainer, args.quiet)
-    for round_ in range(args.rounds):
-        if round_ and saves.late(args.minutes):
-            break
-        for rival in _rotated(rivals, round_):
-            save = windows.save(trainer, rival, saves.next(), args.quiet)
-            saves.settle(rival)
-            after = windows.quiet(trainer, args.quiet)
-            cost = windows.cost(save, before + after)
-            ways[rival.name]["costs"].append(asdict(cost) | {"step_s": after.seconds / after.steps})
-            before = after
-        for rival in _rotated(rivals, round_) if round_ < args.alone else ():
-            ways[rival.name]["alone"].append(saves.alone(rival))
-        _say(f"round {round_ + 1} of {args.rounds}")
-
-
-def _load_in_turns(args: argparse.Namespace, trainer: Trainer, rivals: list[Rival], saves: Saves, ways: Ways) -> None:
-    """Of ways that write the same files one is enough."""
-    readers = list({type(rival): rival for rival in reversed(rivals)}.values())
-    wanted = _sums(trainer)
-    there = {rival: saves.one_to_load(rival) for rival in readers}
-    for rival in readers:
-        for t in trainer.state().values():
-            local_of(t).zero_()
-        windows.load(trainer, rival, there[rival], cold=False)
-        assert _sums(trainer) == wanted, f"{rival.name} has not loaded what it saved"
-    for round_ in range(args.rounds):
-        if round_ and saves.late(args.minutes):
-            break
-        for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
-            for rival in _rotated(readers, round_):
-                seconds = windows.load(trainer, rival, there[rival], kind == "cold")
-                ways[rival.name]["load"].setdefault(kind, []).append(seconds)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        for rival, step in there.items():
-            rival.discard(step)
-    _say("loaded")
-
-
-def _with_and_without_checksums(
-    args: argparse.Namespace, saves: Saves, shoal: Rival, root: Path, memory: Path
-) -> dict[str, list[float]]:
-    """Seconds of the same save, in turns."""
-    without = ours.Background("without checksums", root, shoal.state, memory / "without" / "node-0", checksums=False)
-    saves.alone(without)
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    for i in range(args.pairs):
-        if i and saves.late(args.minutes):
-            break
-        for key, rival in sorted({"with": shoal, "without": without}.items(), reverse=bool(i % 2)):
-            times[key].append(saves.alone(rival))
-    without.close()
-    return times
+    def _write_down(self) -> None:
+        if dist.get_rank() == 0:
+            new = self._args.as_rank / "result.tmp"
+            new.write_text(json.dumps(self._result))
+            new.rename(new.with_name(RESULT))
 
 
 def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
     state = trainer.state()
-    everybody: list[int] = [0] * dist.get_world_size()
+    everybody = [0] * dist.get_world_size()
     dist.all_gather_object(everybody, sum(local_of(t).nbytes for t in state.values()))
     return {
         "ranks": dist.get_world_size(),
@@ -176,26 +173,21 @@ def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
         "torch": torch.__version__,
         "bytes": sum(everybody),
         "tensors": len(state),
-        "at": time.time(),
     }
 
 
-def _write_down(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    if dist.get_rank() == 0:
-        (args.as_rank / "result.tmp").write_text(json.dumps(result))
-        (args.as_rank / "result.tmp").rename(args.as_rank / RESULT)
+def _check(trainer: Trainer, rival: Rival, step: int) -> None:
+    """What was saved comes back."""
+    tensors = [local_of(t) for t in trainer.state().values()]
+    wanted = [float(t.double().sum()) for t in tensors]
+    for t in tensors:
+        t.zero_()
+    windows.load(trainer, rival, step, cold=False)
+    if [float(t.double().sum()) for t in tensors] != wanted:
+        raise RuntimeError("it has not loaded what it saved")
 
 
 def _rotated(rivals: list[Rival], by: int) -> list[Rival]:
     """Nobody is always the first, nor always after the same neighbour's leftovers."""
     by %= len(rivals)
     return rivals[by:] + rivals[:by]
-
-
-def _sums(trainer: Trainer) -> list[float]:
-    return [float(local_of(t).double().sum()) for t in trainer.state().values()]
-
-
-def _say(text: str) -> None:
-    if dist.get_rank() == 0:
-        print(f"  {text}", flush=True)

@@ -47,6 +47,12 @@ class Cost:
     cpu_s: float  # beyond what the same steps take without a save
     durable_s: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.stall_s * 1e3:.1f} ms stall, {self.lost_s:.2f} s lost, {self.cpu_s:.2f} s CPU, "
+            f"durable in {self.durable_s:.2f} s"
+        )
+
 
 def cost(save: Save, quiet: Stretch) -> Cost:
     steps = save.stretch.steps
