@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,11 +185,14 @@ def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:
         if whole is not None and whole.device.type == "cpu" and whole.is_contiguous():
             _read(found, s, whole, targets[0].tensor)  # straight to its place: the usual case, the same layout
             return
-        data = _read(found, s, torch.empty(s.shape, dtype=local.dtype), targets[0].tensor)
+        # Pinned memory is used again for the next slice, and a GPU fetches from it without another copy.
+        data = _read(found, s, torch.empty(s.shape, dtype=local.dtype, pin_memory=local.is_cuda), targets[0].tensor)
         for target in targets:
             view_of(local, target.to_local, target.shape).copy_(view_of(data, target.from_slice, target.shape))
 
-    with ThreadPoolExecutor(found.store.readers, "shoal-load") as pool:
+    gpu = next((local.device for local in locals_.values() if local.is_cuda), None)
+    on_it = partial(torch.cuda.set_device, gpu) if gpu is not None else None  # a thread begins on the first GPU
+    with ThreadPoolExecutor(found.store.readers, "shoal-load", initializer=on_it) as pool:
         for done in [pool.submit(take, s, targets) for s, targets in _wanted(found, tensors)]:
             done.result()
 
