@@ -175,10 +175,10 @@ def test_a_persister_that_hangs_holds_up_saves_and_not_training(plan: Plan) -> N
         until(lambda: len(persisters(plan)) == 2 and published_step(plan) > 0)
         stopped = persisters(plan)[1]
         os.kill(stopped, signal.SIGSTOP)
-        stood, published = last_step(plan), published_step(plan)
+        stood = last_step(plan)
         until(lambda: last_step(plan) > stood + 30)
         assert "is still being written" in warnings(plan)
-        assert published_step(plan) <= published + 2 * plan.every
+        assert published_step(plan) <= stood + plan.every, "at most what was under way"
         os.kill(stopped, signal.SIGCONT)
         until(lambda: published_step(plan) > stood + 30)
         for pid in ranks.pids:
@@ -378,7 +378,7 @@ def newest_copy(plan: Plan) -> int:
 def test_an_s3_server_that_dies_and_returns_has_the_newest_again_and_training_never_stops(
     plan: Plan, mortal: S3Server
 ) -> None:
-    plan = replace(plan, steps=1_000_000, remote="s3://copies/runs")
+    plan = replace(plan, steps=1_000_000, remote="s3://copies/runs", patience_s=120.0)
     with running(plan, timeout_s=240) as ranks:
         until(lambda: log(plan, "uploaded"))
         mortal.kill()
@@ -402,7 +402,7 @@ def test_an_s3_server_that_dies_and_returns_has_the_newest_again_and_training_ne
 def test_a_run_that_is_told_to_stop_while_s3_is_away_stops_in_time_and_is_copied_later(
     plan: Plan, mortal: S3Server
 ) -> None:
-    plan = replace(plan, steps=20, remote="s3://copies/runs")
+    plan = replace(plan, steps=20, remote="s3://copies/runs", patience_s=120.0)
     assert life(plan, timeout_s=120) == [DONE, DONE]
     assert newest_copy(plan) == 20
     mortal.kill()

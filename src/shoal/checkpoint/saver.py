@@ -106,7 +106,9 @@ class Saver:
         """
         began = time.perf_counter()
         self._hand_over(wait=True)
-        choice = [i for i, slot in enumerate(self.slots) if not slot.busy]
+        while not (choice := [i for i, slot in enumerate(self.slots) if not slot.busy]):
+            self._events = self.poll()  # a persister has died and another takes over; else there is one
+            time.sleep(TICK_S)
         index = min(choice, key=lambda i: self.slots[i].name or Name(-1, 0))
         faults.reach("snapshot")
         self.slots[index].begin()

@@ -158,8 +158,7 @@ class Saves:
 
     def after(self, done: int) -> None:
         """A step is committed: saves, if that is due and nobody is busy."""
-        busy = self._agreed.saving or self._agreed.full
-        if self._agreed.due and not busy:
+        if self._agreed.due and not self._agreed.saving:  # snapshots for memory always leave it a slot
             self._begin(done, upload=not self._agreed.uploading)
         elif self._agreed.due and not self._waits:
             self._waits = True
