@@ -6,7 +6,19 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.crashes import ALL, AT_ONCE, BACKGROUND, EACH, MACHINE, ONE, Case, cases, judged, storm
+from tests.checkpoint.crashes import (
+    ALL,
+    AT_ONCE,
+    BACKGROUND,
+    EACH,
+    MACHINE,
+    ONE,
+    Case,
+    cases,
+    cases_on_s3,
+    judged,
+    storm,
+)
 
 from shoal.checkpoint import faults
 
@@ -14,6 +26,7 @@ from shoal.checkpoint import faults
 KINDS = [(BACKGROUND, ONE), (BACKGROUND, EACH), (BACKGROUND, ALL), (BACKGROUND, MACHINE), (AT_ONCE, ONE)]
 DRAWN = [random.Random(i).choice([c for c in cases() if (c.way, c.who) == kind]) for i, kind in enumerate(KINDS)]
 CHOSEN = Case("published", 0, BACKGROUND, ONE)
+ON_S3 = [c for who in (ONE, MACHINE) for c in random.Random(0).sample([c for c in cases_on_s3() if c.who == who], 3)]
 
 
 def test_the_campaign_knows_every_point() -> None:
@@ -39,3 +52,12 @@ def test_killed_at_random_moments_again_and_again_nothing_that_was_published_is_
 def test_a_long_storm(seed: int, tmp_path: Path) -> None:
     for verdict in storm(seed, tmp_path, lives=20):
         assert verdict.good, verdict
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", ON_S3, ids=str)
+def test_killed_at_a_point_of_a_save_to_s3_the_next_start_loses_nothing_that_was_published(
+    case: Case, tmp_path: Path, s3: str
+) -> None:
+    verdict = judged(case, tmp_path, bucket=s3)
+    assert verdict.good, verdict.wrong

@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from tests.checkpoint.states import same_bits
-from tests.ranks import Ranks, started
+from tests.ranks import Ranks, run_ranks, started
 
 from shoal import checkpoint
 from shoal.checkpoint import faults
 from shoal.checkpoint.find import Found, Roots
 from shoal.checkpoint.setup import Setup
+from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.errors import DONE, TOLD_TO_STOP, ShoalError
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
@@ -35,6 +36,7 @@ from shoal.train import takeover
 
 MARK = "SHOAL_TEST_RUN"  # in the environment of all its processes
 Tensors = dict[str, torch.Tensor]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Plan:
     kib: int = 64  # of state that each rank writes
     keep: int = 2
     remote: str | None = None
+    local: bool = True  # else the checkpoints are in `remote` alone
     patience_s: float = 20.0
     again_s: float = 0.2  # after a save that failed
     fault: str = ""
@@ -74,7 +77,8 @@ class Plan:
         return self.folder / "ram"
 
     def spec(self) -> Run:
-        about = {"every": self.every, "keep": self.keep, "remote": self.remote, "background": self.background}
+        about = {"every": self.every, "keep": self.keep, "background": self.background}
+        about |= {"remote": self.remote, "local": self.local}
         return Run.model_validate(
             {
                 "name": "fake",
@@ -131,7 +135,7 @@ def train(rank: int, world: int, plan: Plan) -> int:
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: told.append(number))
-    tell = Journal(_log(plan, rank)).append
+    tell = Journal(_log(plan, rank)).note
     try:
         stopped = _train(Place(rank, world, torch.device("cpu")), plan, told, tell)
         code = TOLD_TO_STOP if stopped else DONE
@@ -242,8 +246,17 @@ def last_step(plan: Plan) -> int:
     return int(steps[-1]["step"]) if steps else 0
 
 
+def asked(plan: Plan, question: Callable[[Store], Answer]) -> Answer:
+    """The store that the run saves in. In a process of its own if that is a bucket: what has asked one has threads, and
+    is not forked any more."""
+    if plan.local:
+        return question(Folder(plan.root))
+    answer: Answer = run_ranks(lambda rank, world: question(store_of(f"{plan.remote}/fake")), 1)[0]
+    return answer
+
+
 def entries(plan: Plan) -> list[str]:
-    return sorted(os.listdir(plan.root)) if plan.root.exists() else []
+    return asked(plan, lambda store: sorted(store.list()))
 
 
 def left_in_memory(plan: Plan) -> list[str]:
