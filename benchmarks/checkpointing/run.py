@@ -100,8 +100,8 @@ class Bench:
             before = after
             if rival in readers.values():
                 there[rival] = self._step
-        for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
-            for rival in _rotated(list(there), number):
+        for rival in _rotated(list(there), number):
+            for kind in ("cold", "warm") if windows.can_drop_caches() else ("warm",):
                 seconds = windows.load(self._trainer, rival, there[rival], kind == "cold")
                 self._note(rival.name, f"{kind} load", seconds, f"{seconds:.2f} s")
         dist.barrier()
