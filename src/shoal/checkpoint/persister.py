@@ -66,6 +66,7 @@ class Persister:
         self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
         self.given_up: set[int] = set()
+        self._last: tuple[Name, Part, dict[str, Any]]
         self.known_good: dict[str, set[Name]] = {}
         self._say = threading.Lock()
         self.memory = InMemory(setup, self.say)
@@ -89,6 +90,8 @@ class Persister:
             extra = order.get("extra", {})
             queued = self._jobs if order["durable"] else self._snapshots
             queued.put(Job(order["step"], order["slot"], order["upload"], extra))
+        elif order["do"] == "upload":
+            self._jobs.put(Job(order["step"], -1, upload=True))
         elif order["do"] == "give-up":
             self.given_up.add(order["step"])
 
@@ -124,7 +127,16 @@ class Persister:
         self.say("free", job.step, slot=job.slot)
         self.say("kept", job.step)
 
+    def _copy_last(self, job: Job) -> None:
+        """What was saved while an earlier one was on its way to the second store goes there after all."""
+        name, part, extra = self._last
+        if self._uploads is not None and name.step == job.step:
+            self._uploads.add(open_upload(self.first, name, part, extra))
+
     def _save(self, job: Job) -> None:
+        if job.slot < 0:
+            self._copy_last(job)
+            return
         began, name, store = time.perf_counter(), Name(job.step, self.setup.term), self.first
         part = self._write(job, name)
         upload = open_upload(store, name, part, job.extra) if self._uploads is not None and job.upload else None
@@ -137,6 +149,7 @@ class Persister:
             self._prune(store)
         self.memory.saved()
         faults.reach("done")
+        self._last = (name, part, job.extra)
         if upload is not None and self._uploads is not None:
             self._uploads.add(upload)
 

@@ -123,6 +123,11 @@ class Saver:
         self._hand_over()
         return time.perf_counter() - began
 
+    def upload(self, step: int) -> None:
+        """The last save, which was not copied to the second store, is copied now. All ranks must say so."""
+        self._uploading.add(step)
+        self._send({"do": "upload", "step": step})
+
     def settle(self) -> None:
         """Before the state changes."""
         self._snapshots.settle()

@@ -62,6 +62,10 @@ class Writer(Protocol):
         wrong with it, on all ranks."""
         ...
 
+    def copy(self, step: int) -> list[Event]:
+        """The last save goes to the second store after all; waits for it a moment."""
+        ...
+
     def close(self, forget: bool) -> None: ...
 
 
@@ -173,6 +177,8 @@ class Saves:
         self._end_if_fenced()
         if peers.from_rank_0(int(self._last == step)):
             self._all_saved = True
+            if self._not_copied:
+                self._hear(self._write.copy(step))
             return  # told to stop right after a checkpoint
         self._begin(step, upload=True)
         events, wrong = self._write.see_through(step, hurry=not must)

@@ -22,6 +22,7 @@ from shoal.errors import ShoalError
 from shoal.train.saves import Savable, Saves
 
 TICK_S = 0.01
+COPIED = ("uploaded", "sent", "upload-failed")
 COPY_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
 
 
@@ -84,11 +85,14 @@ class Background:
         wrong = _wrong(events, step, "it was not published in time")
         if failed := peers.first_error(wrong):
             return events, not_saved(step, *failed)
-        if len(self._saver.setup.stores) > 1:
-            copied = ("uploaded", "sent", "upload-failed")
-            if not any(e.kind in copied and e.step == step for e in events):
-                events += self._wait(step, copied, self._hurry_s if hurry else COPY_WAIT_S)
+        on_its_way = len(self._saver.setup.stores) > 1 and not any(e.kind in COPIED and e.step == step for e in events)
+        if on_its_way:
+            events += self._wait(step, COPIED, self._hurry_s if hurry else COPY_WAIT_S)
         return events, None
+
+    def copy(self, step: int) -> list[Event]:
+        self._saver.upload(step)
+        return self._wait(step, COPIED, self._hurry_s)
 
     def close(self, forget: bool) -> None:
         self._saver.close(forget)
@@ -152,6 +156,9 @@ class AtOnce:
         return events
 
     finish = poll
+
+    def copy(self, step: int) -> list[Event]:
+        return []  # it is
 
     def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
         events = self.poll()
