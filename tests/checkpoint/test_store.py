@@ -1,4 +1,4 @@
-"""What checkpoints may expect of a store, whichever it is: a folder, or a bucket on a disk or on a real S3 server."""
+"""What checkpoints may expect of a store, whichever it is: a folder, or a bucket on a real S3 server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PART = 5 << 20  # the smallest that S3 allows
 NAME = "step-00000010-term-1"
 
 
-@pytest.fixture(params=["folder", "file", pytest.param("s3", marks=pytest.mark.cluster)])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.cluster)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(bucket, "PART_BYTES", PART)
     if request.param == "folder":
         return Folder(tmp_path / "store")
-    return Bucket(f"file://{tmp_path}/store" if request.param == "file" else request.getfixturevalue("s3"))
+    return Bucket(request.getfixturevalue("s3"))
 
 
 def in_chunks(data: bytes, size: int = 3 << 20) -> Iterator[memoryview]:
