@@ -66,7 +66,7 @@ class Uploads:
         self._queue: queue.SimpleQueue[Upload | None] = queue.SimpleQueue()
         self._alone = threading.Event()
         self._alone_since = 0.0
-        self._thread = threading.Thread(target=self._work, name="upload")
+        self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
         self._thread.start()
 
     def add(self, upload: Upload) -> None:
@@ -78,7 +78,7 @@ class Uploads:
 
     def finish(self) -> None:
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(ALONE_S + 60.0)  # whatever a client library does, this process ends
 
     def _work(self) -> None:
         while (upload := self._queue.get()) is not None:
