@@ -40,7 +40,8 @@ STALL_BAR = 0.5  # of DCP async's best
 LOST_BAR = 0.01  # of the training time, at one save a minute
 CHECKSUM_BAR = 0.02  # of the save's time
 LOAD_BAR = 1.0  # of DCP's time
-QUICK = ["DCP", "DCP thread, overlapped", "DCP process, overlapped", "torch.save + fsync"]
+# DCP's other settings (it copies while training waits) and torch.save without fsync are never the best ones.
+USUAL = ["Shoal, synchronous", "DCP", "DCP thread, overlapped", "DCP process, overlapped", "torch.save + fsync"]
 
 
 def main() -> int:
@@ -51,17 +52,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="in each, every way to save and to load has its turn")
     parser.add_argument("--alone", type=int, default=5, help="rounds in which each also saves with nothing else to do")
     parser.add_argument("--pairs", type=int, default=4, help="saves with and without checksums in each round")
-    parser.add_argument("--quiet", type=float, default=3.0, metavar="S", help="seconds of training between two saves")
+    parser.add_argument("--quiet", type=float, default=5.0, metavar="S", help="seconds of training between two saves")
     parser.add_argument("--minutes", type=float, default=30, help="after that no other round is begun")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
-    parser.add_argument("--quick", action="store_true", help="a small state, few ways, two rounds: about a minute")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the other ways to save, these")
+    parser.add_argument("--quick", action="store_true", help="a small state and two rounds: about a minute")
+    parser.add_argument("--beside", nargs="+", metavar="NAME", default=USUAL, help="other ways to save, or `all`")
     parser.add_argument("--json", type=Path, help="write every single number there, too")
     parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.alone, args.quiet = 2, 2, 1.0
-        args.only = args.only or QUICK
     args.size = args.size or ("1b" if args.device == "cuda" else "small" if args.quick else "medium")
     args.ranks = args.ranks or ([1] if args.device == "cuda" else [2] if args.quick else [2, 1])
     if args.as_rank:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, memory: Path) -> int:
         TorchSave("torch.save + fsync", root, state, fsync=True),
     ]
     bench = Bench(args, trainer)
-    wanted = [shoal, *(rival for rival in others if not args.only or rival.name in args.only)]
+    wanted = [shoal, *(rival for rival in others if {rival.name, "all"} & set(args.beside))]
     rivals = [rival for rival in wanted if bench.warm_up(rival)]
     bench.warm_up(unsure)
     for number in range(args.rounds):
