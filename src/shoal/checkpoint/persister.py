@@ -32,11 +32,12 @@ from shoal.checkpoint.part import Contents, Part, decode_contents, part_of, tell
 from shoal.checkpoint.publish import begun, complete, drop_unfinished, prune
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
-from shoal.checkpoint.uploads import Uploads, chunks_of, open_upload
+from shoal.checkpoint.uploads import Upload, Uploads, chunks_of, open_upload
 from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
 TRIES = 4  # of a local save: after that the next save is the better try
+SLOWER = 10  # than rank 0 may another be
 LOOK_S = 1.0  # how often whoever waits for other ranks looks whether it should
 NICE = 5
 Done = TypeVar("Done")
@@ -66,12 +67,12 @@ class Persister:
         self.slots = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in slots]
         self.first = store_of(setup.stores[0])
         self.given_up: set[int] = set()
-        self._last: tuple[Name, Part, dict[str, Any]]
         self.known_good: dict[str, set[Name]] = {}
         self._say = threading.Lock()
         self.memory = InMemory(setup, self.say)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._uploads: Uploads | None = None
+        self._newest: Upload | None = None  # of what is on disk, whether or not it is to be copied
         if len(setup.stores) > 1:
             second = store_of(setup.stores[1])
             self._uploads = Uploads(second, self.first, setup.term, self.say, self._publish, self._prune)
@@ -90,8 +91,11 @@ class Persister:
             extra = order.get("extra", {})
             queued = self._jobs if order["durable"] else self._snapshots
             queued.put(Job(order["step"], order["slot"], order["upload"], extra))
-        elif order["do"] == "upload":
-            self._jobs.put(Job(order["step"], -1, upload=True))
+        elif order["do"] == "upload" and self._uploads is not None:  # nothing is under way now
+            if self._newest is not None and self._newest.name.step == order["step"]:
+                self._uploads.add(self._newest)
+            else:
+                self.say("upload-failed", order["step"], error="the persister that wrote it has died")
         elif order["do"] == "give-up":
             self.given_up.add(order["step"])
 
@@ -127,31 +131,22 @@ class Persister:
         self.say("free", job.step, slot=job.slot)
         self.say("kept", job.step)
 
-    def _copy_last(self, job: Job) -> None:
-        """What was saved while an earlier one was on its way to the second store goes there after all."""
-        name, part, extra = self._last
-        if self._uploads is not None and name.step == job.step:
-            self._uploads.add(open_upload(self.first, name, part, extra))
-
     def _save(self, job: Job) -> None:
-        if job.slot < 0:
-            self._copy_last(job)
-            return
         began, name, store = time.perf_counter(), Name(job.step, self.setup.term), self.first
         part = self._write(job, name)
-        upload = open_upload(store, name, part, job.extra) if self._uploads is not None and job.upload else None
+        if self._uploads is not None:
+            self._newest = open_upload(store, name, part, job.extra)
         self.say("free", job.step, slot=job.slot)
         self.say("written", job.step, seconds=time.perf_counter() - began)
         if self.setup.rank == 0:
-            found = self._publish(store, name, job.extra, lambda: job.step in self.given_up)
+            found = self._publish(store, name, job.extra, began, lambda: job.step in self.given_up)
             seconds = time.perf_counter() - began
             self.say("saved", job.step, bytes=found.bytes, seconds=seconds, where=store.where, name=str(name))
             self._prune(store)
         self.memory.saved()
         faults.reach("done")
-        self._last = (name, part, job.extra)
-        if upload is not None and self._uploads is not None:
-            self._uploads.add(upload)
+        if job.upload and self._uploads is not None and self._newest is not None:
+            self._uploads.add(self._newest)
 
     def _write(self, job: Job, name: Name) -> Part:
         store, rank = self.first, self.setup.rank
@@ -172,10 +167,14 @@ class Persister:
                 tell_rank_0(store, name, rank, words_of(e))
                 raise
 
-    def _publish(self, store: Store, name: Name, extra: dict[str, Any], hopeless: Callable[[], bool]) -> Found:
+    def _publish(
+        self, store: Store, name: Name, extra: dict[str, Any], began: float, hopeless: Callable[[], bool]
+    ) -> Found:
+        """What this rank began to write then. Others may be slower, and as many times slower as it took itself."""
         ledger.ensure_claimed(store, self.setup.term, self.setup.from_step, self.first)
         if not begun(store, name):
-            _await_parts(store, name, self.setup.world, self.setup.patience_s, hopeless)
+            patience_s = self.setup.patience_s + SLOWER * (time.perf_counter() - began)
+            _await_parts(store, name, self.setup.world, patience_s, hopeless)
         found = complete(store, name, self.setup.world, extra)
         if self.setup.read_back_of(store) == "full":
             self.known_good.setdefault(store.where, set()).add(name)

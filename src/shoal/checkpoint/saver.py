@@ -74,6 +74,7 @@ class Saver:
         self._durable: int | None = None  # the step that is being written
         self._given_up: int | None = None
         self._uploading: set[int] = set()  # steps that are on their way to the second store
+        self._uploaded = -1  # the newest that was ordered to go there
         self._buffer = b""
         self._events: list[Event] = []
         self._process = self._start()
@@ -119,14 +120,17 @@ class Saver:
         if durable:
             self._durable, self._given_up = step, None
         if upload:
+            self._uploaded = step
             self._uploading.add(step)
         self._hand_over()
         return time.perf_counter() - began
 
     def upload(self, step: int) -> None:
-        """The last save, which was not copied to the second store, is copied now. All ranks must say so."""
-        self._uploading.add(step)
-        self._send({"do": "upload", "step": step})
+        """The newest save, which is done, goes to the second store if it was not to go there. All ranks."""
+        if len(self.setup.stores) > 1 and step != self._uploaded:
+            self._uploaded = step
+            self._uploading.add(step)
+            self._send({"do": "upload", "step": step})
 
     def settle(self) -> None:
         """Before the state changes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ class Uploads:
         first: Store,
         term: int,
         say: Callable[..., None],
-        publish: Callable[[Store, Name, dict[str, Any], Callable[[], bool]], Found],
+        publish: Callable[[Store, Name, dict[str, Any], float, Callable[[], bool]], Found],
         prune: Callable[[Store], None],
     ) -> None:
         self._store, self._first, self._term = store, first, term
@@ -95,6 +96,8 @@ class Uploads:
                     if not isinstance(e, OSError | TransientError) or self._hopeless():
                         tell_rank_0(self._store, upload.name, upload.part.rank, words_of(e))
                         self._say("upload-failed", upload.name.step, **about)
+                        if self._alone.is_set():  # nobody hears it, so that the log must
+                            print(f"shoal: {upload.name} was not copied: {words_of(e)}", file=sys.stderr)
                         break
                     self._say("upload-retry", upload.name.step, **about)
                 self._pause(wait)
@@ -124,7 +127,7 @@ class Uploads:
         if rank > 0:
             self._say("sent", upload.name.step)
             return
-        found = self._publish(store, upload.name, upload.extra, self._hopeless)
+        found = self._publish(store, upload.name, upload.extra, began, self._hopeless)
         seconds = time.perf_counter() - began
         self._say("uploaded", upload.name.step, bytes=found.bytes, seconds=seconds, where=store.where)
         self._prune(store)

@@ -62,8 +62,8 @@ class Writer(Protocol):
         wrong with it, on all ranks."""
         ...
 
-    def copy(self, step: int) -> list[Event]:
-        """The last save goes to the second store after all; waits for it a moment."""
+    def see_copied(self, step: int, hurry: bool) -> list[Event]:
+        """Collective: the save of that step is published; returns when it is copied too, unless there is a hurry."""
         ...
 
     def close(self, forget: bool) -> None: ...
@@ -176,10 +176,9 @@ class Saves:
         self._hear(self._write.finish())
         self._end_if_fenced()
         if peers.from_rank_0(int(self._last == step)):
-            self._all_saved = True
-            if self._not_copied:
-                self._hear(self._write.copy(step))
-            return  # told to stop right after a checkpoint
+            self._all_saved = True  # told to stop right after a checkpoint
+            self._hear(self._write.see_copied(step, hurry=not must))
+            return
         self._begin(step, upload=True)
         events, wrong = self._write.see_through(step, hurry=not must)
         self._hear(events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from shoal.checkpoint import peers
@@ -22,7 +22,6 @@ from shoal.errors import ShoalError
 from shoal.train.saves import Savable, Saves
 
 TICK_S = 0.01
-COPIED = ("uploaded", "sent", "upload-failed")
 COPY_WAIT_S = 600.0  # at the end of a run, for the copy in the second store
 
 
@@ -60,47 +59,37 @@ class Background:
         return self._saver.poll()
 
     def finish(self) -> list[Event]:
+        return self._together(lambda: self._saver.saving is not None or not self._saver.free)
+
+    def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
+        events = self._together(lambda: self._saver.saving is not None)
+        if failed := peers.first_error(_wrong(events, step)):
+            return events, not_saved(step, *failed)
+        return events + self.see_copied(step, hurry), None
+
+    def see_copied(self, step: int, hurry: bool) -> list[Event]:
+        self._saver.upload(step)
+        deadline = time.monotonic() + (self._hurry_s if hurry else COPY_WAIT_S)
+        return self._together(lambda: self._saver.uploading and time.monotonic() < deadline)
+
+    def _together(self, busy: Callable[[], bool]) -> list[Event]:
+        """Collective: what happens until no rank is busy any more. However long one of them takes to write, nobody
+        waits in a collective for it, which would end the run after some minutes."""
         events: list[Event] = []
         while True:
             new = self._saver.poll()
             events += new
-            busy = self._saver.saving is not None or not self._saver.free
-            somebody_is_busy, somebody_failed = peers.anybody([busy, any(e.kind == "failed" for e in new)])
+            somebody_is_busy, somebody_failed = peers.anybody([busy(), any(e.kind == "failed" for e in new)])
             if somebody_failed:
                 self.give_up()
             if not somebody_is_busy:
                 return events
             time.sleep(TICK_S)
 
-    def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
-        patience_s = self._saver.setup.patience_s
-        events = self._wait(step, ("written", "saved"), patience_s)
-        wrong = _wrong(events, step, "it was not written in time")
-        if failed := peers.first_error(wrong):
-            self.give_up()
-            events += self.finish()
-            return events, not_saved(step, *failed)
-        if peers.here()[0] == 0 and not any(e.kind == "saved" and e.step == step for e in events):
-            events += self._wait(step, ("saved",), 2 * patience_s)
-        wrong = _wrong(events, step, "it was not published in time")
-        if failed := peers.first_error(wrong):
-            return events, not_saved(step, *failed)
-        on_its_way = len(self._saver.setup.stores) > 1 and not any(e.kind in COPIED and e.step == step for e in events)
-        if on_its_way:
-            events += self._wait(step, COPIED, self._hurry_s if hurry else COPY_WAIT_S)
-        return events, None
-
-    def copy(self, step: int) -> list[Event]:
-        self._saver.upload(step)
-        return self._wait(step, COPIED, self._hurry_s)
-
     def close(self, forget: bool) -> None:
         self._saver.close(forget)
         if self._tier is not None:
             self._tier.leave(forget)
-
-    def _wait(self, step: int, kinds: Sequence[str], timeout_s: float) -> list[Event]:
-        return self._saver.wait_for(step, (*kinds, "failed", "fenced"), timeout_s)
 
 
 class AtOnce:
@@ -157,13 +146,13 @@ class AtOnce:
 
     finish = poll
 
-    def copy(self, step: int) -> list[Event]:
-        return []  # it is
-
     def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
         events = self.poll()
         failed = next((e for e in events if e.step == step and e.kind in ("failed", "fenced")), None)
         return events, None if failed is None else not_saved(step, failed.fields["rank"], failed.error)
+
+    def see_copied(self, step: int, hurry: bool) -> list[Event]:
+        return self.poll()
 
     def close(self, forget: bool) -> None:
         return
@@ -176,10 +165,6 @@ def unsaved() -> Saves:
     return Saves(nothing, AtOnce(setup, ()), Cadence(0, 0, 0.0), lambda kind, **fields: None, last=0)
 
 
-def _wrong(events: list[Event], step: int, otherwise: str) -> str | None:
-    """What is wrong with the save of a step; None when it is well under way or done."""
-    mine = [e for e in events if e.step == step]
-    for event in mine:
-        if event.kind in ("failed", "fenced"):
-            return event.error
-    return None if any(e.kind in ("written", "saved") for e in mine) else otherwise
+def _wrong(events: list[Event], step: int) -> str | None:
+    """What is wrong with the save of a step that has come to an end."""
+    return next((e.error for e in events if e.step == step and e.kind in ("failed", "fenced")), None)
