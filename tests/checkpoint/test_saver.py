@@ -355,6 +355,24 @@ def test_a_second_store_that_is_away_holds_up_nothing_and_gets_the_newest_when_i
     until(lambda: not persisters(plan))
 
 
+def test_stopped_right_after_a_save_that_was_not_to_be_copied_it_is_copied_all_the_same(plan: Plan) -> None:
+    copies = plan.folder / "copies"
+    plan = replace(plan, steps=100, every=4, step_s=0.25, remote=copies.as_uri())
+    with running(plan) as ranks:
+        until(lambda: log(plan, "start"))
+        copies.rename(plan.folder / "away")
+        copies.write_text("not a folder")
+        until(lambda: last_step(plan) == 7)
+        assert published_step(plan) == 4, "and its copy is on its way, so that the next save gets none"
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        assert codes_of(ranks) == [TOLD_TO_STOP, TOLD_TO_STOP]
+    assert published_step(plan) == last_step(plan) == 8
+    copies.unlink()
+    (plan.folder / "away").rename(copies)
+    until(lambda: not persisters(plan))
+    assert checkpoint.newest(copies / "fake", verify=True).step == 8
+
+
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     with s3_server(tmp_path / "seaweed") as server:

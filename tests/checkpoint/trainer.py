@@ -172,7 +172,8 @@ def _train(place: Place, plan: Plan, told: list[int], tell: Callable[..., None])
             saves.settle()
             state.update(step)
             tell("step", step=step + 1)
-            saves.after(step + 1)
+            if step + 1 < plan.steps:
+                saves.after(step + 1)
             tell("took", step=step + 1, seconds=round(time.perf_counter() - began, 4))
         if first < plan.steps:
             saves.now(plan.steps, must=True)
