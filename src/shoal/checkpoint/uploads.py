@@ -120,14 +120,14 @@ class Uploads:
         return time.monotonic() - self._alone_since > ALONE_S
 
     def _upload(self, upload: Upload, began: float) -> None:
-        store, rank = self._store, upload.part.rank
+        store, rank, tried = self._store, upload.part.rank, time.perf_counter()
         if rank == 0:
             drop_unfinished(store, upload.name)
         write_known(store, upload.name, rank, chunks_of(upload.file), lambda: upload.part)
         if rank > 0:
             self._say("sent", upload.name.step)
             return
-        found = self._publish(store, upload.name, upload.extra, began, self._hopeless)
+        found = self._publish(store, upload.name, upload.extra, tried, self._hopeless)
         seconds = time.perf_counter() - began
         self._say("uploaded", upload.name.step, bytes=found.bytes, seconds=seconds, where=store.where)
         self._prune(store)
