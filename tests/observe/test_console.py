@@ -143,7 +143,7 @@ def test_a_run_is_told_as_it_happens(tmp_path: Path) -> None:
         "chose mesh.dp_shard = 1: small enough to replicate (DDP)",
         "attempt 0: 2 processes on cpu, 1M parameters in fp32, from the beginning",
         "step 20: evaluation loss 5.7283",
-        "step 20: checkpoint saved (11.4 MiB in 0.4 s)",
+        "step 20: checkpoint saved (11.4 MiB in 0.4 s; training waited 400 ms)",
         "warning: MLflow at http://x: connection refused",
         "failure: rank 1: killed (ended by SIGKILL); restarting from step 100",
         "attempt 1: 2 processes on cpu, 1M parameters in fp32, from step 20",

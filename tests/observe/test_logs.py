@@ -115,7 +115,7 @@ def test_following_tells_how_the_run_goes_though_its_workers_are_silent(
     assert "MFU 12" in told[0]
     assert [line.split("  ")[0] for line in told[1:]] == [
         f"step 60: evaluation loss {story.records[-2]['loss']:.4f}",
-        "step 60: checkpoint saved (11.4 MiB in 0.4 s)",
+        "step 60: checkpoint saved (11.4 MiB in 0.4 s; training waited 400 ms)",
     ]
     story.failure()
     assert next(lines).startswith("failure: rank 1: killed")
