@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
-from shoal.spec import load
+from shoal.spec import dump, load
 from shoal.spec.shape import shape_of
 from shoal.track.rundir import RunDir
 
@@ -246,6 +248,7 @@ def test_rm_all_but_keeps_the_newest_good_ones(space: Path, capsys: Captured) ->
     assert capsys.readouterr().out == "nothing to delete\n"
 
 
+@pytest.mark.cluster
 def test_the_copies_in_a_bucket_are_listed_verified_compared_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -255,7 +258,10 @@ def test_the_copies_in_a_bucket_are_listed_verified_compared_and_deleted(
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         changes = {"train.steps": 4, "checkpoint.every": 2, "checkpoint.remote": "s3://shoal/runs"}
-        train_on(make_run(tmp_path / "data", **changes), tmp_path, world=1)
+        (tmp_path / "run.yaml").write_text(dump(make_run(tmp_path / "data", **changes)))
+        # Not in a forked process: the threads of the S3 client do not survive a fork.
+        command = [Path(sys.executable).with_name("shoal"), "train", "run.yaml", "--processes", "1"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
         assert shoal(tmp_path, "ls", "tiny", "--json") == 0
         rows = json.loads(capsys.readouterr().out)
         both = [(2, "remote"), (2, "disk"), (4, "remote"), (4, "disk")]
