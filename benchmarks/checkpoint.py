@@ -85,7 +85,7 @@ def _measure(where: Path | None, ranks: int) -> dict[str, Any]:
         **os.environ,
         MARK: uuid.uuid4().hex,
         "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
         "SHOAL_RENDEZVOUS": f"file://{folder}/store",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),

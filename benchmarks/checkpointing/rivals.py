@@ -116,7 +116,7 @@ class Dcp(Rival):
 
     def begin(self, step: int) -> None:
         # Half of the cores write, as each writer both pickles and waits for the disk; on 2 cores 1 to 4 were alike.
-        threads = max(2, (os.cpu_count() or 1) // dist.get_world_size() // 2)
+        threads = max(2, len(os.sched_getaffinity(0)) // dist.get_world_size() // 2)
         how: dict[str, Any] = {
             "storage_writer": dcp.FileSystemWriter(self.folder(step), thread_count=threads),
             "planner": dcp.DefaultSavePlanner(enable_plan_caching=True),

@@ -169,7 +169,9 @@ def _about(args: argparse.Namespace, trainer: Trainer) -> dict[str, Any]:
     dist.all_gather_object(everybody, sum(local_of(t).nbytes for t in state.values()))
     return {
         "ranks": dist.get_world_size(),
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores",
+        "device": torch.cuda.get_device_name()
+        if args.device == "cuda"
+        else f"{len(os.sched_getaffinity(0))} CPU cores",
         "torch": torch.__version__,
         "bytes": sum(everybody),
         "tensors": len(state),
