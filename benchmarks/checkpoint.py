@@ -75,6 +75,8 @@ def main() -> int:
         missed += _report(results[-1])
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
+        if results[-1].get("stopped"):
+            return 143
     return int(missed > 0)
 
 
@@ -105,7 +107,7 @@ def _measure(where: Path | None, ranks: int) -> dict[str, Any]:
         if not (folder / "result.json").exists():
             sys.exit(143)
         print("stopped; what there is:")
-        return json.loads((folder / "result.json").read_text())
+        return json.loads((folder / "result.json").read_text()) | {"stopped": True}
     finally:
         for process in processes:
             process.kill()
