@@ -65,9 +65,9 @@ def train(t: Training, first_step: int) -> None:
             t.evaluate(done)
         if done < total:
             t.saves.after(done)
-    if first_step < total:  # a run that was already whole has nothing new to save
+    if first_step < total:
         t.evaluate(total)
-        t.saves.now(total, must=True)
+    t.saves.now(total, must=True)  # also where the last step was found in memory: it is the end when it is on disk
 
 
 def train_step(t: Training, step: int) -> Record | None:
