@@ -118,6 +118,7 @@ class Bench:
     def with_and_without_checksums(self, shoal: Rival, unsure: Rival, number: int) -> None:
         for i in range(number, number + self._args.pairs):
             for key, rival in sorted({"with": shoal, "without": unsure}.items(), reverse=bool(i % 2)):
+                time.sleep(self._args.rest)  # a rented disk is fast for some gigabytes and then slow for some seconds
                 self._result["checksums"][key].append(self._alone(rival))
                 self.say(f"  {key} checksums: {self._result['checksums'][key][-1]:.2f} s")
             self._write_down()

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from shoal.checkpoint import faults, ledger
 from shoal.checkpoint.find import Found, Skipped
@@ -40,6 +40,10 @@ TRIES = 4  # of a local save: after that the next save is the better try
 SLOWER = 10  # than rank 0 may another be
 LOOK_S = 1.0  # how often whoever waits for other ranks looks whether it should
 NICE = 5
+# Checksums are taken in pieces with rests between them, a quarter of a core: still faster than a disk writes. In one go
+# they took every core from the disk's driver at the beginning of a save, which cost 4% of the writing on 2 cores.
+PIECE_BYTES = 8 << 20
+RESTS = 3.0
 Done = TypeVar("Done")
 
 
@@ -152,7 +156,7 @@ class Persister:
         store, rank = self.first, self.setup.rank
         how = self.setup.read_back_of(store)
         with ThreadPoolExecutor(1, "checksum") as beside:
-            part_known = beside.submit(self._take_in, job)
+            part_known = beside.submit(self._take_in, job, RESTS)
             beside.submit(lambda: self._copy(job, part_known.result()))  # the slot is free when it has been sent
             try:
                 if rank == 0:
@@ -209,10 +213,10 @@ class Persister:
             yield whole[at : at + item.bytes]
             at += item.bytes
 
-    def _take_in(self, job: Job) -> Part:
+    def _take_in(self, job: Job, rests: float = 0.0) -> Part:
         """Takes the checksums of a snapshot. From then on a restart on this node finds it in memory."""
         header = self.contents.header(Name(job.step, self.setup.term))
-        digests = [xxh3_128_hexdigest(data) for data in self._slices(job.slot)]
+        digests = [_digest(data, rests) for data in self._slices(job.slot)]
         size = self.header_bytes + sum(item.bytes for item in self.contents.items())
         file = File(size, self.header_bytes, xxh3_128_hexdigest(header))
         part = part_of(self.setup.rank, self.setup.world, self.contents, digests, file)
@@ -221,6 +225,17 @@ class Persister:
 
     def _copy(self, job: Job, part: Part) -> None:
         self.memory.copy(Name(job.step, self.setup.term), part, job.extra, memoryview(self.slots[job.slot]))
+
+
+def _digest(data: memoryview, rests: float) -> str:
+    """Rests after each piece, so many times as long as it took."""
+    h = xxh3_128()
+    for at in range(0, data.nbytes, PIECE_BYTES):
+        began = time.perf_counter()
+        h.update(data[at : at + PIECE_BYTES])
+        if rests:
+            time.sleep(rests * (time.perf_counter() - began))
+    return h.hexdigest()
 
 
 def _clear(store: Store, name: Name) -> None:
