@@ -12,11 +12,13 @@ import fcntl
 import itertools
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 BUFFER_BYTES = 8 << 20
+AHEAD = 2  # reads under way
 BLOCK_BYTES = 4096  # memory, place in the file and length must be multiples of it (some disks are content with 512)
 
 
@@ -45,19 +47,22 @@ def write(path: Path, chunks: Iterable[memoryview]) -> None:
 def read(path: Path, at: int, end: int) -> Iterator[memoryview]:
     """The bytes from `at` to `end`, in order; each piece is good until the next. EOFError where the file is shorter.
 
-    The next piece is on its way while the caller looks at this one.
+    The next pieces are on their way while the caller looks at this one, so that the disk always has something to do.
     """
     fd = _open(path, os.O_RDONLY)
     try:
         places = range(at - at % BLOCK_BYTES, end, BUFFER_BYTES)
-        buffers = itertools.cycle([memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in places[:2]])
-        ahead: Future[memoryview] | None = None
-        with ThreadPoolExecutor(1, "shoal-read-ahead") as thread:  # it starts when there is a second piece
+        buffers = itertools.cycle([memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in places[: AHEAD + 1]])
+        ahead: deque[Future[memoryview]] = deque()
+        with ThreadPoolExecutor(AHEAD, "shoal-read-ahead") as threads:  # they start when there is a second piece
+            if len(places) == 1:
+                yield _read_all(fd, places[0], end, next(buffers))[at - places[0] :]
+                return
+            asked = iter(places)
             for place in places:
-                piece = ahead.result() if ahead else _read_all(fd, place, end, next(buffers))
-                if place != places[-1]:
-                    ahead = thread.submit(_read_all, fd, place + BUFFER_BYTES, end, next(buffers))
-                yield piece[max(at - place, 0) :]
+                for another in itertools.islice(asked, 1 + AHEAD - len(ahead)):
+                    ahead.append(threads.submit(_read_all, fd, another, end, next(buffers)))
+                yield ahead.popleft().result()[max(at - place, 0) :]
     finally:
         os.close(fd)
 
