@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 from tests.checkpoint.nodes import TOKEN, Left, Node, leave, nodes
 
+from shoal import wire
 from shoal.checkpoint.manifest import seal
-from shoal.checkpoint.memory import neighbour, wire
+from shoal.checkpoint.memory import neighbour
 from shoal.checkpoint.memory.generations import Here, seal_extra
 from shoal.checkpoint.memory.keeper import reachable_address, start
 from shoal.checkpoint.memory.neighbour import Peer

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
+from shoal import wire
 from shoal.checkpoint.manifest import Corrupt
-from shoal.checkpoint.memory import wire
 from shoal.checkpoint.memory.generations import COPIES, EXTRA, drop_copies, kept_in, put, read_extra, retire, room_bytes
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Part, decode_part

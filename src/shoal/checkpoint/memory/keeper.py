@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.memory import wire
+from shoal import wire
 from shoal.checkpoint.memory.generations import Here, put
 from shoal.checkpoint.memory.intake import Intake, Unfit
+from shoal.checkpoint.memory.neighbour import HELLO, REQUEST_BYTES
 from shoal.checkpoint.names import Name, rank_file
 from shoal.errors import TransientError
 
@@ -90,7 +91,7 @@ class Keeper:
             friend = False
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire.admit(sock, self._token)
+                wire.admit(sock, self._token, HELLO)
                 friend = True
             finally:
                 with self._lock:
@@ -99,7 +100,7 @@ class Keeper:
             try:
                 while True:
                     sock.settimeout(IDLE_S)
-                    message = wire.receive_message(sock, wire.REQUEST_BYTES)
+                    message = wire.receive_message(sock, REQUEST_BYTES)
                     sock.settimeout(STALL_S)
                     with self._working():
                         self._answer(sock, message)

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shoal.checkpoint.memory import wire
+from shoal import wire
 from shoal.checkpoint.memory.generations import Generation, seal_extra
 from shoal.checkpoint.names import Name
 from shoal.errors import TransientError
 
+HELLO = b"shoal keeper 1\n\0"
+REQUEST_BYTES, REPLY_BYTES = 1 << 12, 1 << 26  # at most; a reply may list thousands of ranks
 CONNECT_S = 5.0
 STALL_S = 15.0  # without a byte: the other side is gone, or as good as gone
 PREPARE_S = 60.0  # for the keeper to find room: a hundred gigabytes take a while
@@ -86,7 +88,7 @@ class Peer:
     ) -> Taken:
         try:
             wire.send(sock, message)
-            reply = wire.receive_message(sock, wire.REPLY_BYTES)
+            reply = wire.receive_message(sock, REPLY_BYTES)
             if "error" not in reply:
                 taken = take(sock, reply)
         except BaseException:
@@ -118,13 +120,13 @@ def replicate(
             wire.send(sock, ask)
             sock.sendall(part + sealed_extra)
             sock.settimeout(PREPARE_S)
-            _raise_if_refused(wire.receive_message(sock, wire.REPLY_BYTES))
+            _raise_if_refused(wire.receive_message(sock, REPLY_BYTES))
             sock.settimeout(STALL_S)
             for at in range(0, file.nbytes, _CHUNK_BYTES):
                 if time.monotonic() > until:
                     raise TimeoutError(errno.ETIMEDOUT, "it takes the bytes too slowly")
                 sock.sendall(file[at : at + _CHUNK_BYTES])
-            _raise_if_refused(wire.receive_message(sock, wire.REPLY_BYTES))
+            _raise_if_refused(wire.receive_message(sock, REPLY_BYTES))
     except OSError as e:
         why = e if isinstance(e, _Refused) else _gone(f"the keeper at {address}", e)
         raise TransientError(f"the snapshot of step {name.step} has no copy on another node: {why.strerror}.") from e
@@ -134,7 +136,7 @@ def connect(address: str, token: bytes) -> socket.socket:
     sock = socket.create_connection(wire.address_of(address), CONNECT_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.greet(sock, token)
+        wire.greet(sock, token, HELLO)
         sock.settimeout(STALL_S)
     except BaseException:
         sock.close()

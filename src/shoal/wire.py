@@ -1,4 +1,4 @@
-"""How a keeper and those who ask it talk: both prove that they know the run's token, then JSON messages and raw bytes.
+"""How processes of a run talk over TCP: both prove that they know the run's token, then JSON messages and raw bytes.
 
 The token never travels. Each side sends a random number and the other answers with an HMAC of both. It keeps strangers
 and stray programs out; it does not encrypt, as the traffic of the training itself is not encrypted.
@@ -15,21 +15,19 @@ from typing import Any
 
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # for a stranger to become a friend
-_HELLO = b"shoal keeper 1\n\0"
 _NONCE_BYTES = _MAC_BYTES = 32
 _LENGTH_BYTES = 4
-REQUEST_BYTES, REPLY_BYTES = 1 << 12, 1 << 26  # at most; a reply may list thousands of ranks
 
 
 class Broken(ConnectionError):
     """The other side does not keep to the protocol, or is not who it should be."""
 
 
-def admit(sock: socket.socket, token: bytes) -> None:
-    """The keeper's side; `Broken` for whoever does not know the token, who has learnt nothing then."""
+def admit(sock: socket.socket, token: bytes, hello: bytes) -> None:
+    """The server's side; `Broken` for whoever does not know the token, who has learnt nothing then."""
     until = time.monotonic() + GREETING_S
     mine = secrets.token_bytes(_NONCE_BYTES)
-    sock.sendall(_HELLO + mine)
+    sock.sendall(hello + mine)
     said = receive(sock, _NONCE_BYTES + _MAC_BYTES, until)
     theirs, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"asks", mine, theirs)):
@@ -37,21 +35,21 @@ def admit(sock: socket.socket, token: bytes) -> None:
     sock.sendall(_proof(token, b"keeps", mine, theirs))
 
 
-def greet(sock: socket.socket, token: bytes) -> None:
-    """The other side."""
+def greet(sock: socket.socket, token: bytes, hello: bytes) -> None:
+    """The other side. `hello` is the name and the version of what is to be talked."""
     until = time.monotonic() + GREETING_S
-    hello = receive(sock, len(_HELLO) + _NONCE_BYTES, until)
-    if not hello.startswith(_HELLO):
-        raise Broken("no keeper of this version answers there")
-    theirs, mine = hello[len(_HELLO) :], secrets.token_bytes(_NONCE_BYTES)
+    said = receive(sock, len(hello) + _NONCE_BYTES, until)
+    if not said.startswith(hello):
+        raise Broken(f"what answers there is no {hello.split(maxsplit=2)[1].decode()} of this version")
+    theirs, mine = said[len(hello) :], secrets.token_bytes(_NONCE_BYTES)
     sock.sendall(mine + _proof(token, b"asks", theirs, mine))
     if not hmac.compare_digest(receive(sock, _MAC_BYTES, until), _proof(token, b"keeps", theirs, mine)):
         raise Broken("it does not know the token of this run")
 
 
-def _proof(token: bytes, role: bytes, keepers: bytes, askers: bytes) -> bytes:
+def _proof(token: bytes, role: bytes, servers: bytes, askers: bytes) -> bytes:
     """The role is in it, so that nobody can be made to answer his own question."""
-    return hmac.digest(token, role + keepers + askers, "sha256")
+    return hmac.digest(token, role + servers + askers, "sha256")
 
 
 def send(sock: socket.socket, message: dict[str, Any]) -> None:

@@ -1,0 +1,192 @@
+"""How a newcomer gets the state: from one rank of a living island to the same rank of the new one.
+
+First a copy of the state as it was between two steps, every tensor with its checksum; then the summed gradient of each
+step that was committed since, which the newcomer applies as everybody did. Sent in a thread, while training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shoal import wire
+from shoal.fleet.lines import MESSAGE_BYTES, Message
+
+STALL_S = 60.0  # without a byte of progress: the other side is gone, or as good as gone
+CHUNK_BYTES = 8 << 20
+LOOK_S = 0.1
+AHEAD = 3  # gradients that may wait to be sent; with more, training waits for the newcomer's connection
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step that was committed after the copy was made."""
+
+    step: int  # from 0
+    total: Tensor
+    said: list[dict[str, Any]]
+
+
+class Donor:
+    """What a rank gives away. Its methods are the main thread's, but for `asked`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, socket.socket] = {}
+        self._gifts: dict[str, _Gift] = {}
+
+    def asked(self, sock: socket.socket, said: Message) -> None:
+        """A newcomer's rank wants the state."""
+        with self._lock:
+            if gift := self._gifts.get(str(said["key"])):
+                gift.send_to(sock)
+            else:
+                self._waiting[str(said["key"])] = sock
+
+    def wanted(self) -> list[str]:
+        with self._lock:
+            return list(self._waiting)
+
+    def begin(self, key: str, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """The state as it is now: `step` steps are applied."""
+        gift = _Gift(step, {name: local(t).detach().cpu().clone() for name, t in tensors.items()})
+        with self._lock:
+            self._gifts[key] = gift
+            if sock := self._waiting.pop(key, None):
+                gift.send_to(sock)
+
+    def log(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> None:
+        for gift in self._live():
+            gift.add(Entry(step, total.clone(), said))
+
+    def finish(self, members: Iterable[str], step: int) -> None:
+        """Those who are members now have all they need, once they have applied `step` steps."""
+        with self._lock:
+            done = {key: self._gifts.pop(key) for key in members if key in self._gifts}
+        for gift in done.values():
+            gift.end(step)
+
+    def close(self) -> None:
+        with self._lock:
+            for gift in self._gifts.values():
+                gift.broken = True
+            for sock in self._waiting.values():
+                sock.close()
+            self._gifts.clear()
+
+    def _live(self) -> list[_Gift]:
+        with self._lock:
+            self._gifts = {key: gift for key, gift in self._gifts.items() if not gift.broken}
+            return list(self._gifts.values())
+
+
+class _Gift:
+    def __init__(self, step: int, tensors: dict[str, Tensor]) -> None:
+        self._step, self._tensors = step, tensors
+        self._queue: queue.Queue[Entry | int] = queue.Queue(AHEAD)
+        self._begun, self._fetched = time.monotonic(), False
+        self.broken = False
+
+    def send_to(self, sock: socket.socket) -> None:
+        self._fetched = True
+        threading.Thread(target=self._send, args=(sock,), name="fleet-donate", daemon=True).start()
+
+    def add(self, entry: Entry | int) -> None:
+        while not self.broken:
+            self.broken = not self._fetched and time.monotonic() - self._begun > STALL_S  # nobody comes for it
+            with contextlib.suppress(queue.Full):
+                self._queue.put(entry, timeout=0.2)
+                return
+
+    def end(self, step: int) -> None:
+        self.add(step)
+
+    def _send(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(STALL_S)
+            table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in self._tensors.items()]
+            wire.send(sock, {"step": self._step, "tensors": table})
+            for tensor in self._tensors.values():
+                _send_tensor(sock, tensor)
+            self._tensors.clear()
+            while isinstance(entry := self._queue.get(), Entry):
+                wire.send(sock, {"step": entry.step, "said": entry.said, "count": entry.total.numel()})
+                _send_tensor(sock, entry.total)
+            wire.send(sock, {"end": entry})
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(1)  # until it has read all of it
+        except OSError:
+            pass  # the newcomer is gone; if it comes back it is another one
+        finally:
+            self.broken = True
+            sock.close()
+
+
+def receive(
+    sock: socket.socket, tensors: Mapping[str, Tensor], loaded: Callable[[int], None], idle: Callable[[], None]
+) -> Iterable[Entry]:
+    """Fills the state in place and calls `loaded` with its step; then the steps after it, as they come.
+
+    `idle` is called whenever all that has come is applied. Raises `wire.Broken` for what is damaged or incomplete.
+    """
+    sock.settimeout(STALL_S)
+    head = wire.receive_message(sock, MESSAGE_BYTES)
+    own = {name: local(t) for name, t in tensors.items()}
+    table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
+    if head["tensors"] != table:
+        raise wire.Broken("the other island's state has other tensors")
+    for tensor in own.values():
+        tensor.copy_(_receive_tensor(sock, torch.empty(tensor.shape, dtype=tensor.dtype)))
+    loaded(int(head["step"]))
+    while True:
+        wait_s = 0.0
+        while not select.select([sock], [], [], wait_s)[0]:
+            idle()
+            wait_s = LOOK_S
+        head = wire.receive_message(sock, MESSAGE_BYTES)
+        if "end" in head:
+            return
+        total = _receive_tensor(sock, torch.empty(int(head["count"])))
+        yield Entry(int(head["step"]), total, head["said"])
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _send_tensor(sock: socket.socket, tensor: Tensor) -> None:
+    data = _bytes(tensor)
+    h = xxhash.xxh3_128()
+    for at in range(0, data.nbytes, CHUNK_BYTES):
+        h.update(data[at : at + CHUNK_BYTES])
+        sock.sendall(data[at : at + CHUNK_BYTES])
+    sock.sendall(h.digest())
+
+
+def _receive_tensor(sock: socket.socket, into: Tensor) -> Tensor:
+    data = _bytes(into)
+    h = xxhash.xxh3_128()
+    for at in range(0, data.nbytes, CHUNK_BYTES):
+        wire.receive_into(sock, data[at : at + CHUNK_BYTES])
+        h.update(data[at : at + CHUNK_BYTES])
+    if wire.receive(sock, h.digest_size) != h.digest():
+        raise wire.Broken("what has come is not what was sent")
+    return into
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    if not tensor.numel():
+        return memoryview(b"")
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,110 @@
+"""How an island finds the others: it joins those who are there, or, if nobody is, gathers with those who come too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shoal.fleet.epoch import Card, Epoch, Fence
+from shoal.fleet.lease import DEAD_S, Lease
+from shoal.fleet.lines import ask
+
+GATHER_S = 20.0  # for islands that were started together; with those that are there by then it begins
+LOOK_S = 0.1
+STATUS_S = 1.0
+
+
+def find(card: Card, fence: Fence, token: bytes, islands: int, step: int, digest: str) -> Epoch | Card:
+    """The epoch that this island is in, or the member that gives it the state. Waits for as long as it takes."""
+    here = fence.folder / "here" / f"{card.key}.json"
+    here.parent.mkdir(parents=True, exist_ok=True)
+    here.write_text(json.dumps({"card": asdict(card), "step": step, "digest": digest}))
+    try:
+        came, watched = time.monotonic(), _Watched(fence)
+        while True:
+            newest = fence.newest()
+            if newest is not None and card.key in newest.keys:
+                return newest
+            if newest is not None and (donor := _donor(newest, card, token)):
+                return donor
+            if newest is None or watched.dead(newest):
+                _gather(card, fence, newest, token, islands, time.monotonic() - came)
+            time.sleep(LOOK_S)
+    finally:
+        here.unlink(missing_ok=True)
+
+
+def _donor(newest: Epoch, card: Card, token: bytes) -> Card | None:
+    """Of the living epoch, if there is one. Any of its members knows whether there is a newer one."""
+    with contextlib.suppress(OSError):
+        reply = ask(newest.first.control, token, {"for": "join", "card": asdict(card)}, STATUS_S)
+        if "donor" in reply:
+            return Card.of(reply["donor"])
+    return None
+
+
+def _gather(card: Card, fence: Fence, newest: Epoch | None, token: bytes, islands: int, waited_s: float) -> None:
+    """Makes the first epoch, or the first after all had died, if it is this one's turn to do so."""
+    there = [found for found in _here(fence.folder) if found["key"] == card.key or _answers(found, token)]
+    if len({found["island"] for found in there}) < islands and waited_s < GATHER_S:
+        return
+    furthest = max(found["step"] for found in there)
+    digests = sorted(found["digest"] for found in there if found["step"] == furthest)
+    alike = [f for f in there if f["step"] == furthest and f["digest"] == digests[0]]
+    if alike and alike[0]["key"] == card.key:
+        number = 1 if newest is None else newest.number + 1
+        life = 1 if newest is None else newest.life + 1
+        members = tuple(Card.of(found["card"]) for found in alike)
+        fence.create(Epoch(number, members, furthest, joined=tuple(c.key for c in members), by=card.key, life=life))
+
+
+def _here(folder: Path) -> Iterator[dict[str, Any]]:
+    """Islands that look for others, in their order."""
+    found = []
+    for path in sorted((folder / "here").iterdir()):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            said = json.loads(path.read_bytes())
+            found.append({**said, "key": said["card"]["key"], "island": said["card"]["island"]})
+    yield from sorted(found, key=lambda f: (f["island"], f["key"]))
+
+
+def _answers(found: dict[str, Any], token: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        reply = ask(found["card"]["control"], token, {"for": "status"}, STATUS_S)
+        return bool(reply.get("key") == found["key"] and reply.get("epoch") is None)
+    return False
+
+
+class _Watched:
+    """Whether an epoch is dead: all its processes were on this machine and are gone, or its lease has run out."""
+
+    def __init__(self, fence: Fence) -> None:
+        self._lease = Lease(fence.folder)
+        self._seen: tuple[int, str] | None = None
+        self._since = time.monotonic()
+
+    def dead(self, epoch: Epoch) -> bool:
+        now = (epoch.number, self._lease.read())
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        here = all(card.host == socket.gethostname() for card in epoch.members)
+        if here and not any(_alive(card.pid) for card in epoch.members):
+            return True
+        return time.monotonic() - self._since > DEAD_S
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

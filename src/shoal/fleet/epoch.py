@@ -1,0 +1,119 @@
+"""An epoch: a numbered list of members. It comes to be by the exclusive creation of a file, so there is one of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SetupError
+
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Card:
+    """A member: one life of an island. Who comes back has another key."""
+
+    key: str
+    island: int
+    control: str  # address of its first rank
+    data: tuple[str, ...]  # … and of each rank
+    host: str
+    pid: int
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Card:
+        return Card(**{**fields, "data": tuple(fields["data"])})
+
+
+@dataclass(frozen=True)
+class Epoch:
+    number: int
+    members: tuple[Card, ...]  # the first one says COMMIT, writes the journal and saves
+    base: int  # steps that are decided
+    have: dict[str, list[int]] = field(default_factory=dict)  # shards of step `base` (from 0) that are computed
+    left: dict[str, str] = field(default_factory=dict)  # key of a former member → why
+    joined: tuple[str, ...] = ()
+    by: str = ""
+    life: int = 1  # counts up whenever all had died and the run went on from a checkpoint
+    noticed: float = 0.0  # Unix time at which the reason for this epoch was noticed
+
+    @property
+    def keys(self) -> list[str]:
+        return [card.key for card in self.members]
+
+    @property
+    def first(self) -> Card:
+        return self.members[0]
+
+    def index(self, key: str) -> int:
+        return self.keys.index(key)
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Epoch:
+        members = tuple(Card.of(card) for card in fields["members"])
+        return Epoch(**{**fields, "members": members, "joined": tuple(fields["joined"])})
+
+
+class Fence:
+    """The epochs of a run, in a folder that all islands can reach."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._epochs = folder / "epochs"
+
+    def create(self, epoch: Epoch) -> bool:
+        """Whether this one came to be; False where another of that number was there before."""
+        self._epochs.mkdir(parents=True, exist_ok=True)
+        return create(self._path(epoch.number), json.dumps(asdict(epoch), indent=1) + "\n")
+
+    def read(self, number: int) -> Epoch | None:
+        try:
+            return Epoch.of(json.loads(self._path(number).read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    def newest(self) -> Epoch | None:
+        try:
+            numbers = [int(name[:-5]) for name in os.listdir(self._epochs) if name[0] != "." and name.endswith(".json")]
+        except FileNotFoundError:
+            return None
+        return self.read(max(numbers)) if numbers else None
+
+    def token(self) -> bytes:
+        """The secret by which the islands of a run know each other. Whoever can read the run's files can have it."""
+        path = self.folder / "token"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        create(path, secrets.token_hex(TOKEN_BYTES), mode=0o600)
+        text = path.read_text()
+        try:
+            return bytes.fromhex(text)
+        except ValueError as e:
+            raise SetupError(f"{path} is damaged: delete it while no island of the run is alive.") from e
+
+    def _path(self, number: int) -> Path:
+        return self._epochs / f"{number:06d}.json"
+
+
+def create(path: Path, text: str, mode: int = 0o644) -> bool:
+    """A whole file or none, and only if there is none yet: a link fails where the name is taken, on NFS too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(fd, "w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()

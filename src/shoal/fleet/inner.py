@@ -1,0 +1,40 @@
+"""What the ranks of one island say to each other about the fleet: the first one speaks for all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.checkpoint import peers
+
+
+@dataclass(frozen=True)
+class Inner:
+    rank: int
+    world: int
+
+    @property
+    def speaks(self) -> bool:
+        return self.rank == 0
+
+    def share(self, mine: Any) -> Any:
+        """What the first rank says, on all of them."""
+        if self.world == 1:
+            return mine
+        text = json.dumps(mine).encode() if self.speaks else b""
+        length = peers.from_rank_0(len(text))
+        data = torch.zeros(length, dtype=torch.uint8)
+        if self.speaks:
+            data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(data, src=0)
+        return json.loads(bytes(data.tolist()))
+
+    def all(self, mine: bool) -> bool:
+        return peers.total(int(mine)) == self.world
+
+    def texts(self, mine: str) -> list[str]:
+        return peers.texts(mine)

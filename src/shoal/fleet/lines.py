@@ -1,0 +1,111 @@
+"""Connections between islands: both sides prove that they know the run's token, then one says what it is for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal import wire
+
+HELLO = b"shoal fleet 1\n\0\0"
+Message = dict[str, Any]
+Handler = Callable[[socket.socket, Message], None]  # it has a thread of its own, and owns the socket
+MESSAGE_BYTES = 1 << 24
+CONNECT_S = 3.0
+
+
+class Server:
+    """Listens, and hands each connection to the handler of what it is for."""
+
+    def __init__(self, host: str, token: bytes, handlers: Mapping[str, Handler]) -> None:
+        self._token, self._handlers = token, handlers
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=128)
+        self.address = wire.text_of(self._socket.getsockname())
+        threading.Thread(target=self._accept, name="fleet-accept", daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._admit, args=(sock,), name="fleet-serve", daemon=True).start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(wire.GREETING_S)
+            wire.admit(sock, self._token, HELLO)
+            said = wire.receive_message(sock, MESSAGE_BYTES)
+            handler = self._handlers.get(str(said.get("for")))
+            if handler is None:
+                raise wire.Broken(f"a connection for {said.get('for')}")
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            return
+        handler(sock, said)
+
+
+def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> socket.socket:
+    sock = socket.create_connection(wire.address_of(address), timeout=timeout_s)
+    try:
+        wire.greet(sock, token, HELLO)
+        wire.send(sock, said)
+    except BaseException:
+        sock.close()
+        raise
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def ask(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> Message:
+    """One question, one answer. OSError where nobody answers in time."""
+    with connect(address, token, said, timeout_s) as sock:
+        sock.settimeout(timeout_s)
+        return wire.receive_message(sock, MESSAGE_BYTES)
+
+
+def answer(sock: socket.socket, message: Message) -> None:
+    """To `ask`. Whether it arrives is the other's business."""
+    with sock, contextlib.suppress(OSError):
+        wire.send(sock, message)
+
+
+class Line:
+    """A lasting connection that both sides talk on. `heard` is called in a thread of its own, `closed` once, last."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def follow(self, heard: Callable[[Message], None], closed: Callable[[], None]) -> None:
+        """Reads until the end, here and now."""
+        try:
+            while True:
+                heard(wire.receive_message(self._sock, MESSAGE_BYTES))
+        except OSError:
+            pass
+        finally:
+            self.close()
+            closed()
+
+    def say(self, message: Message) -> None:
+        """Messages are small: they fit into the system's buffer, so a peer that has stopped does not hold us up."""
+        with self._sending, contextlib.suppress(OSError):
+            wire.send(self._sock, message)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

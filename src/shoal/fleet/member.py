@@ -1,0 +1,442 @@
+"""What an island's first rank agrees on with those of the other islands: who is in, and which steps are taken.
+
+The protocol, and why it is safe, are in docs/decisions/022-islands.md. A thread answers the others while the main one
+computes; it alone decides that somebody is gone. Everything that both touch is under one lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from socket import socket
+from typing import Any
+
+from shoal.fleet.epoch import Card, Epoch, Fence
+from shoal.fleet.lease import Lease
+from shoal.fleet.lines import Line, Message, answer, ask, connect
+from shoal.fleet.shards import deal
+
+BEAT_S = 0.25
+SILENT_S = 4.0  # without a word of somebody: it has stopped, or the way to it is cut
+ANSWER_S = 2.0  # to a question; the thread that answers has nothing else to do
+TURN_S = 0.5  # the second in line waits this long for the first to act, the third twice as long, …
+
+
+class Evicted(Exception):
+    """The others have gone on without this island. It may join again."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a member answers when it is asked to freeze."""
+
+    applied: int
+    held: int  # steps, if the one that it holds counts; equal to `applied` when it holds none
+    have: list[int]  # shards of the open step
+    behind: bool  # it is new, and still receives what was decided before it came
+
+
+class Member:
+    def __init__(self, card: Card, token: bytes, fence: Fence, shards: int) -> None:
+        self.card, self._token, self._fence, self._shards = card, token, fence, shards
+        self._lock = threading.Condition()
+        self.epoch: Epoch | None = None
+        self._state = State(0, 0, [], behind=True)
+        self._frozen: float | None = None  # since when
+        self._evicted = False
+        self._line: Line | None = None  # to the first member
+        self._lines: dict[str, Line] = {}  # … from the others, if that is me
+        self._heard_of: dict[str, float] = {}  # when, by key
+        self._holds: dict[tuple[int, int], set[str]] = defaultdict(set)  # (epoch, steps) → who
+        self._gone: dict[str, tuple[str, float]] = {}  # key → (why, when it was noticed)
+        self._ready: dict[str, Card] = {}  # newcomers that have caught up
+        self._over: list[Callable[[], None]] = []
+        self._closed = threading.Event()
+        self._lease = Lease(fence.folder)
+        self._watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
+
+    # For the main thread.
+
+    def begin(self, epoch: Epoch, applied: int, behind: bool = False) -> None:
+        """Becomes active in its first epoch."""
+        with self._lock:
+            self._state = State(applied, applied, [], behind)
+        self.adopt(epoch)
+        self._watcher.start()
+
+    def caught_up(self, applied: int) -> None:
+        with self._lock:
+            self._state = State(applied, applied, [], behind=False)
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """To be called, in another thread, whenever an epoch ends."""
+        self._over.append(call)
+
+    def take(self, step: int) -> tuple[Epoch, list[int] | None]:
+        """This epoch, and the shards of a step (from 0) that are mine in it; None if the step is decided: apply it."""
+        with self._lock:
+            self._await(lambda: self._frozen is None)
+            assert self.epoch is not None
+            if self._state.applied > step:
+                return self.epoch, None
+            have = self.epoch.have if self.epoch.base == step else {}
+            mine = deal(self._shards, have, self.epoch.keys)[self.card.key]
+            self._state = State(step, step, mine, behind=False)
+            return self.epoch, mine
+
+    def hold(self, number: int, step: int) -> bool:
+        """This island has the whole gradient of that step. Whether all have, so that it is to be applied."""
+        with self._lock:
+            assert self.epoch is not None
+            if self._frozen is None and self.epoch.number == number:
+                self._state = State(step, step + 1, self._state.have, behind=False)
+                self._hear_hold(self.card.key, number, step + 1)
+                if self._line:
+                    self._line.say({"kind": "hold", "epoch": number, "steps": step + 1})
+            self._await(lambda: self._state.applied > step or self._is_over(number))
+            return self._state.applied > step
+
+    def missing(self, number: int, key: str, why: str) -> None:
+        """A member did not trade. Returns when there is another epoch."""
+        with self._lock:
+            assert self.epoch is not None
+            while not self._is_over(number):  # said again and again: the first member may not be in this epoch yet
+                if self._line and key != self.epoch.first.key:
+                    self._line.say({"kind": "missing", "epoch": number, "key": key, "why": why})
+                elif self.epoch.number == number:
+                    self._suspect(key, why)
+                self._await(lambda: self._is_over(number), BEAT_S)
+
+    def leave(self) -> bool:
+        """Returns when the others go on without this island; False if there is nobody else to go on."""
+        with self._lock:
+            assert self.epoch is not None
+            while not self._evicted and not self._closed.is_set():
+                if len(self.epoch.members) == 1 and self._frozen is None:
+                    return False
+                if self._line:
+                    self._line.say({"kind": "leave"})
+                else:
+                    self._suspect(self.card.key, "left")
+                self._lock.wait(BEAT_S)
+            return True
+
+    def ready(self, card: Card) -> None:
+        """A newcomer has caught up: it is to be in the next epoch. (Of the first member.)"""
+        with self._lock:
+            self._ready[card.key] = card
+            self._lock.notify_all()
+
+    @property
+    def is_first(self) -> bool:
+        return self.epoch is not None and self.epoch.first.key == self.card.key
+
+    def close(self) -> None:
+        self._closed.set()
+        self._lease.close()
+        with self._lock:
+            self._lock.notify_all()
+            for line in [*self._lines.values(), *([self._line] if self._line else [])]:
+                line.close()
+
+    # What the others ask and say: each in a thread of its own.
+
+    def asked_to_freeze(self, sock: socket, said: Message) -> None:
+        with self._lock:
+            if self.epoch is None or said["epoch"] > self.epoch.number:
+                reply: Message = {"unknown": True}
+            elif said["epoch"] < self.epoch.number:
+                reply = {"newer": self.epoch.number}
+            else:
+                self._freeze()
+                reply = {"state": asdict(self._state), "hears": sorted(self._audible())}
+        answer(sock, reply)
+
+    def asked_for_status(self, sock: socket, said: Message) -> None:
+        with self._lock:
+            epoch = None if self.epoch is None else self.epoch.number
+            reply = {"key": self.card.key, "epoch": epoch, "evicted": self._evicted, "applied": self._state.applied}
+        answer(sock, reply)
+
+    def told_of_epoch(self, sock: socket, said: Message) -> None:
+        answer(sock, {})
+        if self.epoch is not None:
+            self._look()
+
+    def line_from(self, sock: socket, said: Message) -> None:
+        key, line = str(said["key"]), Line(sock)
+        with self._lock:
+            self._lines[key] = line
+            self._heard_of[key] = time.monotonic()
+        line.follow(lambda message: self._hear(key, message), lambda: self._lost(key, line, "closed its connection"))
+
+    # The watcher.
+
+    def _watch(self) -> None:
+        while not self._closed.wait(0.0):
+            with self._lock:
+                self._lock.wait(BEAT_S)
+                if self._closed.is_set() or self._evicted:
+                    return
+                self._beat()
+                self._notice_silence()
+                job = self._job()
+            if job:
+                with contextlib.suppress(OSError):  # the store cannot be reached: wait
+                    job()
+
+    def _job(self) -> Callable[[], None] | None:
+        """What is to be done without the lock, if anything."""
+        epoch = self.epoch
+        assert epoch is not None
+        if self._frozen is not None and time.monotonic() - self._frozen > BEAT_S:
+            if time.monotonic() - self._frozen < ANSWER_S + TURN_S:
+                return self._look  # somebody else is at it
+        candidates = [key for key in epoch.keys if key not in self._gone or self._gone[key][0] == "left"]
+        if not (self._gone or self._ready or self._frozen is not None):
+            return None
+        if self.card.key not in candidates:
+            return self._look
+        turn = candidates.index(self.card.key)
+        since = min([noticed for _, noticed in self._gone.values()] + [self._frozen or time.monotonic()])
+        if turn and time.monotonic() - since < TURN_S * turn:
+            return self._look
+        return self._propose
+
+    def _propose(self) -> None:
+        """Makes the next epoch, or learns that another has."""
+        with self._lock:
+            epoch = self.epoch
+            assert epoch is not None
+            self._freeze()
+            gone, ready = dict(self._gone), dict(self._ready)
+            noticed = time.time() - max([time.monotonic() - at for _, at in gone.values()], default=0.0)
+            states = {self.card.key: self._state}
+        others = [card for card in epoch.members if card.key not in gone or gone[card.key][0] == "left"]
+        others = [card for card in others if card.key != self.card.key]
+        heard_by = dict.fromkeys(gone, 0)
+        for card, reply in self._ask_all(others, {"for": "freeze", "epoch": epoch.number}):
+            if reply is None:
+                gone.setdefault(card.key, ("does not answer", time.monotonic()))
+            elif "state" in reply:
+                states[card.key] = State(**reply["state"])
+                for key in heard_by:
+                    heard_by[key] += 1 if key in reply["hears"] else -1
+            else:  # it is further, or it is not what it was
+                if "unknown" in reply:
+                    gone.setdefault(card.key, ("has another life", time.monotonic()))
+                self._look()
+                if self.epoch is not epoch:
+                    return
+        mistaken = [key for key, n in heard_by.items() if n > 0 and gone[key][0] == SILENT]
+        if mistaken:  # the others hear whom this one does not: it is this one's connection, and they will notice
+            with self._lock:
+                for key in mistaken:
+                    self._gone.pop(key, None)
+                    self._heard_of[key] = time.monotonic()
+            return
+        self._fence.create(_next(epoch, states, gone, ready, self.card.key, noticed))
+        self._look()  # this one, or the one that was faster
+        told = [card for card in [*epoch.members, *ready.values()] if card.key != self.card.key]
+        self._ask_all([card for card in told if card.key not in gone or gone[card.key][0] == "left"], {"for": "epoch"})
+
+    def _look(self) -> None:
+        """Adopts the epochs that have come to be since."""
+        while not self._closed.is_set() and not self._evicted:
+            assert self.epoch is not None
+            found = self._fence.read(self.epoch.number + 1)
+            if found is None:
+                return
+            self.adopt(found)
+
+    def adopt(self, epoch: Epoch) -> None:
+        with self._lock:
+            if self.epoch is not None and epoch.number <= self.epoch.number:
+                return
+            before, self.epoch, self._frozen = self.epoch, epoch, None
+            self._gone = {k: v for k, v in self._gone.items() if k in epoch.keys and v[0] == "left"}
+            self._ready = {k: v for k, v in self._ready.items() if k not in epoch.keys}
+            self._holds = defaultdict(set, {k: v for k, v in self._holds.items() if k[0] >= epoch.number})
+            state = self._state
+            if self.card.key not in epoch.keys:
+                self._evicted = True
+            elif not state.behind and epoch.base > state.applied:
+                if epoch.base == state.held:
+                    self._state = State(epoch.base, epoch.base, [], behind=False)
+                else:
+                    self._evicted = True  # it cannot be: whoever is in the epoch holds what is decided
+            elif not state.behind:
+                self._state = State(state.applied, state.applied, state.have, behind=False)
+            now = time.monotonic()
+            self._heard_of = dict.fromkeys(epoch.keys, now)
+            first, same = epoch.first, before is not None and before.first.key == epoch.first.key
+            old = None if same else self._line
+            if old:
+                self._line = None
+            self._lease.hold(self.is_first and not self._evicted, epoch.number)
+        for call in self._over:
+            call()
+        if old:
+            old.close()
+        if not self._evicted and first.key != self.card.key and not (same and self._line):
+            self._call(first)
+        with self._lock:
+            self._lock.notify_all()
+
+    # Under the lock.
+
+    def _await(self, true: Callable[[], bool], most_s: float = math.inf) -> None:
+        until = time.monotonic() + most_s
+        while not true() and time.monotonic() < until:
+            if self._evicted or self._closed.is_set():
+                raise Evicted
+            self._lock.wait(min(1.0, most_s))
+        if self._evicted:
+            raise Evicted
+
+    def _is_over(self, number: int) -> bool:
+        return self._frozen is None and self.epoch is not None and self.epoch.number != number
+
+    def _freeze(self) -> None:
+        if self._frozen is None:
+            self._frozen = time.monotonic()
+
+    def _suspect(self, key: str, why: str) -> None:
+        if self.epoch is not None and key in self.epoch.keys:
+            self._gone.setdefault(key, (why, time.monotonic()))
+            self._lock.notify_all()
+
+    def _audible(self) -> set[str]:
+        now = time.monotonic()
+        return {key for key, at in self._heard_of.items() if now - at < SILENT_S / 2 and key not in self._gone}
+
+    def _hear_hold(self, key: str, number: int, steps: int) -> None:
+        self._holds[number, steps].add(key)
+        self._commit()
+
+    def _commit(self) -> None:
+        """If all hold it, and I am the one to say so."""
+        epoch, state = self.epoch, self._state
+        if epoch is None or not self.is_first or self._frozen is not None or state.held == state.applied:
+            return
+        if self._holds[epoch.number, state.held].issuperset(epoch.keys) and self._lease.fresh():
+            self._state = State(state.held, state.held, [], behind=False)
+            for line in self._lines.values():
+                line.say({"kind": "commit", "epoch": epoch.number, "steps": state.held})
+            del self._holds[epoch.number, state.held]
+            self._lock.notify_all()
+
+    def _beat(self) -> None:
+        for line in [*self._lines.values(), *([self._line] if self._line else [])]:
+            line.say({"kind": "beat"})
+        self._commit()  # a lease may be fresh again
+
+    def _notice_silence(self) -> None:
+        assert self.epoch is not None
+        listened = self.epoch.keys if self.is_first else [self.epoch.first.key]
+        for key in listened:
+            if key != self.card.key and time.monotonic() - self._heard_of.get(key, 0.0) > SILENT_S:
+                self._suspect(key, SILENT)
+
+    # Lines.
+
+    def _call(self, first: Card) -> None:
+        """To the first member, who may not know yet that it is that."""
+        try:
+            line = Line(connect(first.control, self._token, {"for": "line", "key": self.card.key}))
+        except OSError as e:
+            with self._lock:
+                self._suspect(first.key, f"cannot be reached ({e})")
+            return
+        with self._lock:
+            if self.epoch is None or self.epoch.first.key != first.key:
+                line.close()
+                return
+            self._line = line
+            if self._frozen is None and self._state.held > self._state.applied:
+                line.say({"kind": "hold", "epoch": self.epoch.number, "steps": self._state.held})
+        follow = (lambda message: self._hear(first.key, message), lambda: self._lost(first.key, line, "closed"))
+        threading.Thread(target=line.follow, args=follow, name="fleet-line", daemon=True).start()
+
+    def _hear(self, key: str, message: Message) -> None:
+        with self._lock:
+            self._heard_of[key] = time.monotonic()
+            match message["kind"]:
+                case "hold":
+                    self._hear_hold(key, int(message["epoch"]), int(message["steps"]))
+                case "commit":
+                    state, number = self._state, int(message["epoch"])
+                    ours = self.epoch is not None and number == self.epoch.number and self._frozen is None
+                    if ours and message["steps"] == state.held > state.applied:
+                        self._state = State(state.held, state.held, [], behind=False)
+                        self._lock.notify_all()
+                case "missing":
+                    if self.epoch is not None and message["epoch"] == self.epoch.number:
+                        self._missing(key, str(message["key"]), str(message["why"]))
+                case "leave":
+                    self._suspect(key, "left")
+
+    def _missing(self, by: str, key: str, why: str) -> None:
+        """Two members cannot trade. If I hear both, the later one has to go: with either the run goes on."""
+        assert self.epoch is not None
+        if {by, key} <= self._audible():
+            key = max(by, key, key=self.epoch.index)
+        self._suspect(key, why)
+
+    def _lost(self, key: str, line: Line, why: str) -> None:
+        with self._lock:
+            if self._lines.get(key) is line:
+                del self._lines[key]
+            elif self._line is line:
+                self._line = None
+            else:
+                return  # replaced or given up
+            self._suspect(key, why)
+
+    def _ask_all(self, cards: Iterable[Card], message: Message) -> list[tuple[Card, dict[str, Any] | None]]:
+        def one(card: Card) -> dict[str, Any] | None:
+            try:
+                return ask(card.control, self._token, message, ANSWER_S)
+            except OSError:
+                return None
+
+        cards = list(cards)
+        if not cards:
+            return []
+        with ThreadPoolExecutor(len(cards)) as threads:
+            return list(zip(cards, threads.map(one, cards), strict=True))
+
+
+SILENT = f"was silent for {SILENT_S:g} s"
+
+
+def _next(
+    epoch: Epoch,
+    states: dict[str, State],
+    gone: dict[str, tuple[str, float]],
+    ready: dict[str, Card],
+    by: str,
+    noticed: float,
+) -> Epoch:
+    """The epoch after this one."""
+    whole = {key: state for key, state in states.items() if not state.behind}
+    applied = max(state.applied for state in whole.values())
+    base = applied + 1 if all(state.held == applied + 1 for state in whole.values()) else applied
+    assert all(state.applied >= applied - 1 for state in whole.values()), f"more than a step apart: {states}"
+    staying = [card for card in epoch.members if card.key in states and card.key not in gone]
+    if not any(card.key in whole for card in staying):  # somebody has to save the state before it leaves
+        staying = [next(card for card in epoch.members if card.key in whole), *staying]
+    joined = [card for card in ready.values() if card.key not in epoch.keys]
+    members = (*staying, *joined)
+    keys = {card.key for card in members}
+    have = {key: state.have for key, state in whole.items() if key in keys and state.applied == base and state.have}
+    left = {card.key: gone.get(card.key, ("does not answer", 0.0))[0] for card in epoch.members if card.key not in keys}
+    return Epoch(
+        epoch.number + 1, members, base, have, left, tuple(card.key for card in joined), by, epoch.life, noticed
+    )
