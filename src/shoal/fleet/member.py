@@ -119,6 +119,7 @@ class Member:
             assert self.epoch is not None
             while not self._evicted and not self._closed.is_set():
                 if len(self.epoch.members) == 1 and self._frozen is None:
+                    self._gone.pop(self.card.key, None)
                     return False
                 if self._line:
                     self._line.say({"kind": "leave"})
@@ -195,9 +196,8 @@ class Member:
         """What is to be done without the lock, if anything."""
         epoch = self.epoch
         assert epoch is not None
-        if self._frozen is not None and time.monotonic() - self._frozen > BEAT_S:
-            if time.monotonic() - self._frozen < ANSWER_S + TURN_S:
-                return self._look  # somebody else is at it
+        if self._frozen is not None and time.monotonic() - self._frozen < ANSWER_S + TURN_S:
+            return self._look  # somebody else is at it
         candidates = [key for key in epoch.keys if key not in self._gone or self._gone[key][0] == "left"]
         if not (self._gone or self._ready or self._frozen is not None):
             return None

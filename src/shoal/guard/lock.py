@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.errors import UsageError
 from shoal.observe.commands import command
 from shoal.track.rundir import RunDir
+
+_held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ def hold(run_dir: RunDir) -> Iterator[Holder]:
     run_dir.path.mkdir(parents=True, exist_ok=True)
     # The file stays when the run ends: unlinking it would let two processes lock two files of the same name.
     fd = os.open(run_dir.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _held[run_dir.pid_file] = fd
     try:
         if not _lock(fd):
             raise UsageError(_already(run_dir, _read(fd)))
@@ -37,7 +41,13 @@ def hold(run_dir: RunDir) -> Iterator[Holder]:
         os.pwrite(fd, json.dumps(me.__dict__).encode() + b"\n", 0)
         yield me
     finally:
+        del _held[run_dir.pid_file]
         os.close(fd)
+
+
+def fd_of(run_dir: RunDir) -> int | None:
+    """The descriptor by which this process holds the run: whoever inherits it holds it too, until the last is gone."""
+    return _held.get(run_dir.pid_file)
 
 
 def holder(run_dir: RunDir) -> Holder | None:

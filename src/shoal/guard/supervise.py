@@ -21,6 +21,7 @@ from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
 from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.islands import Agents
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import TICK_S, Ended, watch
@@ -158,11 +159,18 @@ class Session:
 
     def _attempt(self, command: Sequence[str]) -> Ended:
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
+        if self.run.fleet.islands > 1:
+            return self._islands(attempt)
         around = Surroundings.now(self.run_dir.path)
         threads = threads_for(self.run.resources.threads, self.world)
         with closing(Workers(command, self.world, attempt, self.run_dir.logs, threads)) as workers:
             self._note("attempt", attempt=attempt, world=self.world, pids=list(workers.pids.values()))
             return watch(workers, self.signals, around, self.run.guard.grace_s, self._stopping, self.console.tick)
+
+    def _islands(self, attempt: int) -> Ended:
+        with closing(Agents(self.run_dir, self.run.fleet.islands, lock.fd_of(self.run_dir))) as agents:
+            self._note("attempt", attempt=attempt, world=self.world, agents=list(agents.pids.values()), pids=[])
+            return agents.watch(self.signals, self.run.guard.grace_s, self._stopping, self.console.tick)
 
     def _if_over(self, ended: Ended, attempt: int) -> End | None:
         """The end of the run, if this was it."""

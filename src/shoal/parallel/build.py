@@ -42,7 +42,7 @@ def build(run: Run, place: Place) -> Laid:
     module = replicate(decoders[0], place)
     if place.sizes.pp == 1:
         return Laid(place, tuple(decoders), module, method)
-    micro_batches = run.train.batch // place.sizes.dp // int(run.mesh.micro_batch)
+    micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches)
     return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place))
 

@@ -31,12 +31,13 @@ class Work:
 
     @staticmethod
     def of(run: Run) -> Work:
-        processes = run.resources.processes
+        processes, fleet = run.resources.processes, run.fleet
+        shards = 1 if fleet.islands == 1 or fleet.shards == "auto" else fleet.shards
         vocab = run.model.vocab_size
         return Work(
             shape=shape_of(run.model, tokenizer_vocab=64),
             seq_len=run.data.seq_len,
-            batch=run.train.batch,
+            batch=max(1, run.train.batch // shards),
             vocab_size=None if vocab == "auto" else vocab,
             processes=None if processes == "auto" else processes,
         )

@@ -123,6 +123,36 @@ def _schedule(run: Run) -> Iterator[Broken]:
             )
 
 
+def _fleet(run: Run) -> Iterator[Broken]:
+    fleet, batch = run.fleet, run.train.batch
+    if fleet.islands == 1:
+        if fleet.deterministic:
+            yield (
+                ("fleet.deterministic", "fleet.islands"),
+                "fleet.deterministic is about islands that come and go, and fleet.islands is 1; one island alone is "
+                "deterministic anyway",
+            )
+        return
+    if fleet.shards != "auto" and (batch % fleet.shards or fleet.shards < fleet.islands):
+        yield (
+            ("fleet.shards", "train.batch", "fleet.islands"),
+            f"fleet.shards {fleet.shards} must divide train.batch {batch} and not be below fleet.islands "
+            f"{fleet.islands}; change one",
+        )
+    if run.mesh.dp_replicate not in (1, "auto"):
+        yield (
+            ("mesh.dp_replicate", "fleet.islands"),
+            f"mesh.dp_replicate {run.mesh.dp_replicate} makes copies inside an island, and fleet.islands "
+            f"{fleet.islands} are copies already; set it to 1",
+        )
+    if run.model.experts is not None:
+        yield (
+            ("fleet.islands", "model.experts"),
+            "islands do not train a mixture of experts yet (their routers are balanced over one group of processes); "
+            "set fleet.islands to 1",
+        )
+
+
 def _layout(run: Run) -> Iterator[Broken]:
     found = refusal(run.mesh, Work.of(run))
     if found:
@@ -162,6 +192,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _best,
     _somewhere,
     _schedule,
+    _fleet,
     _layout,
     _tracking,
 )

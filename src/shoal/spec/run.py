@@ -149,7 +149,9 @@ class Resources(Strict):
     """What the run may use of this machine."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: the GPUs when there are any.")
-    processes: CountOrAuto = Field("auto", description="Worker processes; `auto`: one a GPU, or one a core on a CPU.")
+    processes: CountOrAuto = Field(
+        "auto", description="Worker processes (of each island); `auto`: one a GPU, or one a core on a CPU."
+    )
     threads: CountOrAuto = Field("auto", description="CPU threads a process computes with; `auto`: cores / processes.")
 
 
@@ -193,6 +195,18 @@ class Guard(Strict):
     grace_s: float = Field(60.0, gt=0, description="Time the workers have to save and leave when told to stop.")
 
 
+class Fleet(Strict):
+    """Islands: copies of the run that train together and may die, hang or join while the others go on."""
+
+    islands: Positive = Field(1, description="How many; each has resources.processes processes and the whole mesh.")
+    shards: CountOrAuto = Field(
+        "auto", description="Parts of a batch that go from island to island; `auto`: up to four for each island."
+    )
+    deterministic: bool = Field(
+        False, description="Bitwise the same weights whichever islands came and went; costs some speed."
+    )
+
+
 class Run(Strict):
     """One training run, whole."""
 
@@ -204,9 +218,15 @@ class Run(Strict):
     eval: Eval = Field(default_factory=Eval, description="Evaluation.")
     mesh: Mesh = Field(default_factory=Mesh, description="The layout over processes.")
     resources: Resources = Field(default_factory=Resources, description="The machine.")
+    fleet: Fleet = Field(default_factory=Fleet, description="Islands.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Checkpoints.")
     track: Track = Field(default_factory=Track, description="Tracking.")
     guard: Guard = Field(default_factory=Guard, description="Failures.")
+
+    @property
+    def shard(self) -> int:
+        """Windows that an island computes at once: the whole batch, where there is only one."""
+        return self.train.batch if self.fleet.islands == 1 else self.train.batch // int(self.fleet.shards)
 
     @property
     def remote_checkpoints(self) -> str | None:

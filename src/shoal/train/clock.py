@@ -14,4 +14,5 @@ class Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self._last = round(now - self._last, 6), now
+        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 6)
+        self._last = now

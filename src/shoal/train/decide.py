@@ -45,13 +45,16 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         )
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
-    cores = len(os.sched_getaffinity(0))
-    room = gpus if device == "cuda" else min(cores, MOST_CPU_PROCESSES)
+    cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
+    room = max(1, (gpus if device == "cuda" else min(cores, MOST_CPU_PROCESSES)) // islands)
+    if islands > 1:
+        run = _for_islands(run, choices)
     layout = close_mesh(run, shape, device, room, world, choices)
     world = layout.sizes.world
-    _refuse_what_cannot_fit(shape, layout.sizes, device)
-    shared = f"{cores} core{'s' * (cores > 1)} for {world} process{'es' * (world > 1)}"
-    threads = choose("resources.threads", run.resources.threads, max(1, cores // world), shared)
+    _refuse_what_cannot_fit(shape, layout.sizes, device, islands)
+    everybody = world * islands
+    shared = f"{cores} core{'s' * (cores > 1)} for {everybody} process{'es' * (everybody > 1)}"
+    threads = choose("resources.threads", run.resources.threads, max(1, cores // everybody), shared)
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
@@ -83,26 +86,46 @@ def _recompute(run: Run, shape: Shape, choices: Choices) -> str:
     from shoal.plan.memory import choose_recompute, memory_budget
 
     # torchrun says how many of the processes are on this machine.
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.resources.processes))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", int(run.resources.processes) * run.fleet.islands))
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
     return choices.choose("mesh.recompute", "auto", mode, why)
 
 
-def _refuse_what_cannot_fit(shape: Shape, sizes: Sizes, device: str) -> None:
+def _for_islands(run: Run, choices: Choices) -> Run:
+    """Several shards for each island, so that the others can share those of one that is gone. No copies inside one."""
+    if run.mesh.dp_replicate == "auto":
+        run = run.model_copy(update={"mesh": run.mesh.model_copy(update={"dp_replicate": 1})})
+    if run.fleet.shards != "auto":
+        return run
+    islands, batch = run.fleet.islands, run.train.batch
+    count = next((islands * k for k in (4, 3, 2, 1) if batch % (islands * k) == 0), None)
+    if count is None:
+        raise SpecError(
+            f"train.batch {batch} cannot be cut into shards for {islands} islands: take "
+            f"{max(1, batch // islands) * islands} or {(batch // islands + 1) * islands}, or set fleet.shards to a "
+            f"divisor of it that is not below {islands}."
+        )
+    choices.choose("fleet.shards", "auto", count, f"{count // islands} for each of {islands} islands")
+    return run.model_copy(update={"fleet": run.fleet.model_copy(update={"shards": count})})
+
+
+def _refuse_what_cannot_fit(shape: Shape, sizes: Sizes, device: str, islands: int) -> None:
     """Weights, gradients and optimizer state alone; a proper plan comes with the planner, but this much is certain.
 
-    Every axis but dp_replicate holds a part of one copy, so the machine holds as many copies as that.
+    Every axis but dp_replicate holds a part of one copy, so the machine holds as many copies as that, of each island.
     """
     if device != "cpu":
         return  # what a GPU holds is not known without asking CUDA
-    need = shape.params * STATE_BYTES * sizes.dp_replicate
+    need = shape.params * STATE_BYTES * sizes.dp_replicate * islands
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:
-        copies = f" in {sizes.dp_replicate} copies" if sizes.dp_replicate > 1 else ""
+        many = sizes.dp_replicate * islands
+        copies = f" in {many} copies" if many > 1 else ""
+        fewer = "mesh.dp_replicate" if islands == 1 else "fleet.islands"
         raise SetupError(
             f"{shape.params:,} parameters need at least {need / 1e9:,.0f} GB for weights, gradients and optimizer"
             f"{copies}, and this machine has {have / 1e9:,.0f} GB: "
-            + ("set mesh.dp_replicate to 1." if need / sizes.dp_replicate <= have else "take a smaller model.")
+            + (f"set {fewer} to 1." if need / many <= have else "take a smaller model.")
         )
 
 

@@ -37,6 +37,46 @@ def stores_of_run(run: Run, run_dir: RunDir) -> list[Store]:
     return stores
 
 
+def saves_of_first(run: Run, run_dir: RunDir, place: Place, state: State, step: int, tell: Tell) -> Saves:
+    """Of an island that has become the first one, at this step: it claims the next term, and what others of the fleet
+    have saved up to here stays on history. Collective over the island's ranks."""
+    stores = stores_of_run(run, run_dir)
+    reached = _reached(stores, tell)
+    saved = [one.name.step for one in published(reached) if one.there and one.on_history and not one.quarantined]
+    setup = _setup(run, place, stores, _claim(reached, step or -1), step or -1, None)
+    writer: Writer = AtOnce(setup, stores)
+    if run.checkpoint.background:
+        writer = Background(Saver(setup, state.tensors(), state.holders()), None, hurry_s=run.guard.grace_s / 3)
+    seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
+    cadence = Cadence.of(run, step, time.monotonic(), place.world, seen)
+    return Saves(state, writer, cadence, tell, max([s for s in saved if s <= step], default=-1))
+
+
+def restore(run: Run, run_dir: RunDir, state: State, tell: Tell) -> int | None:
+    """The step of the newest good checkpoint, which the state is then filled with. Collective."""
+    found = state.restore(_reached(stores_of_run(run, run_dir), tell), tell)
+    if found is None and peers.here()[0] == 0:
+        _refuse_lost_history(run_dir)
+    return None if found is None else found.step
+
+
+def _setup(run: Run, place: Place, stores: Sequence[Store], term: int, from_step: int, tier: Tier | None) -> Setup:
+    return Setup(
+        rank=place.rank,
+        world=place.world,
+        term=term,
+        from_step=from_step,
+        stores=tuple(store.where for store in stores),
+        memory=None if tier is None else str(tier.folder),
+        next_keeper=None if tier is None else tier.next_keeper,
+        token="" if tier is None else tier.token.hex(),
+        keep=run.checkpoint.keep,
+        keep_every=run.checkpoint.keep_every,
+        keep_best=run.checkpoint.keep_best,
+        read_back=run.checkpoint.read_back,
+    )
+
+
 def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> tuple[int | None, Saves]:
     """(the step that the state stands at; None for a new run, the run's saves). Collective."""
     stores = stores_of_run(run, run_dir)
@@ -50,20 +90,7 @@ def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     from_step = -1 if found is None else found.step
     if tier is not None:
         tier.settle(found)
-    setup = Setup(
-        rank=place.rank,
-        world=place.world,
-        term=_claim(reached, from_step),
-        from_step=from_step,
-        stores=tuple(store.where for store in stores),
-        memory=None if tier is None else str(tier.folder),
-        next_keeper=None if tier is None else tier.next_keeper,
-        token="" if tier is None else tier.token.hex(),
-        keep=run.checkpoint.keep,
-        keep_every=run.checkpoint.keep_every,
-        keep_best=run.checkpoint.keep_best,
-        read_back=run.checkpoint.read_back,
-    )
+    setup = _setup(run, place, stores, _claim(reached, from_step), from_step, tier)
     every = run.checkpoint.memory if isinstance(run.checkpoint.memory, int) else 0
     writer: Writer = AtOnce(setup, stores)
     if run.checkpoint.background:

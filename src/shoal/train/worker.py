@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
 from shoal.observe.throughput import peak_flops
 from shoal.parallel.build import build
+from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
-from shoal.spec.shape import shape_of
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
@@ -44,7 +45,12 @@ def outcome(get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined:
         run = get_run()
         place = joined or join(run)
         try:
-            work(run_dir, run, place, stop)
+            if run.fleet.islands > 1:
+                from shoal.train import island_worker
+
+                island_worker.work(run_dir, run, place, stop)
+            else:
+                work(run_dir, run, place, stop)
         except Stopped as e:
             print(f"shoal: {e}", file=sys.stderr)
             leave(place)
@@ -68,35 +74,13 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         if journal is not None:
             journal.note(kind, attempt=attempt, **fields)
 
-    sources = open_sources(run.data.train, run.data, run_dir.workspace)
-    windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
-    order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
-    shape = shape_of(run.model)
-    model = build(run, place)
-    optimizers = Optimizers(run.train.optimizer, model.named_parameters())
-    about = identity(run) if place.rank == 0 else {}
-    state = State(run, model, optimizers, [s.fingerprint for s in sources], about)
+    parts = prepare(run_dir, run, place)
+    model, optimizers, state, windows, order = parts.model, parts.optimizers, parts.state, parts.windows, parts.order
     restored, saves = take_over(run, run_dir, place, state, tell)
-    if restored is None and run.model.weights:
-        from shoal.checkpoint.foreign.start_from import load_weights
-
-        load_weights(model.decoders, run.model.weights)
+    if restored is None:
+        parts.load_weights()
     first = restored or 0
-    tell(
-        "start",
-        step=first,
-        world=place.world,
-        mesh=run.mesh.model_dump(),
-        device=_device_name(place),
-        params=shape.params,
-        precision=run.train.precision,
-        total=run.train.steps,
-        flops_per_token=shape.flops_per_token(run.data.seq_len, causal=True),
-        flops_convention="causal",
-        peak_flops=peak_flops(_device_name(place), str(run.train.precision)),
-        resumed_from=restored,
-        windows=[int(n) for n in windows.sizes],
-    )
+    tell("start", step=first, world=place.world, resumed_from=restored, **parts.about())
     feed = Feed(windows, order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
     training = Training(
         run,
@@ -106,7 +90,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         feed,
         tell,
         stop,
-        _evaluator(run, run_dir, place, state, tell),
+        evaluator(run, run_dir, place, state, tell),
         saves,
     )
     try:
@@ -116,6 +100,52 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         saves.close()
     fingerprint = digest(model, place)
     tell("finished", step=run.train.steps, digest=fingerprint)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a process trains, before it is known where it goes on from."""
+
+    run: Run
+    place: Place
+    windows: Windows
+    order: Order
+    model: Laid
+    optimizers: Optimizers
+    state: State
+
+    def load_weights(self) -> None:
+        """Those that a new run starts from."""
+        if self.run.model.weights:
+            from shoal.checkpoint.foreign.start_from import load_weights
+
+            load_weights(self.model.decoders, self.run.model.weights)
+
+    def about(self) -> dict[str, Any]:
+        """For the `start` record."""
+        run, shape, device = self.run, self.model.shape, _device_name(self.place)
+        return {
+            "mesh": run.mesh.model_dump(),
+            "device": device,
+            "params": shape.params,
+            "precision": run.train.precision,
+            "total": run.train.steps,
+            "flops_per_token": shape.flops_per_token(run.data.seq_len, causal=True),
+            "flops_convention": "causal",
+            "peak_flops": peak_flops(device, str(run.train.precision)),
+            "windows": [int(n) for n in self.windows.sizes],
+        }
+
+
+def prepare(run_dir: RunDir, run: Run, place: Place) -> Parts:
+    sources = open_sources(run.data.train, run.data, run_dir.workspace)
+    windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+    order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
+    model = build(run, place)
+    optimizers = Optimizers(run.train.optimizer, model.named_parameters())
+    about = identity(run) if place.rank == 0 else {}
+    state = State(run, model, optimizers, [s.fingerprint for s in sources], about)
+    return Parts(run, place, windows, order, model, optimizers, state)
 
 
 class StopFlag:
@@ -133,7 +163,7 @@ class StopFlag:
         return self._told
 
 
-def _evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
+def evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
     held_out = Windows(

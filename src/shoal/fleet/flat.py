@@ -1,0 +1,39 @@
+"""The gradients of this rank as one flat vector in host memory, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from shoal.fleet.donate import local
+
+
+class Flat:
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._sizes = [local(p).numel() for p in self._parameters]
+        self.count = sum(self._sizes)
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.count)
+
+    def gather(self, into: Tensor) -> Tensor:
+        for p, part in zip(self._parameters, into.split(self._sizes), strict=True):
+            if p.grad is None:
+                part.zero_()
+            else:
+                part.copy_(local(p.grad).reshape(-1))
+        return into
+
+    def install(self, total: Tensor) -> None:
+        """As the gradients of the parameters, whatever they were."""
+        for p, part in zip(self._parameters, total.split(self._sizes), strict=True):
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            local(p.grad).copy_(part.view(local(p.grad).shape))
+
+    def forget(self) -> None:
+        for p in self._parameters:
+            p.grad = None

@@ -1,0 +1,135 @@
+"""One process of an island: builds its part, enters the fleet, trains, and leaves with an exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.data.shard_feed import ShardFeed
+from shoal.fleet.fleet import Fleet, Turn
+from shoal.fleet.inner import Inner
+from shoal.parallel.place import Place
+from shoal.spec.run import Run
+from shoal.track.journal import Journal, records
+from shoal.track.rundir import RunDir
+from shoal.train import takeover
+from shoal.train.islands import Island, train
+from shoal.train.state import digest
+from shoal.train.worker import Parts, evaluator, prepare
+
+HOST = "SHOAL_FLEET_HOST"  # the address of this machine that the other islands can reach
+
+
+def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> None:
+    torch.set_num_threads(int(run.resources.threads))
+    parts = prepare(run_dir, run, place)
+    island, host = int(os.environ["SHOAL_ISLAND"]), os.environ.get(HOST, "127.0.0.1")
+    inner = Inner(place.rank, place.world)
+    fleet = Fleet(run_dir.path / "fleet", island, run.fleet.islands, int(run.fleet.shards), inner, host)
+    scribe = Scribe(run_dir, fleet, parts)
+    feed = ShardFeed(
+        parts.windows,
+        parts.order,
+        run.train.batch,
+        run.shard,
+        place.at["dp"],
+        place.sizes.dp,
+        int(run.mesh.micro_batch),
+    )
+
+    def reload() -> int:
+        step = takeover.restore(run, run_dir, parts.state, scribe.tell)
+        if step is None:
+            _as_at_the_beginning(parts)
+        return step or 0
+
+    t = Island(
+        run,
+        place,
+        parts.model,
+        parts.optimizers,
+        parts.state,
+        feed,
+        fleet,
+        scribe.tell,
+        stop,
+        evaluator(run, run_dir, place, parts.state, scribe.tell),
+        reload,
+        lambda step: takeover.saves_of_first(run, run_dir, place, parts.state, step, scribe.tell),
+        scribe.took_part,
+    )
+    scribe.recent = t.recent
+    try:
+        train(t)
+        scribe.tell("finished", step=run.train.steps, digest=digest(parts.model, place))
+    finally:
+        feed.close()
+        if t.saves:
+            t.saves.close()
+        fleet.close()
+
+
+def _as_at_the_beginning(parts: Parts) -> None:
+    for decoder in parts.model.decoders:
+        decoder.init_weights(parts.run.seed)
+    parts.load_weights()
+    for tensor in parts.optimizers.tensors().values():
+        tensor.zero_()
+    parts.optimizers.set_step(0)
+    parts.model.spread()
+
+
+class Scribe:
+    """Writes the fleet's half of the journal, on the first island alone."""
+
+    def __init__(self, run_dir: RunDir, fleet: Fleet, parts: Parts) -> None:
+        self._run_dir, self._fleet, self._parts = run_dir, fleet, parts
+        self._journal: Journal | None = None
+        self._epoch = 0
+        self.recent: Any = ()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        if self._journal is not None and self._fleet.is_first and self._fleet.epoch is not None:
+            self._journal.note(kind, attempt=self._fleet.epoch.life - 1, **fields)
+
+    def took_part(self, step: int, turn: Turn) -> None:
+        """A step begins: if that is in a new epoch, the first island says so."""
+        epoch = turn.epoch
+        if epoch.number == self._epoch:
+            return
+        self._epoch = epoch.number
+        if self._parts.place.rank or not self._fleet.is_first:
+            self._journal = None
+            return
+        if self._journal is None:
+            self._journal = Journal(self._run_dir.journal_file)
+            self._make_up_for_the_one_before(step)
+        numbers = {key: int(key.split("-")[0]) for key in (*epoch.keys, *epoch.left)}
+        self.tell(
+            "epoch",
+            number=epoch.number,
+            life=epoch.life,
+            base=epoch.base,
+            step=step,
+            members=[numbers[key] for key in epoch.keys],
+            left={str(numbers[key]): why for key, why in epoch.left.items()},
+            joined=[numbers[key] for key in epoch.joined],
+            noticed=round(epoch.noticed, 6) or None,
+        )
+
+    def _make_up_for_the_one_before(self, step: int) -> None:
+        """Whoever was first may have died before it wrote what was decided."""
+        life = self._fleet.epoch.life if self._fleet.epoch else 1
+        told = [r for r in records(self._run_dir.journal_file) if r.get("attempt") == life - 1]
+        if not any(r["kind"] == "start" for r in told):
+            fleet, place, saved = self._parts.run.fleet, self._parts.place, step or None
+            world = place.world * fleet.islands
+            about = self._parts.about()
+            self.tell("start", step=step, world=world, islands=fleet.islands, resumed_from=saved, **about)
+        last = max((r["step"] for r in told if r["kind"] == "step"), default=0)
+        for record in self.recent:
+            if record["step"] > last:
+                self.tell("step", **record)
