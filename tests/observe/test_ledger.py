@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.observe.advice import advice
+from shoal.observe.history import history
 from shoal.observe.ledger import PARTS, Ledger, ledger
 from tests.track.journals import Story, crash_and_finish, make_run
 
 KINDS = [
     *("open", "attempt", "start", "step", "step", "step", "eval", "checkpoint", "checkpoint_failed"),
-    *("failure", "stopping", "close", "warning", "decision", "finished"),
+    *("failure", "stopping", "close", "warning", "decision", "finished", "epoch", "island", "rewind", "skip"),
 ]
+MAYBE_TIME = st.one_of(st.none(), st.floats(0, 1e4))
 
 
 @st.composite
@@ -29,6 +32,14 @@ def any_record(draw: st.DrawFn) -> dict[str, Any]:
     if kind in ("step", "eval", "checkpoint", "checkpoint_failed"):
         record["begin"] = t - draw(st.floats(-10, 100))
         record["time"] = {"data_s": draw(st.floats(-1, 50))}
+    if kind == "step" and draw(st.booleans()):
+        record |= {"epoch": draw(st.integers(1, 5)), "islands": draw(st.lists(st.integers(0, 3), unique=True))}
+    if kind == "failure":
+        record |= {"cause": draw(st.sampled_from(["killed", "hang", "supervisor-lost"])), "at": draw(MAYBE_TIME)}
+        record |= draw(st.sampled_from([{}, {"island": 1}, {"island": 2, "noticed": 5000.0}]))
+    if kind == "epoch":
+        record |= {"number": draw(st.integers(1, 5)), "noticed": draw(MAYBE_TIME), "joined": [1]}
+        record["left"] = draw(st.sampled_from([{}, {"1": "closed"}, {"1": "closed", "2": "silent"}]))
     return record
 
 
@@ -38,6 +49,11 @@ def check(found: Ledger) -> None:
     assert min(found.parts_us.values()) >= 0
     assert found.between_us >= 0
     assert 0 <= found.goodput <= 1
+    # The costs of the faults are their parts; only what nobody is to blame for is not among them.
+    for part in ("detection", "recovery", "lost"):
+        costs = [getattr(cost, f"{part}_us") for cost in found.costs]
+        assert all(cost >= 0 for cost in costs)
+        assert sum(costs) <= found.parts_us[part]
 
 
 @settings(deadline=None)
@@ -88,8 +104,9 @@ def test_a_crash_costs_what_it_cost(tmp_path: Path) -> None:
     found = ledger(crash_and_finish(make_run(tmp_path)).records)
     assert found.seconds("training") == pytest.approx(200 * 0.48, abs=1e-4)
     assert found.seconds("data_wait") == pytest.approx(200 * 0.02, abs=1e-4)
-    # The last record of the broken attempt to the failure: 0.2 s of an unfinished step.
-    assert found.seconds("lost") == pytest.approx(50 * 0.5 + 0.2, abs=1e-3)
+    assert found.seconds("lost") == pytest.approx(50 * 0.5, abs=1e-3)
+    # Nobody says when it happened: from the last sign of life to when it was noticed.
+    assert found.seconds("detection") == pytest.approx(0.2, abs=1e-3)
     assert found.seconds("recovery") == pytest.approx(1.0 + 3.0 + 0.001, abs=1e-4)
     assert found.seconds("startup") == pytest.approx(3.0 + 0.001, abs=1e-4)
     assert found.seconds("evaluation") == pytest.approx(3.0, abs=1e-4)
@@ -104,7 +121,8 @@ def test_a_restart_that_fails_again_before_its_first_step_is_all_recovery(tmp_pa
     story.wait(1).start(startup_s=2).failure(after_s=0).wait(2).start(startup_s=2).steps(12).close()
     found = ledger(story.records)
     assert found.seconds("recovery") == pytest.approx(1 + 2 + 2 + 2 + 0.001, abs=1e-4)
-    assert found.seconds("lost") == pytest.approx(0.5, abs=1e-4)
+    assert found.seconds("detection") == pytest.approx(0.5, abs=1e-4)
+    assert [cost.recovery_us for cost in found.costs] == pytest.approx([3_000_000, 4_001_000], abs=100)
 
 
 def test_giving_up_ends_as_stopping_and_is_no_recovery(tmp_path: Path) -> None:
@@ -134,7 +152,11 @@ def test_steps_after_the_checkpoint_of_a_killed_supervisor_are_lost_once_they_ar
     found = ledger(story.records)
     assert found.seconds("lost") == pytest.approx(7 * 0.5)
     assert found.between_us == 5_000_000_000
-    assert found.seconds("recovery") == 0
+    # What starts it again is the recovery from that; the time until somebody did is told apart.
+    assert found.seconds("recovery") == pytest.approx(3.001, abs=1e-4)
+    (cost,) = found.costs
+    assert (cost.fault.cause, cost.lost_steps, cost.away_us) == ("supervisor-lost", 7, 5_000_000_000)
+    assert cost.total_us == sum(found.parts_us[part] for part in ("detection", "recovery", "lost"))
 
 
 def test_a_checkpoint_written_while_training_goes_on_costs_nothing(tmp_path: Path) -> None:
@@ -159,3 +181,63 @@ def test_an_empty_journal_is_an_empty_ledger() -> None:
     found = ledger([])
     check(found)
     assert (found.total_us, found.goodput) == (0, 0.0)
+
+
+def fail_at(story: Story, cause: str, at_s: float, told_s: float, **fields: Any) -> Story:
+    """A failure that happened, or was seen, `at_s` after the last record and is told of `told_s` after it."""
+    at, story.t = story.t + at_s, story.t + told_s
+    action = {"action": "restarting", "evidence": "", "rank": 1}
+    story.write("failure", attempt=story.attempt, cause=cause, at=round(at, 6), **action, **fields)
+    return story
+
+
+def test_a_dead_worker_is_seen_at_once_so_what_it_broke_off_is_lost_and_the_rest_is_recovery(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(10).checkpoint()
+    fail_at(story, "killed", 0.3, 0.8).wait(1).start(at_step=10, startup_s=2).steps(20).close()
+    found = ledger(story.records)
+    assert found.seconds("lost") == pytest.approx(0.3, abs=1e-5)
+    assert found.seconds("detection") == 0
+    assert found.seconds("recovery") == pytest.approx(0.5 + 1 + 2 + 0.001, abs=1e-4)
+
+
+def test_a_hang_takes_until_somebody_lost_patience_and_that_is_detection(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(10).checkpoint()
+    fail_at(story, "hang", 30.0, 31.0).wait(1).start(at_step=10, startup_s=2).steps(20)
+    fail_at(story, "hang", 9.0, 10.0, noticed=story.t + 8, since=story.t + 3).start(startup_s=1).steps(30).close()
+    first, second = ledger(story.records).costs
+    assert (first.detection_us, first.lost_us) == (30_000_000, 0)
+    assert first.recovery_us == pytest.approx(1e6 + 3.001e6, abs=100)
+    assert (second.lost_us, second.detection_us) == (3_000_000, 5_000_000), "it says since when, and when it was seen"
+
+
+def test_what_somebody_stopped_without_saving_is_nobody_s_fault(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(10).checkpoint().failure().start(at_step=10).steps(20)
+    story.close("stopped", 143).wait(5).open(resumed=True).start(at_step=10).steps(30).close()
+    found = ledger(story.records)
+    assert found.seconds("lost") == pytest.approx(5.0, abs=1e-3)
+    assert [cost.lost_steps for cost in found.costs] == [0]
+    assert found.costs[0].lost_us == 0
+
+
+def test_the_advice_is_what_saves_most(tmp_path: Path) -> None:
+    def said(story: Story) -> tuple[str, float]:
+        best = advice(ledger(story.records), history(story.records))
+        assert best is not None
+        return best.sentence, best.saves_s
+
+    waits = make_run(tmp_path, "waits")
+    waits.data_s = 0.2
+    sentence, saves_s = said(waits.open().start().steps(100).eval(3).close())
+    assert sentence.startswith("Waiting for data cost 35% of the time: ")
+    assert saves_s == pytest.approx(20, abs=1e-3)
+    slow = make_run(tmp_path, "slow").open().start().steps(50)
+    slow.activity("checkpoint", 9.0, bytes=1, path="x", stall_s=9.0, persist_s=9.0).steps(60).close()
+    assert "checkpoint.background" in said(slow)[0]
+    alone = make_run(tmp_path, "alone").open().start().steps(100).failure().start(at_step=0).steps(120).close()
+    for record in alone.records:
+        record.pop("world", None)  # one process: there is nobody who need not restart
+    assert "checkpoint.every" in said(alone)[0]
+    fine = make_run(tmp_path, "fine").open().start(startup_s=0.1).steps(200).close()
+    for record in fine.records:
+        record.get("time", {}).update(data_s=0.0)
+    assert advice(ledger(fine.records), history(fine.records)) is None

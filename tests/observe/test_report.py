@@ -29,8 +29,10 @@ def test_the_page_says_how_it_ended_where_the_time_went_and_what_failed(
     assert " · data f00df00d · seed 7\n" in page
     assert "finished: 200 steps are done" in page
     assert "where 2 m 17 s went" in page
-    assert "  lost            25.2 s   18.5%" in page
+    assert "  lost            25.0 s   18.3%" in page
     assert "1 failure, 50 steps done again\n  attempt 0: rank 1: killed (ended by SIGKILL); restarting" in page
+    assert "      cost 29.2 s (detection 0.2 s, recovery 4.0 s, lost work 25.0 s); 50 steps lost\n" in page
+    assert "Restarts cost 21% of the time (1 failure): with islands (fleet.islands) the others would not " in page
     assert "4.1k tokens/s (median), MFU - (the device's peak is not known)" in page
     assert "500 ms median, 500 ms to 500 ms (5th to 95th percentile), 4.0% of it waiting for data" in page
     assert "410k in 200 steps" in page
@@ -51,6 +53,12 @@ def test_json_has_the_same_numbers_and_its_ledger_sums_to_its_total(
     assert found["ledger"]["goodput"] == pytest.approx(96 / found["ledger"]["total_s"])
     assert (found["step"], found["lost_steps"], found["attempts"]) == (200, 50, 2)
     assert found["failures"][0]["signal"] == 9
+    (cost,) = found["failure_costs"]
+    spent = sum(found["ledger"]["parts_s"][part] for part in ("detection", "recovery", "lost"))
+    assert (cost["cause"], cost["rank"], cost["lost_steps"]) == ("killed", 1, 50)
+    assert cost["total_s"] == pytest.approx(spent, abs=1e-6)
+    assert found["failure_classes"] == {"killed": {"count": 1, "total_s": cost["total_s"], "lost_steps": 50}}
+    assert found["advice"]["saves_s"] == pytest.approx(spent - 0.5, abs=1e-3)
     assert found["speed"]["tokens"] == 200 * 2048
     assert found["speed"]["mfu_convention"] == "causal"
     assert found["best_eval_loss"]["step"] == 200

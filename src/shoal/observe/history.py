@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shoal.observe.faults import Lives
 from shoal.observe.throughput import duration_s, mfu, tokens_per_s
 from shoal.track.journal import Record
 
@@ -23,6 +24,7 @@ class Break:
 class History:
     steps: list[Record] = field(default_factory=list)  # in order; a step that was done twice counts as it was done last
     lost: list[Record] = field(default_factory=list)  # the other times
+    epochs: list[Record] = field(default_factory=list)  # of islands: who took part, from when on
     evals: list[Record] = field(default_factory=list)
     routers: list[Record] = field(default_factory=list)
     traffic: list[Record] = field(default_factory=list)  # of counted steps
@@ -43,12 +45,14 @@ class History:
 
 def history(records: Iterable[Record]) -> History:
     found = History()
+    told = list(records)
+    lives = Lives(told)
     steps: dict[int, Record] = {}
     evals: dict[int, Record] = {}
     routers: dict[int, Record] = {}
-    for record in records:
+    for record in told:
         match record.get("kind"):
-            case "step":
+            case "step" if not lives.told_before(record):
                 if (before := steps.pop(int(record["step"]), None)) is not None:
                     found.lost.append(before)
                 steps[int(record["step"])] = record
@@ -71,6 +75,8 @@ def history(records: Iterable[Record]) -> History:
                 found.failures.append(record)
             case "warning":
                 found.warnings.append(str(record.get("text")))
+            case "epoch":
+                found.epochs.append(record)
             case "open":
                 found.sessions += 1
             case "finished":

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.observe import router, traffic, words
+from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
+from shoal.observe.faults import Cost
 from shoal.observe.history import History, Speed, history, speed
 from shoal.observe.ledger import PARTS, Ledger, ledger
 from shoal.observe.plot import plot
@@ -31,6 +33,7 @@ class Report:
     ledger: Ledger
     history: History
     speed: Speed | None
+    advice: Advice | None
     pictures: list[Path]
 
 
@@ -42,7 +45,7 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
     drawn = draw(found, run_dir.name, identity, run_dir.report) if pictures else []
     # While it runs, the time since the last record is part of it.
     accounts = ledger(told, time.time() if status.status == "running" else None)
-    return Report(run_dir, identity, status, accounts, found, speed(found), drawn)
+    return Report(run_dir, identity, status, accounts, found, speed(found), advice(accounts, found), drawn)
 
 
 def as_json(r: Report) -> dict[str, Any]:
@@ -59,6 +62,10 @@ def as_json(r: Report) -> dict[str, Any]:
             "goodput": r.ledger.goodput,
         },
         "failures": r.history.failures,
+        "failure_costs": [cost.as_json() for cost in r.ledger.costs],
+        "failure_classes": _classes(r.ledger.costs),
+        "advice": None if r.advice is None else asdict(r.advice),
+        "epochs": r.history.epochs,
         "warnings": r.history.warnings,
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
@@ -80,7 +87,7 @@ def as_text(r: Report) -> str:
     sections = [
         f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
         _time(r),
-        _failures(r.history),
+        _failures(r),
         _results(r),
         "\n".join(traffic.lines(r.history.traffic)),
         *_curves(r.history),
@@ -99,21 +106,56 @@ def _time(r: Report) -> str:
             lines.append(f"  {name:<11} {words.duration(us / 1e6):>10} {words.percent(us / total):>7}  {meaning}")
     lines.append(f"  {'total':<11} {words.duration(r.ledger.total_s):>10} {words.percent(1.0):>7}")
     lines.append(f"  goodput {words.percent(r.ledger.goodput)} (training / total)")
+    if r.advice:
+        lines.append(f"  {r.advice.sentence}")
     if r.ledger.between_us:
         between = words.duration(r.ledger.between_us / 1e6)
         lines.append(f"  not counted: {between} between {r.ledger.sessions} sessions, when nobody was running")
     return "\n".join(lines)
 
 
-def _failures(found: History) -> str:
-    if not found.failures:
+def _failures(r: Report) -> str:
+    costs, lost = r.ledger.costs, len(r.history.lost)
+    if not costs:
         return ""
-    lost = f", {len(found.lost)} steps done again" if found.lost else ""
-    lines = [f"{len(found.failures)} failure{'s' if len(found.failures) > 1 else ''}{lost}"]
-    lines += [
-        f"  attempt {record.get('attempt', '?')}: {words.failure(record)}" for record in found.failures[-MOST_FAILURES:]
-    ]
+    again = f", {lost} steps done again" if lost else ""
+    lines = [f"{len(costs)} failure{'s' if len(costs) > 1 else ''}{again}"]
+    for cost in costs[-MOST_FAILURES:]:
+        lines += [f"  {_who(cost)}", f"      cost {_cost(cost)}"]
+    if len(costs) > 1:
+        lines += [
+            f"  {cause}: {said['count']} of them, {words.duration(said['total_s'])}, {said['lost_steps']} steps lost"
+            for cause, said in _classes(costs).items()
+        ]
     return "\n".join(lines)
+
+
+def _who(cost: Cost) -> str:
+    fault = cost.fault
+    if fault.record["kind"] == "epoch":
+        return f"epoch {fault.epoch}: island {fault.island} {fault.evidence or 'was lost'}"
+    if fault.island is not None:
+        return f"island {fault.island}: {words.failure(fault.record)}"
+    return f"attempt {fault.record.get('attempt', '?')}: {words.failure(fault.record)}"
+
+
+def _cost(cost: Cost) -> str:
+    parts = {"detection": cost.detection_us, "recovery": cost.recovery_us, "lost work": cost.lost_us}
+    named = ", ".join(f"{name} {words.duration(us / 1e6)}" for name, us in parts.items() if us >= 50_000)
+    steps = f"; {cost.lost_steps} steps lost" if cost.lost_steps else ""
+    away = f"; nobody was running for {words.duration(cost.away_us / 1e6)}" if cost.away_us else ""
+    return words.duration(cost.total_us / 1e6) + (f" ({named})" if named else "") + steps + away
+
+
+def _classes(costs: list[Cost]) -> dict[str, dict[str, Any]]:
+    """What each class of failure has cost in all, the dearest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for cost in costs:
+        said = found.setdefault(cost.fault.cause, {"count": 0, "total_s": 0.0, "lost_steps": 0})
+        said["count"] += 1
+        said["total_s"] += cost.total_us / 1e6
+        said["lost_steps"] += cost.lost_steps
+    return dict(sorted(found.items(), key=lambda item: -item[1]["total_s"]))
 
 
 def _results(r: Report) -> str:

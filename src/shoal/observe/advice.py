@@ -1,0 +1,82 @@
+"""One sentence: what would raise a run's goodput the most, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.observe import words
+from shoal.observe.history import History, speed
+from shoal.observe.ledger import Ledger
+
+WORTH = 0.01  # of the time; less than this is no advice
+
+
+@dataclass(frozen=True)
+class Advice:
+    part: str
+    saves_s: float
+    sentence: str
+
+
+def advice(ledger: Ledger, found: History) -> Advice | None:
+    """The one that saves most; None where nothing would save a hundredth of the time."""
+    total_s = ledger.total_s
+    if not total_s:
+        return None
+    candidates = [*_faults(ledger, found), *_others(ledger, found)]
+    best = max(candidates, key=lambda a: a.saves_s, default=None)
+    return best if best is not None and best.saves_s >= WORTH * total_s else None
+
+
+def _faults(ledger: Ledger, found: History) -> Iterator[Advice]:
+    costs = [cost for cost in ledger.costs if cost.total_us]
+    if not costs:
+        return
+    spent_s = sum(cost.total_us for cost in costs) / 1e6
+    step_s = usual.step_s if (usual := speed(found)) else 0.0
+    share, many = words.percent(spent_s / ledger.total_s, 0), f"{len(costs)} failure{'s' * (len(costs) > 1)}"
+    if found.epochs:  # in island mode the others did not restart: only fewer faults are better
+        worst = max({c.fault.cause for c in costs}, key=lambda cause: _spent_s(ledger, cause))
+        spent = _spent_s(ledger, worst)
+        yield Advice(
+            "recovery",
+            spent,
+            f"{many} cost {share} of the time; without those of class '{worst}' (docs/runbooks/{worst}.md) it would be "
+            f"{words.duration(spent)} less.",
+        )
+        return
+    lost_s = sum(cost.lost_us for cost in costs) / 1e6
+    if int(found.start.get("world", 1)) > 1:
+        saved = max(0.0, spent_s - len(costs) * step_s)
+        sentence = f"Restarts cost {share} of the time ({many}): with islands (fleet.islands) the others would not "
+        yield Advice("recovery", saved, f"{sentence}restart, which saves about {words.duration(saved)}.")
+    saved = lost_s / 2
+    sentence = f"Work that was lost and done again cost {words.percent(lost_s / ledger.total_s, 0)} of the time: "
+    how = f"saving twice as often (checkpoint.every) saves about {words.duration(saved)}."
+    yield Advice("lost", saved, sentence + how)
+
+
+def _spent_s(ledger: Ledger, cause: str) -> float:
+    return sum(cost.total_us for cost in ledger.costs if cost.fault.cause == cause) / 1e6
+
+
+def _others(ledger: Ledger, found: History) -> Iterator[Advice]:
+    def tell(part: str, what: str, how: str, share_saved: float = 1.0) -> Advice:
+        spent_s = ledger.seconds(part)
+        saved_s = spent_s * share_saved
+        share = words.percent(spent_s / ledger.total_s, 0)
+        return Advice(part, saved_s, f"{what} cost {share} of the time: {how} saves about {words.duration(saved_s)}.")
+
+    yield tell("data_wait", "Waiting for data", "shards on a disk of this machine (data.cache_dir for remote ones)")
+    yield tell("evaluation", "Evaluation", "half as often, or on half the windows (eval.every, eval.windows),", 0.5)
+    waited = [float(c.get("stall_s") or 0) > 0.5 * float(c.get("persist_s") or 0) for c in found.checkpoints]
+    if waited and all(waited):
+        yield tell("checkpoint", "Saving", "in the background (checkpoint.background: true) it", 0.9)
+    else:
+        yield tell("checkpoint", "Waiting for saves", "half as many (checkpoint.every)", 0.5)
+    if ledger.sessions > 1:
+        again = 1 - 1 / ledger.sessions
+        how = f"one session instead of {ledger.sessions}"
+        yield tell("startup", "Starting", how, again)
+        yield tell("stopping", "Stopping", how, again)

@@ -1,0 +1,185 @@
+"""The faults that a journal tells of, and which steps each of them undid.
+
+A *life* is a stretch in which steps follow one another: an attempt (of a fleet of islands: one life of it), or what
+follows a `rewind` within one. A later life undoes every step after the one that it goes on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.track.journal import Record
+
+NOBODY = -1  # time that no fault has cost
+SAME_S = 120.0  # the supervisor and the other islands tell of the same loss within this
+UNSEEN = ("hang",)  # causes whose `at` is when somebody lost patience, not when it happened
+_NEVER = 1 << 62
+
+Life = tuple[int, int]  # attempt, rewinds within it
+Owners = Callable[[Life, int], int]
+
+
+@dataclass(frozen=True)
+class Fault:
+    number: int  # in the journal's order
+    cause: str
+    record: Record  # the `failure`, or the `epoch` of those who noticed that an island was gone
+    noticed: float | None  # Unix time
+    happened: float | None  # … as far as it is known
+    island: int | None = None
+    epoch: int | None = None  # that was begun without it
+    evidence: str = ""
+
+    def within(self, after: int, before: int) -> tuple[int, int]:
+        """When it happened and was noticed (µs), between the last sign of life and the record that tells of it."""
+        noticed = before if self.noticed is None else min(max(round(self.noticed * 1e6), after), before)
+        happened = after if self.happened is None else min(max(round(self.happened * 1e6), after), noticed)
+        return happened, noticed
+
+
+@dataclass
+class Cost:
+    """What a fault has cost: parts of the ledger, in microseconds."""
+
+    fault: Fault
+    detection_us: int = 0
+    recovery_us: int = 0
+    lost_us: int = 0
+    lost_steps: int = 0  # done again later
+    away_us: int = 0  # nobody was running; not in the ledger's total
+
+    def add(self, part: str, duration_us: int) -> None:
+        name = f"{part}_us"
+        setattr(self, name, getattr(self, name) + duration_us)
+
+    @property
+    def total_us(self) -> int:
+        return self.detection_us + self.recovery_us + self.lost_us
+
+    def as_json(self) -> dict[str, Any]:
+        record, fault = self.fault.record, self.fault
+        return {
+            "cause": fault.cause,
+            "attempt": record.get("attempt"),
+            "rank": record.get("rank"),
+            "island": fault.island,
+            "evidence": fault.evidence,
+            "happened": fault.happened,
+            "noticed": fault.noticed,
+            "detection_s": self.detection_us / 1e6,
+            "recovery_s": self.recovery_us / 1e6,
+            "lost_s": self.lost_us / 1e6,
+            "total_s": self.total_us / 1e6,
+            "lost_steps": self.lost_steps,
+            "away_s": self.away_us / 1e6,
+        }
+
+
+def faults_of(records: Iterable[Record]) -> list[Fault]:
+    """Each `failure`, and each island that the others lost and the supervisor told nothing of."""
+    told = list(records)
+    found = [(i, _failure(r)) for i, r in enumerate(told) if r.get("kind") == "failure"]
+    for i, epoch in enumerate(told):
+        if epoch.get("kind") != "epoch":
+            continue
+        noticed, number = float(epoch.get("noticed") or epoch["t"]), int(epoch["number"])
+        for island, why in dict(epoch.get("left") or {}).items():
+            if (same := _told_of(found, int(island), noticed)) is not None:
+                place, fault = found[same]
+                found[same] = (place, replace(fault, noticed=noticed, epoch=number))
+            else:
+                found.append((i, Fault(0, "left", epoch, noticed, None, int(island), number, str(why))))
+    found.sort(key=lambda item: item[0])
+    return [replace(fault, number=n) for n, (_, fault) in enumerate(found)]
+
+
+def _failure(record: Record) -> Fault:
+    cause, at = str(record.get("cause") or "unknown"), record.get("at")
+    happened = record.get("since") or (None if cause in UNSEEN else at)
+    island, said = record.get("island"), str(record.get("evidence") or "")
+    noticed = record.get("noticed") or at
+    return Fault(0, cause, record, noticed, happened, None if island is None else int(island), None, said)
+
+
+def _told_of(found: list[tuple[int, Fault]], island: int, noticed: float) -> int | None:
+    """The failure by which the supervisor tells of the loss that the others have noticed."""
+    apart = {
+        i: abs(float(fault.record["t"]) - noticed)
+        for i, (_, fault) in enumerate(found)
+        if fault.island == island and fault.epoch is None
+    }
+    nearest = min(apart, key=lambda i: apart[i], default=None)
+    return nearest if nearest is not None and apart[nearest] < SAME_S else None
+
+
+class Lives:
+    """Which steps count, and which were undone."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._of: dict[int, Life] = {}
+        self._again: set[int] = set()
+        self._limits: dict[Life, int] = {}  # the life went on from this step, or one before it
+        self._begins: dict[Life, int] = {}  # number of its first record
+        self._steps: dict[Life, set[int]] = {}
+        self._order: dict[int, int] = {}
+        rewinds: dict[int, int] = {}
+        for i, record in enumerate(records):
+            self._order[id(record)] = i
+            kind = record.get("kind")
+            if kind not in ("start", "step", "eval", "checkpoint", "checkpoint_failed", "rewind"):
+                continue
+            attempt = int(record.get("attempt", 0))
+            if kind == "rewind":
+                rewinds[attempt] = rewinds.get(attempt, 0) + 1
+            life = self._of[id(record)] = (attempt, rewinds.get(attempt, 0))
+            self._begins.setdefault(life, i)
+            if kind in ("start", "rewind"):
+                self._limit(life, int(record.get("to" if kind == "rewind" else "step", 0) or 0))
+            elif kind == "step":  # also without a `start`: a step that is done proves that it is done
+                step, taken = int(record["step"]), self._steps.setdefault(life, set())
+                if step in taken and "epoch" in record:
+                    self._again.add(id(record))  # by a first member that had been stopped; the first one counts
+                    continue
+                taken.add(step)
+                self._limit(life, step - 1)
+        self._kept: dict[Life, int] = {}
+        limit = _NEVER
+        for life in sorted(self._limits, reverse=True):
+            self._kept[life] = limit
+            limit = min(limit, self._limits[life])
+
+    def of(self, record: Record) -> Life:
+        return self._of[id(record)]
+
+    def counts(self, life: Life, step: int) -> bool:
+        """Whether no later life did that step again."""
+        return step <= self._kept.get(life, _NEVER)
+
+    def told_before(self, record: Record) -> bool:
+        return id(record) in self._again
+
+    def lost_steps(self) -> Iterator[tuple[Life, int]]:
+        """Steps that were done again."""
+        for life, steps in self._steps.items():
+            for step in steps:
+                if not self.counts(life, step):
+                    yield life, step
+
+    def owners(self, faults: list[Fault]) -> Owners:
+        """Says which fault undid a step of a life: the last one before the life that went on from an earlier step."""
+        lives, before, since = sorted(self._limits), dict.fromkeys(self._limits, NOBODY), 0
+        places = [self._order[id(fault.record)] for fault in faults]
+        for life in lives:  # a life that began without a fault before it: somebody had stopped the run
+            place = self._begins[life]
+            before[life] = next((n for n in range(len(faults) - 1, -1, -1) if since <= places[n] < place), NOBODY)
+            since = place
+
+        def owner(life: Life, step: int) -> int:
+            return next((before[b] for b in lives if b > life and self._limits[b] < step), NOBODY)
+
+        return owner
+
+    def _limit(self, life: Life, step: int) -> None:
+        self._limits[life] = min(self._limits.get(life, _NEVER), step)
