@@ -19,6 +19,7 @@ from shoal.guard.watch import TICK_S, Ended
 from shoal.track.rundir import RunDir
 
 AGAIN_S = 1.0  # before an agent that was killed is started again
+FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
 
 
@@ -38,8 +39,13 @@ class Agents:
         self, signals: Signals, grace_s: float, stopping: Callable[[int], None], tick: Callable[[], None]
     ) -> Ended:
         """Returns once no island is left."""
-        told, deadline = False, float("inf")
+        told, deadline, finish = False, float("inf"), float("inf")
         while self._alive or self._again:
+            if DONE in self.codes.values():  # all is trained and saved: whoever comes back now has nothing to do
+                finish = min(finish, time.monotonic() + FINISH_S)
+                self._again.clear()
+            if time.monotonic() > finish:
+                self._signal(signal.SIGKILL)
             if signals.told_to_stop and not told:
                 told, deadline = True, time.monotonic() + grace_s + MARGIN_S
                 stopping(signals.stops[0])
@@ -69,8 +75,6 @@ class Agents:
                 self._again[island] = time.monotonic() + AGAIN_S
             else:
                 self.codes[island] = code
-        if DONE in self.codes.values():
-            self._again.clear()
         for island in [island for island, at in self._again.items() if time.monotonic() > at]:
             del self._again[island]
             self._alive[island] = self._start(island)
