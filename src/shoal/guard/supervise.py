@@ -22,10 +22,11 @@ from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
 from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.islands import Agents
+from shoal.guard.progress import Progress, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import TICK_S, Ended, watch
-from shoal.guard.workers import Workers, threads_for
+from shoal.guard.workers import Workers, log_file, threads_for
 from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -165,7 +166,11 @@ class Session:
         threads = threads_for(self.run.resources.threads, self.world)
         with closing(Workers(command, self.world, attempt, self.run_dir.logs, threads)) as workers:
             self._note("attempt", attempt=attempt, world=self.world, pids=list(workers.pids.values()))
-            return watch(workers, self.signals, around, self.run.guard.grace_s, self._stopping, self.console.tick)
+            note = of_attempt(self._note, attempt=attempt)
+            logs = log_file(self.run_dir.logs, attempt, 0).parent
+            progress = Progress(workers.pids, workers.pulses, logs, self.run.guard, note)
+            grace_s = self.run.guard.grace_s
+            return watch(workers, self.signals, around, grace_s, self._stopping, self.console.tick, progress)
 
     def _islands(self, attempt: int) -> Ended:
         with closing(Agents(self.run_dir, self.run.fleet.islands, lock.fd_of(self.run_dir))) as agents:

@@ -3,7 +3,8 @@
 Every wait ends by an event (a worker's end, a signal) or by a deadline that one of four rules has set:
 told to stop → the grace; one worker finished → the others should too, within the grace; a worker died of what looks
 like another's death → a moment, for the culprit to show itself; anything else → no deadline.
-Heartbeats (hangs, stragglers) are to join here as one more source of events.
+While all of them live and nobody has said stop, their progress is looked at (`shoal.guard.progress`): a group that
+hangs is ended, if that is the policy.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import DONE, TOLD_TO_STOP
 from shoal.guard.classify import Failure, classify, culprit
+from shoal.guard.progress import Progress
 from shoal.guard.signals import Signals
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
@@ -45,6 +47,7 @@ def watch(
     grace_s: float,
     stopping: Callable[[int], None],
     tick: Callable[[], None],
+    progress: Progress | None = None,
 ) -> Ended:
     """Returns once no worker is left. `stopping` is called when somebody says stop, before the workers hear of it."""
     deaths: list[Death] = []
@@ -68,6 +71,9 @@ def watch(
             # Those who were told long ago get no second grace; the others may still flush what they have.
             deaths += workers.end(0.0 if told else END_S, signals.wait)
             break
+        if progress and not told and not deaths and (hang := progress.look(time.monotonic())):
+            workers.kill()  # in a collective, or stopped: they would not hear anything else
+            return Ended(tuple(workers.end(0.0, signals.wait)), None, replace(hang, at=time.time()), saved=False)
         signals.wait(min(TICK_S, deadline - time.monotonic()))
         tick()
     return _ended(tuple(deaths), signals, around, grace_s)

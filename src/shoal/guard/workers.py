@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import SetupError
+from shoal.guard.pulses import make_folder
+from shoal.observe.pulse import FOLDER
 
 TIED = Path(__file__).with_name("tied.py")
 
@@ -46,12 +48,14 @@ class Workers:
     def __init__(self, command: Sequence[str], world: int, attempt: int, logs: Path, threads: int) -> None:
         self.attempt = attempt
         self._scratch = Path(tempfile.mkdtemp(prefix="shoal-rendezvous-"))
+        self.pulses = make_folder()  # where they write what they are doing
         self._alive: dict[int, subprocess.Popen[bytes]] = {}
         self._told: set[int] = set()
         self._logs = {rank: log_file(logs, attempt, rank) for rank in range(world)}
         try:
             for rank in range(world):
                 env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store")
+                env[FOLDER] = str(self.pulses)
                 self._alive[rank] = _start(command, env, self._logs[rank])
         except OSError as e:
             self.close()
@@ -108,6 +112,7 @@ class Workers:
             process.wait()
         self.reap()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.pulses, ignore_errors=True)
 
 
 def worker_env(rank: int, world: int, attempt: int, threads: int, store: Path) -> dict[str, str]:

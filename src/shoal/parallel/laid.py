@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,14 +66,18 @@ class Laid:
             owners["embed.weight"] = list(range(peers))  # the first stage's
         return owners
 
-    def backward(self, batches: list[Batch]) -> Tensor:
-        """Adds up the gradients of the loss summed over all targets; returns this process's part of that sum."""
+    def backward(self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None) -> Tensor:
+        """Adds up the gradients of the loss summed over all targets; returns this process's part of that sum. `doing`
+        is told what comes next."""
         if self.pipeline is not None:
+            doing("compute")
             return self.pipeline.backward(*self._inputs(_joined(batches)))
         total = torch.zeros((), device=self.place.device)
         for i, batch in enumerate(batches):
             with reduce_on(self.module, last=i == len(batches) - 1):
+                doing("forward")
                 part = self.module(*self._inputs(batch))
+                doing("backward")
                 part.backward()
             total += part.detach()
         return total

@@ -187,12 +187,24 @@ class Track(Strict):
     tensorboard: bool = Field(False, description="Event files under the run directory.")
 
 
+# Time without progress that is a hang: a rule, no watch at all, or a time.
+Patience = Annotated[Auto | Literal["off"] | Duration, Says("`auto`, `off`, or a time such as `30 s` or `10 min`")]
+
+
 class Guard(Strict):
-    """What happens when a worker dies."""
+    """What happens when a worker dies, or stands still."""
 
     restarts: int = Field(3, ge=0, description="Restarts in a row without progress before giving up.")
     backoff_s: float = Field(1.0, ge=0, description="Wait before the first restart; doubles with each one in a row.")
     grace_s: float = Field(60.0, gt=0, description="Time the workers have to save and leave when told to stop.")
+    hang: Patience = Field(
+        "auto",
+        description="A worker without progress for so long, and for 2.5 steps, hangs; `auto`: 7 s. Half an hour while "
+        "it starts, compiles, evaluates, saves or waits for a disk.",
+    )
+    on_hang: Literal["restart", "wait"] = Field(
+        "restart", description="`restart`: as if it had died; `wait`: it is told, and nothing is done."
+    )
 
 
 class Fleet(Strict):

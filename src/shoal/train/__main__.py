@@ -14,10 +14,13 @@ from shoal.errors import ShoalError
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["--worker"]:
+        from shoal.observe.pulse import Pulse
+
+        pulse = Pulse.begin()  # before torch: importing it can hang too
         from shoal.track.rundir import RunDir
         from shoal.train import worker
 
-        return worker.main(RunDir(Path(argv[1])))
+        return worker.main(RunDir(Path(argv[1])), pulse)
     from shoal.guard import under_torchrun
 
     try:

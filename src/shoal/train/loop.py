@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
+from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.count import Counter, due, together
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
@@ -42,6 +43,7 @@ class Training:
     told_to_stop: Callable[[], bool]
     evaluate: Callable[[int], object]  # (committed steps)
     saves: Saves
+    pulse: Pulse = SILENT
 
 
 def train(t: Training, first_step: int) -> None:
@@ -53,6 +55,7 @@ def train(t: Training, first_step: int) -> None:
         with counter.counting() if count else nullcontext():
             record = train_step(t, step)
         if record is None:
+            t.pulse.mark("save")
             t.saves.now(step, must=False)
             raise Stopped(
                 f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on."
@@ -62,20 +65,24 @@ def train(t: Training, first_step: int) -> None:
         if count:
             t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
         if _due(run.eval.every, done) and done < total:
+            t.pulse.mark("evaluate")
             t.evaluate(done)
         if done < total:
+            t.pulse.mark("save")
             t.saves.after(done)
     if first_step < total:
+        t.pulse.mark("evaluate")
         t.evaluate(total)
+    t.pulse.mark("save")
     t.saves.now(total, must=True)  # also where the last step was found in memory: it is the end when it is on disk
 
 
 def train_step(t: Training, step: int) -> Record | None:
     """One optimizer step; None when any process has been told to stop before it began."""
-    clock = Clock()
+    clock = Clock(t.pulse, step)
     seed_step(t.run.seed, step, t.place.at["dp"])
     micro_batches = t.feed.step(step)
-    clock.lap("data_s")
+    clock.lap("data_s", then="exchange")
 
     # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop, and how
     # the saves stand. Loss normalised by this count is right for any split, any packing and any mask, by construction.
@@ -92,7 +99,9 @@ def train_step(t: Training, step: int) -> Record | None:
         )
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
-    loss = t.model.total(t.model.backward(micro_batches)) / targets
+    part = t.model.backward(micro_batches, t.pulse.mark)
+    t.pulse.mark("clip")
+    loss = t.model.total(part) / targets
     clock.lap("compute_s")
 
     grad_norm = t.model.clip(1 / targets, t.run.train.clip)
@@ -102,11 +111,12 @@ def train_step(t: Training, step: int) -> Record | None:
             f"step {step + 1} has loss {loss_now} and gradient norm {norm_now}, so no update was made: lower "
             "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
         )
+    t.pulse.mark("optimizer")
     t.saves.settle()
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
     t.model.spread()
     routing = balance(t.model, step + 1, t.tell)
-    clock.lap("optimizer_s")
+    clock.lap("optimizer_s", then="record")
     return {
         "step": step + 1,
         "begin": clock.begin,

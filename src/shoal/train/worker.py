@@ -17,10 +17,12 @@ from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
+from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import peak_flops
 from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
+from shoal.parallel.standing import standing
 from shoal.spec import load
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
@@ -33,24 +35,29 @@ from shoal.train.state import State, digest
 from shoal.train.takeover import take_over
 
 
-def main(run_dir: RunDir) -> int:
+def main(run_dir: RunDir, pulse: Pulse = SILENT) -> int:
     """A worker that the supervisor started."""
     stop = StopFlag()
-    return outcome(lambda: load(run_dir.spec_file).run, run_dir, stop)
+    return outcome(lambda: load(run_dir.spec_file).run, run_dir, stop, pulse=pulse)
 
 
-def outcome(get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined: Place | None = None) -> int:
+def outcome(
+    get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined: Place | None = None, pulse: Pulse = SILENT
+) -> int:
     """Does the work and turns what happened into an exit code; the sentence goes to this rank's log."""
     try:
         run = get_run()
+        pulse.mark("join")
         place = joined or join(run)
+        pulse.watch_groups(standing(place))
+        pulse.mark("load")
         try:
             if run.fleet.islands > 1:
                 from shoal.train import island_worker
 
                 island_worker.work(run_dir, run, place, stop)
             else:
-                work(run_dir, run, place, stop)
+                work(run_dir, run, place, stop, pulse)
         except Stopped as e:
             print(f"shoal: {e}", file=sys.stderr)
             leave(place)
@@ -65,7 +72,7 @@ def outcome(get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined:
         return TRANSIENT
 
 
-def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> None:
+def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
     torch.set_num_threads(int(run.resources.threads))
     journal = Journal(run_dir.journal_file) if place.rank == 0 else None
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
@@ -92,9 +99,11 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         stop,
         evaluator(run, run_dir, place, state, tell),
         saves,
+        pulse,
     )
     try:
         train(training, first)
+        pulse.mark("finish")
     finally:
         feed.close()
         saves.close()

@@ -1,0 +1,70 @@
+"""Asks workers for the Python stacks of all their threads (SIGUSR1, faulthandler) and reads what they wrote.
+
+It works where nothing else does: the handler is C, so it needs neither the interpreter's lock nor a thread that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.guard.signs import signs_of
+from shoal.observe.pulse import dump_file, read_beat, short
+
+WAIT_S = 0.5
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+
+
+def dumps(pids: Mapping[int, int], folder: Path, wake: bool) -> dict[int, str]:
+    """What each rank writes when it is asked now. One that has not begun its pulse is not asked, it would die of the
+    signal; one that is stopped only with `wake`: it goes on, and the first thing that it does is to answer."""
+    asked = {}
+    for rank, pid in pids.items():
+        beat = read_beat(folder, rank)
+        stopped = signs_of(pid).stopped
+        if beat is None or beat.pid != pid or (stopped and not wake):
+            continue
+        size = _size(dump_file(folder, rank))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+            if stopped:
+                os.kill(pid, signal.SIGCONT)
+            asked[rank] = size
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and any(_size(dump_file(folder, r)) == size for r, size in asked.items()):
+        time.sleep(0.01)
+    time.sleep(0.02 if asked else 0.0)  # one that has begun to write ends soon
+    return {rank: _from(dump_file(folder, rank), size) for rank, size in asked.items()}
+
+
+def frames(dump: str) -> tuple[str, ...]:
+    """Of the thread that took the signal, innermost first: the main one, unless it blocks signals."""
+    found: list[str] = []
+    inside = False
+    for line in dump.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            inside = line.startswith("Current thread ")
+        elif inside and (match := _FRAME.match(line)):
+            found.append(f"{short(match['file'])}:{match['line']} {match['name']}")
+    return tuple(found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _from(path: Path, offset: int) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            file.seek(offset)
+            return file.read()
+    except OSError:
+        return ""
