@@ -1,0 +1,92 @@
+"""Break a real run on purpose, and report what it cost.
+
+The run file is trained twice in a folder of the drill's own: once as it is, once with faults at moments that the seed
+chooses. Your runs, trackers and stores are not touched.
+
+shoal drill run.yaml --scenario kill --count 3 --seed 7 train.steps=200
+shoal drill run.yaml --scenario kill,preempt,bitflip --count 3
+shoal drill run.yaml --scenario mix --count 8 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from shoal.errors import DONE, TRANSIENT, UsageError
+from shoal.guard.drill.plan import MIX, SCENARIOS, plan
+from shoal.spec import load
+from shoal.spec.checks import local_inputs, trainable
+from shoal.track.rundir import workspace
+
+TAKES_OVERRIDES = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="RUN.yaml", help="the run file; it should take a minute or so, not a week")
+    kinds = "; ".join(f"{name}: {what}" for name, what in SCENARIOS.items())
+    parser.add_argument(
+        "--scenario", default="kill", metavar="NAME,…", help=f"{kinds}; {MIX}: all that apply, by chance"
+    )
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many faults (1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the moments and the victims (0)")
+    parser.add_argument(
+        "--pause", type=float, default=5.0, metavar="SECONDS", help="how long stop, slow and partition last"
+    )
+    parser.add_argument(
+        "--baseline", metavar="DIR", help="directory of a finished run of the same spec, not to run it first"
+    )
+    parser.add_argument("--keep", metavar="DIR", help="keep both runs there (`shoal report drill --workspace DIR`)")
+    parser.add_argument(
+        "--patience", type=float, default=180.0, metavar="SECONDS", help="a run that is silent so long hangs"
+    )
+    parser.add_argument(
+        "--workspace", metavar="DIR", help="where the drill's folder is made (default: $SHOAL_WORKSPACE or here)"
+    )
+    parser.add_argument("--json", action="store_true", help="the result as JSON, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.guard.drill.drill import Asked, drill, own_folder
+    from shoal.guard.drill.table import table
+
+    for name in ("count", "pause", "patience"):
+        if getattr(args, name) <= 0:
+            raise UsageError(f"--{name} must be more than 0.")
+    spec = load(args.file, args.overrides).run
+    trainable(spec)
+    local_inputs(spec)
+    planned = plan(args.scenario, spec, args.count, args.seed)
+    baseline = Path(args.baseline) if args.baseline else None
+    asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience)
+    place = workspace(args.workspace)
+    place.mkdir(parents=True, exist_ok=True)
+    with _stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
+        result = drill(asked, folder)
+    if args.json:
+        print(json.dumps({"scenario": args.scenario, "seed": args.seed, **result.as_json()}, indent=2))
+    else:
+        print(table(result))
+    return DONE if result.passed else TRANSIENT
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a drill as Ctrl-C does: with its run."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.stderr.flush()

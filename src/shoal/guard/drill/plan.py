@@ -1,0 +1,84 @@
+"""What is broken and when: a function of the seed. What does not apply to a run is refused before anything starts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+
+from shoal.errors import UsageError
+from shoal.spec.run import Run
+
+SCENARIOS = {
+    "kill": "SIGKILL to a worker",
+    "stop": "SIGSTOP to a worker; SIGCONT once it was noticed, or after --pause seconds",
+    "slow": "a worker is stopped three quarters of the time, for --pause seconds",
+    "oom": "a worker may not have more memory than it has (its limit is lowered)",
+    "nan": "a batch whose gradient is no number",
+    "bitflip": "a bit of the newest checkpoint is flipped, in memory and on disk; then the workers are killed",
+    "disk-full": "a save finds no space on the disk",
+    "partition": "islands hear nothing from each other for --pause seconds",
+    "coordinator": "SIGKILL to the supervisor; of islands, to it or to the first member",
+    "preempt": "SIGTERM, and a scheduler that starts the run again; of islands, to one of them",
+}
+MIX = "mix"
+STEPS_A_FAULT = 6  # fewer leave no room to recover before the next one
+_FIRST, _LAST = 0.1, 0.8  # of the run: there is something to lose, and something left to do
+
+
+@dataclass(frozen=True)
+class Planned:
+    kind: str
+    step: int  # not before this one is committed
+    moment: float  # … and this share of a step later
+    pick: float  # chooses the victim among those there are then, from 0 to 1
+    bit: int  # chooses the bit
+
+
+def plan(scenario: str, run: Run, count: int, seed: int) -> list[Planned]:
+    """The same for the same seed and run. `scenario` may name several, separated by commas: they take turns."""
+    kinds = _kinds(scenario, run)
+    if run.train.steps < STEPS_A_FAULT * count:
+        fewest = STEPS_A_FAULT * count
+        raise UsageError(f"train.steps={run.train.steps} is too few for {count} faults: at least {fewest} are needed.")
+    chance = random.Random(f"shoal drill {seed}")
+    begin, length = run.train.steps * _FIRST, run.train.steps * (_LAST - _FIRST) / count
+    planned = []
+    for i in range(count):
+        kind = chance.choice(kinds) if scenario == MIX else kinds[i % len(kinds)]
+        step = max(1, round(begin + length * (i + chance.random() * 0.5)))
+        planned.append(Planned(kind, step, chance.random(), chance.random(), chance.getrandbits(62)))
+    return planned
+
+
+def _kinds(scenario: str, run: Run) -> list[str]:
+    if scenario == MIX:
+        return [kind for kind in SCENARIOS if _wrong(kind, run) is None]
+    kinds = scenario.split(",")
+    for kind in kinds:
+        if kind not in SCENARIOS:
+            raise UsageError(f"there is no scenario '{kind}'; there are {', '.join([*SCENARIOS, MIX])}.")
+        if wrong := _wrong(kind, run):
+            raise UsageError(f"{kind} does not apply to this run: {wrong}.")
+    return kinds
+
+
+def _wrong(kind: str, run: Run) -> str | None:
+    """Why this run cannot be broken in that way."""
+    if kind == "partition" and run.fleet.islands < 2:
+        return "it has no islands; set fleet.islands=2 or more"
+    if kind in ("bitflip", "disk-full") and run.checkpoint.every == 0:
+        return "it saves nothing before its end; set checkpoint.every"
+    if kind == "bitflip" and run.checkpoint.keep < 2:
+        return "checkpoint.keep=1 leaves no other checkpoint to go on from; set checkpoint.keep=2 or more"
+    if kind == "nan" and getattr(run.guard, "numerics", "stop") == "stop":
+        return "guard.numerics is `stop`, so it would end there"
+    if kind == "oom" and sys.platform != "linux":
+        return "a limit of another process can be lowered on Linux alone"
+    return None
+
+
+def environment(planned: list[Planned]) -> dict[str, str]:
+    """For the worker processes: what can only be told to them when they start."""
+    poisoned = [str(p.step) for p in planned if p.kind == "nan"]
+    return {"SHOAL_POISON": f"nan:{','.join(poisoned)}"} if poisoned else {}

@@ -1,0 +1,63 @@
+"""The result of a drill as people read it."""
+
+from __future__ import annotations
+
+from shoal.guard.drill.drill import Result
+from shoal.guard.drill.measure import Measured
+from shoal.observe import words
+
+_COLUMNS = ("fault", "victim", "step", "noticed after", "stall", "lost steps", "samples lost", "repeated")
+
+
+def table(result: Result) -> str:
+    rows = [_COLUMNS, *map(_row, result.faults)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    lines += [f"  {fault.kind} at step {fault.step}: {fault.note}" for fault in result.faults if fault.note]
+    return "\n".join([*lines, "", *_verdict(result)])
+
+
+def _row(fault: Measured) -> tuple[str, ...]:
+    return (
+        fault.kind,
+        fault.victim,
+        str(fault.step),
+        "-" if fault.detection_s is None else words.short(fault.detection_s),
+        "-" if fault.stall_s is None else words.short(fault.stall_s),
+        str(fault.lost_steps),
+        str(fault.lost_samples),
+        str(fault.repeated_samples),
+    )
+
+
+def _verdict(result: Result) -> list[str]:
+    lines = []
+    if result.ledger and result.calm:
+        broken, calm = words.percent(result.ledger.goodput, 0), words.percent(result.calm.goodput, 0)
+        lines.append(f"goodput {broken} (without faults: {calm})")
+    if result.samples.left_out:
+        lines.append(f"{result.samples.left_out} samples were left out on purpose (`skip` and `rewind` in the journal)")
+    if result.same is not None:
+        same = (
+            "that of the run without faults"
+            if result.same
+            else f"not that of the run without faults ({result.calm_digest})"
+        )
+        lines.append(f"final digest {result.digest}: {same}")
+    if result.passed:
+        again = sum(fault.resumed for fault in result.faults)
+        started = f" (started again {again} times, as a scheduler would)" if again else ""
+        lines.append(f"passed: the run ended by itself{started}; no sample was lost or repeated")
+    else:
+        wrong = [] if result.ended else ["the run did not end by itself"]
+        wrong += [result.how] * bool(result.how)
+        wrong += [f"{result.lost_samples} samples lost"] * bool(result.lost_samples)
+        wrong += [f"{result.repeated_samples} samples repeated"] * bool(result.repeated_samples)
+        lines.append(f"not passed: {'; '.join(wrong)}")
+    return lines
