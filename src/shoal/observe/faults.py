@@ -80,7 +80,8 @@ class Cost:
 def faults_of(records: Iterable[Record]) -> list[Fault]:
     """Each `failure`, and each island that the others lost and the supervisor told nothing of."""
     told = list(records)
-    found = [(i, _failure(r)) for i, r in enumerate(told) if r.get("kind") == "failure"]
+    found = [(i, _failure(r, told, i)) for i, r in enumerate(told) if r.get("kind") == "failure"]
+    found += [(i, _numerics(r)) for i, r in enumerate(told) if r.get("kind") in ("skip", "rewind")]
     for i, epoch in enumerate(told):
         if epoch.get("kind") != "epoch":
             continue
@@ -95,12 +96,31 @@ def faults_of(records: Iterable[Record]) -> list[Fault]:
     return [replace(fault, number=n) for n, (_, fault) in enumerate(found)]
 
 
-def _failure(record: Record) -> Fault:
+def _numerics(record: Record) -> Fault:
+    """A batch that was left out, or a stretch that was: no update was made from it, or it was undone."""
+    return Fault(0, "numerics", record, record["t"], record["t"], evidence=str(record.get("why") or ""))
+
+
+def _failure(record: Record, told: list[Record], place: int) -> Fault:
     cause, at = str(record.get("cause") or "unknown"), record.get("at")
     happened = record.get("since") or (None if cause in UNSEEN else at)
     island, said = record.get("island"), str(record.get("evidence") or "")
     noticed = record.get("noticed") or at
+    if cause == "hang" and (hang := _hang(record, told, place)):  # it says for how long, when it was noticed
+        noticed = float(hang["t"])
+        happened = noticed - float(hang.get("seconds") or 0.0)
     return Fault(0, cause, record, noticed, happened, None if island is None else int(island), None, said)
+
+
+def _hang(failure: Record, told: list[Record], place: int) -> Record | None:
+    """The `hang` record that led to a failure: the last one since somebody was started."""
+    for i in range(place - 1, -1, -1):
+        record = told[i]
+        if record.get("kind") in ("attempt", "island", "open"):
+            return None
+        if record.get("kind") == "hang" and record.get("rank") == failure.get("rank"):
+            return record if record.get("island") == failure.get("island") else None
+    return None
 
 
 def _told_of(found: list[tuple[int, Fault]], island: int, noticed: float) -> int | None:
@@ -128,7 +148,7 @@ class Lives:
         for i, record in enumerate(records):
             self._order[id(record)] = i
             kind = record.get("kind")
-            if kind not in ("start", "step", "eval", "checkpoint", "checkpoint_failed", "rewind"):
+            if kind not in ("start", "step", "eval", "checkpoint", "checkpoint_failed", "skip", "rewind"):
                 continue
             attempt = int(record.get("attempt", 0))
             if kind == "rewind":
@@ -173,8 +193,8 @@ class Lives:
         places = [self._order[id(fault.record)] for fault in faults]
         for life in lives:  # a life that began without a fault before it: somebody had stopped the run
             place = self._begins[life]
-            before[life] = next((n for n in range(len(faults) - 1, -1, -1) if since <= places[n] < place), NOBODY)
-            since = place
+            here = [n for n in range(len(faults)) if since <= places[n] < place + (life[1] > 0)]  # a rewind is its own
+            before[life], since = here[-1] if here else NOBODY, place
 
         def owner(life: Life, step: int) -> int:
             return next((before[b] for b in lives if b > life and self._limits[b] < step), NOBODY)

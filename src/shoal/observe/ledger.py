@@ -72,7 +72,8 @@ def ledger(records: Iterable[Record], now: float | None = None) -> Ledger:
     end_before: int | None = None
     for i, session in enumerate(sessions):
         begin, end = _bounds(session, sessions[i + 1] if i + 1 < len(sessions) else None, now)
-        spans = [*_background(session, faults, begin, end), *_foreground(session, lives, owners, islands, begin, end)]
+        spans = [*_background(session, faults, begin, end)]
+        spans += _foreground(session, lives, faults, owners, islands, begin, end)
         for label, owner, duration in _measure(spans):
             parts[label] += duration
             if owner != NOBODY:
@@ -149,8 +150,9 @@ def _ends(session: list[Record], i: int) -> bool:
 
 
 def _foreground(
-    session: list[Record], lives: Lives, owners: Owners, islands: gaps.Gaps, begin: int, end: int
+    session: list[Record], lives: Lives, faults: list[Fault], owners: Owners, islands: gaps.Gaps, begin: int, end: int
 ) -> Iterator[Span]:
+    numbers = {id(fault.record): fault.number for fault in faults}
     for record in session:
         if "begin" not in record or lives.told_before(record):
             continue
@@ -162,6 +164,8 @@ def _foreground(
             label = _DOES[record["kind"]]
             kept = counts or label == "checkpoint"
             yield since, to, *((label, NOBODY) if kept else ("lost", owners(life, step)))
+        elif record["kind"] in ("skip", "rewind"):  # a step that was not taken; the way back to an earlier one
+            yield since, to, "lost" if record["kind"] == "skip" else "recovery", numbers[id(record)]
         elif record["kind"] == "step" and not counts:
             yield since, to, "lost", owners(life, step)
         elif record["kind"] == "step":

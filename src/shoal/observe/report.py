@@ -134,6 +134,9 @@ def _who(cost: Cost) -> str:
     fault = cost.fault
     if fault.record["kind"] == "epoch":
         return f"epoch {fault.epoch}: island {fault.island} {fault.evidence or 'was lost'}"
+    if fault.record["kind"] in ("skip", "rewind"):
+        done = f"went back to step {fault.record['to']}" if "to" in fault.record else "left its batch out"
+        return f"step {fault.record.get('step')}: {done}: {fault.evidence}"
     if fault.island is not None:
         return f"island {fault.island}: {words.failure(fault.record)}"
     return f"attempt {fault.record.get('attempt', '?')}: {words.failure(fault.record)}"

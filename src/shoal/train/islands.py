@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.checkpoint import faults
 from shoal.data.shard_feed import ShardFeed
 from shoal.errors import NumericsError, Stopped
 from shoal.fleet.flat import Flat
@@ -136,6 +137,7 @@ def _train(t: Island, first_step: int) -> None:
 
 def train_step(t: Island, step: int) -> Record:
     clock = Clock()
+    faults.reach("step")
     work = Work(t, step)
     while True:
         turn = t.fleet.take(step, t)
@@ -172,6 +174,7 @@ class Work:
         self._done: list[int] = []
         self._losses: list[float] = []
         self._targets = self._tokens = 0
+        self._sum: Tensor | None = None
         self._forest = Forest[Tensor](t.fleet.shards, lambda a, b: a.add_(b))
         t.flat.forget()
 
@@ -189,16 +192,23 @@ class Work:
             self._losses.append(loss)
             self._targets, self._tokens = self._targets + int(targets), self._tokens + int(tokens)
             self._done += some
-            if self._t.run.fleet.deterministic:
-                self._forest.plant((some[0], some[0] + 1), self._t.flat.gather(self._t.flat.empty()))
-                self._t.flat.forget()
+            self._add(some, self._t.flat.gather(self._t.flat.empty()))
             clock.lap("compute_s")
+
+    def _add(self, some: list[int], gradient: Tensor) -> None:
+        """Gradients are not left to add up in the parameters: what one backward pass has reduced over the ranks of a
+        tensor-parallel island, the next would reduce again."""
+        self._t.flat.forget()
+        if self._t.run.fleet.deterministic:
+            self._forest.plant((some[0], some[0] + 1), gradient)
+        else:
+            self._sum = gradient if self._sum is None else self._sum.add_(gradient)
 
     def offer(self) -> Offer:
         says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": self._losses}
         if self._t.run.fleet.deterministic:
             return Offer(list(self._forest.sums), list(self._forest.sums.values()), says)
-        mine = [self._t.flat.gather(self._t.flat.empty())] if self._done else []
+        mine = [] if self._sum is None else [self._sum]
         return Offer([(0, 0)] * len(mine), mine, says)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from shoal.checkpoint import faults
 from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
 from shoal.observe.pulse import SILENT, Pulse
@@ -80,6 +81,7 @@ def train(t: Training, first_step: int) -> None:
 def train_step(t: Training, step: int) -> Record | None:
     """One optimizer step; None when any process has been told to stop before it began."""
     clock = Clock(t.pulse, step)
+    faults.reach("step")
     seed_step(t.run.seed, step, t.place.at["dp"])
     micro_batches = t.feed.step(step)
     clock.lap("data_s", then="exchange")

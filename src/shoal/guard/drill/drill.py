@@ -232,6 +232,8 @@ def _settled(stage: Stage, faults: Sequence[Broken]) -> bool:
         if not started:
             return False
         since = float(started[-1]["t"])
+    if last.kind == "disk-full" and not live.of("checkpoint", "checkpoint_failed", since=last.t):
+        return False  # the save is tried again, or given up
     if islands and not set(range(_islands(live))) - stage.gone <= set(live.members()):
         return False
     return len(live.of("step", since=since)) >= SETTLED_STEPS

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from shoal.guard.drill.live import Live
 from shoal.guard.drill.plan import Planned
 
 BURST_S = 0.2  # of a slow worker: of each, it runs for a quarter
-OOM_S = 30.0  # a limit that nobody runs into in this time has not broken anything
+OOM_MIB = 64  # that a worker may still have
+WOKEN_S = 5.0  # after a stopped worker was noticed: for what Shoal does about it
 TOKENS, WIRE = "tokens", "wire.json"  # in the drill's folder
 
 
@@ -51,7 +51,7 @@ def environment(folder: Path) -> dict[str, str]:
     """The fault points that the workers look at while they run."""
     (folder / TOKENS).mkdir(exist_ok=True)
     return {
-        "SHOAL_FAULT": "write:error=ENOSPC",
+        "SHOAL_FAULT": f"write:error=ENOSPC;step:memory={OOM_MIB}",
         "SHOAL_FAULT_TOKENS": str(folder / TOKENS),  # only while there is a token in it
         "SHOAL_FAULT_FILE": str(folder / WIRE),
     }
@@ -75,6 +75,8 @@ def _stop(planned: Planned, stage: Stage) -> Broken | None:
     if broken is None:
         return None
     noticed = stage.live.wait(lambda: _told(stage.live, broken), stage.pause_s)
+    if noticed:
+        stage.live.wait(lambda: bool(stage.live.of("failure", since=broken.t)), WOKEN_S)
     pid = stage.live.workers().get(broken.victim)
     if pid is not None and not stage.live.of("failure", since=broken.t):
         stage.live.signal(pid, signal.SIGCONT)
@@ -101,21 +103,15 @@ def _slow(planned: Planned, stage: Stage) -> Broken | None:
 
 
 def _oom(planned: Planned, stage: Stage) -> Broken | None:
-    """The worker's address space may not grow any more, and is over its limit: what it allocates next fails."""
-    if sys.platform != "linux":
-        return None
-    import resource
-
+    """The worker asks for memory until it is refused: it may not have more than a little above what it has."""
     broken, pid = _victim(planned, stage)
     if broken is None or pid is None:
         return None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        hard = resource.prlimit(pid, resource.RLIMIT_AS)[1]
-        resource.prlimit(pid, resource.RLIMIT_AS, (_resident_bytes(pid), hard))
-    if not stage.live.wait(lambda: bool(stage.live.of("failure", since=broken.t)), OOM_S):
-        broken.note = "it never asked for more memory"
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
+    token = _token(stage, f"step@{pid}")
+    stage.live.wait(lambda: not token.exists(), stage.live.patience_s)
+    if token.exists():
+        token.unlink()
+        return None
     return broken
 
 
@@ -156,8 +152,7 @@ def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
 def _disk_full(planned: Planned, stage: Stage) -> Broken | None:
     """The next save that begins finds no space (a fault point: a file system of our own would need privileges)."""
     broken = Broken("disk-full", "the next save", stage.live.step, time.time())
-    token = stage.folder / TOKENS / f"{planned.bit}"
-    token.touch()
+    token = _token(stage, f"write-{planned.bit}")
     stage.live.wait(lambda: not token.exists())
     if token.exists():
         token.unlink()
@@ -233,6 +228,13 @@ def _signalled(planned: Planned, stage: Stage, number: signal.Signals) -> Broken
     return broken if broken is not None and pid is not None and stage.live.signal(pid, number) else None
 
 
+def _token(stage: Stage, name: str) -> Path:
+    """Gone when a worker has taken it (shoal.checkpoint.faults)."""
+    token = stage.folder / TOKENS / name
+    token.touch()
+    return token
+
+
 def _told(live: Live, broken: Broken) -> bool:
     lost = [r for r in live.of("epoch", since=broken.t) if str(broken.island) in (r.get("left") or {})]
     return bool(lost or live.of("failure", "hang", since=broken.t))
@@ -266,10 +268,6 @@ def _flip(folder: Path, bit: int) -> str:
         f.flush()
         os.fsync(f.fileno())
     return path.name
-
-
-def _resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _publish(path: Path, value: object) -> None:

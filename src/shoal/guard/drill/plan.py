@@ -13,7 +13,7 @@ SCENARIOS = {
     "kill": "SIGKILL to a worker",
     "stop": "SIGSTOP to a worker; SIGCONT once it was noticed, or after --pause seconds",
     "slow": "a worker is stopped three quarters of the time, for --pause seconds",
-    "oom": "a worker may not have more memory than it has (its limit is lowered)",
+    "oom": "a worker asks for memory until its own limit refuses it",
     "nan": "a batch whose gradient is no number",
     "bitflip": "a bit of the newest checkpoint is flipped, in memory and on disk; then the workers are killed",
     "disk-full": "a save finds no space on the disk",
@@ -74,7 +74,7 @@ def _wrong(kind: str, run: Run) -> str | None:
     if kind == "nan" and getattr(run.guard, "numerics", "stop") == "stop":
         return "guard.numerics is `stop`, so it would end there"
     if kind == "oom" and sys.platform != "linux":
-        return "a limit of another process can be lowered on Linux alone"
+        return "it needs Linux"
     return None
 
 
