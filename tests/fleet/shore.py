@@ -85,7 +85,8 @@ class Shore:
 
     def log(self, island: int) -> list[dict[str, Any]]:
         path = self.folder / f"island-{island}.log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []  # without one that is being written
+        return [json.loads(line) for line in lines]
 
     def step(self) -> int:
         """The furthest that any island has come."""

@@ -113,8 +113,8 @@ def test_a_stranger_is_not_let_in(shore: Shore, expected: str) -> None:
     """Whoever does not know the token neither joins nor freezes anybody."""
     from shoal.fleet.lines import ask
 
-    shore.start(0, 1)
     shore.islands = 2
+    shore.start(0, 1)
     shore.wait_for_step(5)
     newest = Fence(shore.folder / "fleet").newest()
     assert newest is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shoal.fleet.donate import local
 
@@ -20,11 +21,12 @@ class Flat:
         return torch.empty(self.count)
 
     def gather(self, into: Tensor) -> Tensor:
+        """Collective over the ranks of the island."""
         for p, part in zip(self._parameters, into.split(self._sizes), strict=True):
             if p.grad is None:
                 part.zero_()
             else:
-                part.copy_(local(p.grad).reshape(-1))
+                part.copy_(local(_as_laid_out(p)).reshape(-1))
         return into
 
     def install(self, total: Tensor) -> None:
@@ -37,3 +39,11 @@ class Flat:
     def forget(self) -> None:
         for p in self._parameters:
             p.grad = None
+
+
+def _as_laid_out(p: nn.Parameter) -> Tensor:
+    """The gradient laid out as its parameter is: tensor parallelism leaves some as parts that are yet to be summed."""
+    assert p.grad is not None
+    if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+        return p.grad.redistribute(p.device_mesh, p.placements)
+    return p.grad

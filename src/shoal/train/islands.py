@@ -196,8 +196,7 @@ class Work:
             clock.lap("compute_s")
 
     def _add(self, some: list[int], gradient: Tensor) -> None:
-        """Gradients are not left to add up in the parameters: what one backward pass has reduced over the ranks of a
-        tensor-parallel island, the next would reduce again."""
+        """Gradients are not left to add up in the parameters: each backward pass is whole by itself."""
         self._t.flat.forget()
         if self._t.run.fleet.deterministic:
             self._forest.plant((some[0], some[0] + 1), gradient)
