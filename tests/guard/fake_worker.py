@@ -69,6 +69,8 @@ def fail(fault: dict) -> None:
         case "signal":
             os.kill(os.getpid(), fault["signal"])
             time.sleep(5)
+        case "stop":  # goes on when somebody says so
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "exit":
             os._exit(fault["code"])
         case "raise":

@@ -8,7 +8,7 @@ a machine that stood still as a whole (suspended, starved) has not made anybody 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.guard.signs import Signs, signs_of, waits_for_disk
@@ -22,6 +22,7 @@ BUSY_SHARE = 0.2  # of a core
 MOST_TICK_S = 1.0
 STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
 IO_BYTES = 4096
+LOOK_S = 0.5  # without a mark, before more is looked at
 # What takes as long as it takes.
 LONG_PHASES = ("start", "join", "load", "evaluate", "save", "finish")
 # A rank whose innermost Python frame is here waits for others, or for the device.
@@ -135,17 +136,17 @@ class Watch:
             self._progressed(r)
         r.now = signs_of(r.pid)
         r.stopped_at = (r.stopped_at if r.stopped_at is not None else self._clock) if r.now.stopped else None
-        if self._silent_s(r) < 1.0:
+        if r.then is None:
+            r.then = r.now
+        if r.now.io_bytes > r.then.io_bytes + IO_BYTES:
+            r.moved_bytes_at, r.then = self._clock, replace(r.then, io_bytes=r.now.io_bytes)
+        if self._silent_s(r) < LOOK_S:
             return
         sample = read_sample(self._folder, rank)
         if sample is not None:
             if r.groups is not None and sample.groups != r.groups:
                 self._progressed(r)
             r.sample, r.groups = sample, sample.groups
-        if r.then is None:
-            r.then = r.now
-        if r.now.io_bytes > r.then.io_bytes + IO_BYTES:
-            r.moved_bytes_at, r.then = self._clock, Signs(r.then.state, r.then.cpu_s, r.now.io_bytes)
         if waits_for_disk(r.pid):
             r.on_disk_at = self._clock
 

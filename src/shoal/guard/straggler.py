@@ -45,7 +45,8 @@ class Straggler:
 class Stragglers:
     """Of one group."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._window_s = seconds
         self._from: tuple[float, Mapping[int, Beat]] | None = None
         self._slow: dict[int, int] = {}  # rank → windows in a row
         self._told: dict[int, float] = {}
@@ -58,7 +59,7 @@ class Stragglers:
             self._from = now, beats
             return []
         began, before = self._from
-        if now - began < SECONDS or min(beats[r].steps - before[r].steps for r in beats) < STEPS:
+        if now - began < self._window_s or min(beats[r].steps - before[r].steps for r in beats) < STEPS:
             return []
         self._from = now, beats
         slow = slow_ranks(before, beats, now - began)
