@@ -75,14 +75,17 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") ->
     return found.extra
 
 
-def restore(roots: Roots, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Found | None:
-    """Loads the newest checkpoint that is good to the last byte, of one store or of several. Collective.
+def restore(
+    roots: Roots, tensors: Mapping[str, torch.Tensor], prefix: str = "", before: Name | None = None
+) -> Found | None:
+    """Loads the newest checkpoint (of those before `before`) that is good to the last byte, of one store or of several.
+    Collective.
 
     None when nothing was ever published (nothing was filled then); `CheckpointError` when there is no good one. On rank
     0, `skipped` of what is returned says which newer ones were bad, for the journal; those are quarantined.
     """
     skipped: list[Skipped] = []
-    while (found := _newest_of_rank_0(roots, skipped)) is not None:
+    while (found := _newest_of_rank_0(roots, skipped, before)) is not None:
         try:
             load(found, tensors, prefix)
         except Corrupt as e:
@@ -107,7 +110,7 @@ def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
+def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None) -> Found | None:
     """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
     rank, _ = peers.here()
     stores = stores_of(roots)
@@ -116,7 +119,7 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped]) -> Found | None:
         words: str | None = None
         if rank == 0:
             try:
-                found, bad = scan(stores, tried={(s.store.where, s.name) for s in skipped})
+                found, bad = scan(stores, before=before, tried={(s.store.where, s.name) for s in skipped})
                 skipped += bad
                 if found is None and skipped:
                     words = f"{_OTHER} {none_is_good(stores, skipped)}"

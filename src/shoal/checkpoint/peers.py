@@ -41,6 +41,19 @@ def from_rank_0(number: int) -> int:
     return _exchange(number if here()[0] == 0 else 0)
 
 
+def text_from_rank_0(text: str) -> str:
+    """Rank 0's text, however long, on every rank."""
+    data = text.encode()
+    length = from_rank_0(len(data))
+    if here()[1] == 1 or not length:
+        return text if here()[1] == 1 else ""
+    mine = here()[0] == 0
+    line = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(length, dtype=torch.uint8)
+    line = line.to(_device())
+    dist.broadcast(line, src=0)
+    return bytes(line.tolist()).decode()
+
+
 def total(number: int) -> int:
     """The sum over the ranks, on every rank."""
     return _exchange(number)

@@ -297,6 +297,14 @@ def apply_loads(decoders: Iterable[nn.Module], summed: Tensor) -> None:
         layer.z.zero_()
 
 
+@torch.no_grad()
+def forget_loads(decoders: Iterable[nn.Module]) -> None:
+    """Start counting anew: the step was not taken."""
+    for _, layer in sparse_layers(decoders):
+        layer.load.zero_()
+        layer.z.zero_()
+
+
 def balanced(bias: Tensor, load: Tensor, rate: float) -> Tensor:
     """A step of fixed size up for experts with less than the mean load, down for those with more; both [experts]."""
     load = load.double()

@@ -73,6 +73,9 @@ class Data(Strict):
     train: Sources = Field(min_length=1, description="Prepared token shards; several are mixed by their weights.")
     eval: Sources = Field((), description="Held-out shards for evaluation; empty means no evaluation.")
     seq_len: Positive = Field(512, description="Tokens in a window.")
+    skip: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Batches of the order that are left out, counted from 0; `guard` may add to them."
+    )
     mask_documents: bool = Field(True, description="Tokens see only their own document; positions restart with it.")
     cache_dir: LocalPath | None = Field(
         None, description="Where remote shards are cached; empty means .shoal/cache in the workspace."
@@ -205,6 +208,16 @@ class Guard(Strict):
     on_hang: Literal["restart", "wait"] = Field(
         "restart", description="`restart`: as if it had died; `wait`: it is told, and nothing is done."
     )
+    numerics: Literal["skip", "stop"] = Field(
+        "skip", description="A loss or gradient that is no number: the batch is skipped, or the run stops."
+    )
+    skips: int = Field(
+        3, ge=0, description="Batches in a row skipped for it before the run stops; three times as many in 1,000 steps."
+    )
+    spikes: Literal["off", "warn", "rewind"] = Field(
+        "warn", description="A loss spike: a warning, or back to a checkpoint from before it and around its batches."
+    )
+    rewinds: int = Field(3, ge=0, description="Rewinds in 1,000 steps before the run stops.")
 
 
 class Fleet(Strict):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.checkpoint import faults
 from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
+from shoal.model import moe
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.count import Counter, due, together
 from shoal.parallel.laid import Laid
@@ -23,7 +24,9 @@ from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train.balance import balance
 from shoal.train.clock import Clock
+from shoal.train.numerics import Numerics
 from shoal.train.optim import Optimizers
+from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
@@ -45,10 +48,22 @@ class Training:
     evaluate: Callable[[int], object]  # (committed steps)
     saves: Saves
     pulse: Pulse = SILENT
+    numerics: Numerics = field(default_factory=Numerics)
+    good_before: Callable[[int], int] = lambda step: -1  # the newest saved step up to this one; -1: none. Collective
+    poison: Poison = field(default_factory=lambda: Poison("", 0))
+
+
+class NotFinite(Exception):
+    """The loss or the gradient of a batch is no number, on all ranks; no update was made."""
+
+    def __init__(self, batch: int, loss: float, norm: float, begin: float) -> None:
+        super().__init__(f"batch {batch}: loss {loss}, gradient norm {norm}")
+        self.batch, self.loss, self.norm, self.begin = batch, loss, norm, begin
 
 
 def train(t: Training, first_step: int) -> None:
-    """Runs steps `first_step` … `train.steps` - 1. Saves and raises Stopped when told to stop."""
+    """Runs steps `first_step` … `train.steps` - 1. Saves and raises Stopped when told to stop; raises Rewind when the
+    loss has spiked."""
     run, total = t.run, t.run.train.steps
     counter, experts = Counter(t.place), t.run.model.experts is not None
     for step in range(first_step, total):
@@ -62,6 +77,7 @@ def train(t: Training, first_step: int) -> None:
                 f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on."
             )
         t.tell("step", **record)
+        t.numerics.taken(step + 1, record["loss"], record["grad_norm"])
         done = step + 1
         if count:
             t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
@@ -79,22 +95,36 @@ def train(t: Training, first_step: int) -> None:
 
 
 def train_step(t: Training, step: int) -> Record | None:
-    """One optimizer step; None when any process has been told to stop before it began."""
+    """One optimizer step, with the next batch whose numbers are numbers; None when told to stop before it began."""
+    while True:
+        try:
+            return _try_step(t, step)
+        except NotFinite as wrong:
+            t.numerics.skip(step, wrong.batch, wrong.loss, wrong.norm, wrong.begin)
+            t.optimizers.forget()
+            moe.forget_loads(t.model.decoders)
+
+
+def _try_step(t: Training, step: int) -> Record | None:
     clock = Clock(t.pulse, step)
     faults.reach("step")
     seed_step(t.run.seed, step, t.place.at["dp"])
-    micro_batches = t.feed.step(step)
+    batch = t.numerics.skips.batch_of(step)
+    micro_batches = t.poison.batches(batch, t.feed.step(batch), t.model.shape.vocab_size)
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop, and how
-    # the saves stand. Loss normalised by this count is right for any split, any packing and any mask, by construction.
+    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop or has seen
+    # the loss spike, and how the saves stand. Loss normalised by this count is right for any split, any packing and any
+    # mask, by construction.
     tokens = sum(b.tokens.size for b in micro_batches)
     mine = sum(b.target_count for b in micro_batches)
-    said = (float(t.told_to_stop()), *t.saves.votes(step))
-    targets, all_tokens, stop, *votes = t.place.sum_of_batch(mine, tokens, *said)
+    said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
+    targets, all_tokens, stop, alarm, *votes = t.place.sum_of_batch(mine, tokens, *said)
     t.saves.heard(*votes)
     if stop:
         return None
+    if alarm:
+        t.numerics.go_back(step, t.good_before)
     if not targets:
         raise NumericsError(
             f"step {step + 1} has no target token: the data's loss mask hides every token of its batch."
@@ -104,15 +134,13 @@ def train_step(t: Training, step: int) -> Record | None:
     part = t.model.backward(micro_batches, t.pulse.mark)
     t.pulse.mark("clip")
     loss = t.model.total(part) / targets
+    t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))
     clock.lap("compute_s")
 
     grad_norm = t.model.clip(1 / targets, t.run.train.clip)
     loss_now, norm_now = float(loss), float(grad_norm)
     if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
-        raise NumericsError(
-            f"step {step + 1} has loss {loss_now} and gradient norm {norm_now}, so no update was made: lower "
-            "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
-        )
+        raise NotFinite(batch, loss_now, norm_now, clock.begin)
     t.pulse.mark("optimizer")
     t.saves.settle()
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))
@@ -122,7 +150,7 @@ def train_step(t: Training, step: int) -> Record | None:
     return {
         "step": step + 1,
         "begin": clock.begin,
-        "position": step * t.run.train.batch,
+        "position": batch * t.run.train.batch,
         "samples": t.run.train.batch,
         "tokens": int(all_tokens),
         "targets": int(targets),

@@ -55,6 +55,11 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
         return self._peaks[0] * ratio
 
+    def forget(self) -> None:
+        """The step is not taken: its gradients are of no use."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state that a checkpoint holds, by the name of its parameter; filled in place on resume."""
         return {f"optim.{self._names[p]}.{key}": t for p, key, t in self._state() if key != "step"}

@@ -68,6 +68,10 @@ class Writer(Protocol):
 
     def close(self, forget: bool) -> None: ...
 
+    def set_aside(self) -> None:
+        """Another one takes over in this process: what is in memory stays to be found, what it took is given back."""
+        ...
+
 
 @dataclass(frozen=True)
 class Agreed:
@@ -190,6 +194,12 @@ class Saves:
     def close(self) -> None:
         """What is published need not stay in memory; what is not waits there for the next start."""
         self._write.close(forget=self._all_saved)
+
+    def set_aside(self) -> None:
+        """Collective: what was begun is finished; then this process takes the run over anew."""
+        self._hear(self._write.finish())
+        self._end_if_fenced()
+        self._write.set_aside()
 
     def _due(self, done: int) -> bool:
         if peers.here()[0] > 0:

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from shoal import checkpoint
 from shoal.checkpoint.find import Roots
+from shoal.checkpoint.names import Name
+from shoal.data.skips import Skips
 from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
@@ -32,6 +34,7 @@ class State:
     data_fingerprints: list[str]
     environment: dict[str, Any]
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
+    skips: Skips = field(default_factory=Skips)  # batches of the order that are left out
 
     @property
     def batch(self) -> int:
@@ -56,8 +59,9 @@ class State:
         random in a step is seeded with the step's number (`shoal.train.loop`)."""
         return {
             "step": step,
-            "position": step * self.batch,
+            "position": self.skips.batch_of(step) * self.batch,
             "batch": self.batch,
+            "skips": self.skips.spans,
             "data": self.data_fingerprints,
             "rng": {"seed": self.run.seed, "rule": "each step is seeded with (seed, step, data-parallel rank)"},
             "eval_loss": _finite(self.eval_loss.get(step)),
@@ -70,15 +74,18 @@ class State:
         self.eval_loss.clear()
         self.eval_loss[step] = loss
 
-    def restore(self, roots: Roots, tell: Tell) -> checkpoint.Found | None:
-        """Fills the state in place from the newest good checkpoint and says which it was; None when there is none."""
-        found = checkpoint.restore(roots, self.tensors())
+    def restore(self, roots: Roots, tell: Tell, at_most: int | None = None) -> checkpoint.Found | None:
+        """Fills the state in place from the newest good checkpoint (up to step `at_most`) and says which it was; None
+        when there is none."""
+        before = None if at_most is None else Name(at_most + 1, 0)
+        found = checkpoint.restore(roots, self.tensors(), before=before)
         if found is None:
             return None
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
         self._refuse_another_run(found)
+        self.skips.resume(found.extra.get("skips", []), found.step)
         self.optimizers.set_step(found.step)
         self.model.spread()
         return found

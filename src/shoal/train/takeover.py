@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.find import published
 from shoal.checkpoint.interval import Cadence, Seen
 from shoal.checkpoint.memory.nodes import Tier, join_memory
-from shoal.checkpoint.memory.tier import Memory
+from shoal.checkpoint.memory.tier import Memory, memory_folder
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
@@ -77,14 +78,33 @@ def _setup(run: Run, place: Place, stores: Sequence[Store], term: int, from_step
     )
 
 
-def take_over(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> tuple[int | None, Saves]:
-    """(the step that the state stands at; None for a new run, the run's saves). Collective."""
+def good_before(run: Run, run_dir: RunDir, step: int) -> int:
+    """The newest saved step up to this one, from names alone; -1 where there is none. Collective."""
+
+    def look() -> int:
+        stores = stores_of_run(run, run_dir)
+        memory = Memory(memory_folder(run_dir.path, int(os.environ.get("GROUP_RANK", "0"))), [], stores)
+        listed = (one for one in published([memory, *stores]) if one.there and one.on_history and not one.quarantined)
+        return next((one.name.step for one in listed if one.name.step <= step), -1)
+
+    return _by_rank_0(look)
+
+
+def take_over(
+    run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell, at_most: int | None = None
+) -> tuple[int | None, Saves]:
+    """(the step that the state stands at; None for a new run, the run's saves). Collective.
+
+    `at_most`: goes back to that step, or to the one saved before it; what was saved after it is history no more.
+    """
     stores = stores_of_run(run, run_dir)
     reached = _reached(stores, tell)
     tier = _memory(run, run_dir, tell)
     with ExitStack() as stack:
         memory = stack.enter_context(tier.stores(reached)) if tier else []
-        found = state.restore([*memory, *reached], tell)
+        found = state.restore([*memory, *reached], tell, at_most)
+    if found is None and at_most is not None:
+        raise CheckpointError(f"no checkpoint of step {at_most} or older can be used any more, to go back to.")
     if found is None and place.rank == 0:
         _refuse_lost_history(run_dir)
     from_step = -1 if found is None else found.step

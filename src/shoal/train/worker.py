@@ -7,13 +7,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from shoal.checkpoint import peers
 from shoal.data.feed import Feed
 from shoal.data.order import Order
+from shoal.data.skips import Skips, Spans
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
@@ -26,13 +28,15 @@ from shoal.parallel.standing import standing
 from shoal.spec import load
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
-from shoal.track.journal import Journal
+from shoal.track.journal import Journal, records
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
+from shoal.train.numerics import Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
+from shoal.train.poison import Poison
 from shoal.train.state import State, digest
-from shoal.train.takeover import take_over
+from shoal.train.takeover import good_before, take_over
 
 
 def main(run_dir: RunDir, pulse: Pulse = SILENT) -> int:
@@ -100,15 +104,43 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         evaluator(run, run_dir, place, state, tell),
         saves,
         pulse,
+        _numerics(run, run_dir, state, first, tell),
+        lambda step: good_before(run, run_dir, step),
+        Poison.here(place.rank),
     )
     try:
-        train(training, first)
+        while True:
+            try:
+                train(training, first)
+                break
+            except Rewind as spike:
+                pulse.mark("save")
+                first, training = _go_back(spike, training, state, run_dir)
         pulse.mark("finish")
     finally:
         feed.close()
-        saves.close()
+        training.saves.close()
     fingerprint = digest(model, place)
     tell("finished", step=run.train.steps, digest=fingerprint)
+
+
+def _numerics(run: Run, run_dir: RunDir, state: State, step: int, tell: Tell, heard: Spans | None = None) -> Numerics:
+    """The guard of a run that goes on from `step`, as the one of a run that was never interrupted. Collective."""
+    here = run_dir.journal_file.exists() and peers.here()[0] == 0
+    past = (Past.of(records(run_dir.journal_file), step) if here else Past()).everywhere()
+    state.skips.resume(state.skips.spans, step, [*past.spans, *(heard or [])])
+    return Numerics(run.guard, state.skips, tell, past)
+
+
+def _go_back(cause: Rewind, t: Training, state: State, run_dir: RunDir) -> tuple[int, Training]:
+    """The state, what it has left out and its saves, as they were before a spike: (step, how to go on). Collective."""
+    t.saves.set_aside()
+    known = state.skips.spans
+    step, saves = take_over(t.run, run_dir, t.place, state, t.tell, at_most=cause.good)
+    assert step is not None
+    around = t.numerics.rewound(cause, step, known)
+    numerics = _numerics(t.run, run_dir, state, step, t.tell, [*known, around])
+    return step, replace(t, saves=saves, numerics=numerics)
 
 
 @dataclass(frozen=True)
@@ -153,7 +185,8 @@ def prepare(run_dir: RunDir, run: Run, place: Place) -> Parts:
     model = build(run, place)
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     about = identity(run) if place.rank == 0 else {}
-    state = State(run, model, optimizers, [s.fingerprint for s in sources], about)
+    skips = Skips([batch, batch] for batch in run.data.skip)
+    state = State(run, model, optimizers, [s.fingerprint for s in sources], about, skips=skips)
     return Parts(run, place, windows, order, model, optimizers, state)
 
 

@@ -91,6 +91,10 @@ class Background:
         if self._tier is not None:
             self._tier.leave(forget)
 
+    def set_aside(self) -> None:
+        self.close(forget=False)
+        self._saver.release()
+
 
 class AtOnce:
     """Each save is on disk, and copied, when `begin` returns."""
@@ -155,6 +159,9 @@ class AtOnce:
         return self.poll()
 
     def close(self, forget: bool) -> None:
+        return
+
+    def set_aside(self) -> None:
         return
 
 

@@ -1,0 +1,161 @@
+"""What becomes of a step whose numbers are wrong. All ranks decide alike, from numbers that all of them have.
+
+- A loss or a gradient that is no number: no update; the batch is left out, and the step is taken with the next one.
+- A spike of the loss (`shoal.train.spikes`): back to a state from before it, and the batches from there through the
+  spike are left out. PaLM did so by hand, about 20 times (arXiv:2204.02311, 5.1): the same batches did no harm from
+  another state, so that it is neither the data nor the state alone, and to go around them is enough.
+
+Both are journaled and bounded; then the run stops, with the words of what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+
+from shoal.checkpoint import peers
+from shoal.data.skips import Skips, Spans
+from shoal.errors import NumericsError
+from shoal.spec.run import Guard
+from shoal.track.journal import Record
+from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
+
+Tell = Callable[..., None]
+NEAR = 1000  # steps: what happened further back does not count against the run
+MARGIN = 8  # steps before a spike: the update that began it is older than the loss that shows it
+ADVICE = "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
+
+
+class Rewind(Exception):
+    """All ranks: go on from a state of `good` steps or fewer."""
+
+    def __init__(self, good: int, step: int, why: str) -> None:
+        super().__init__(f"from step {step} back to {good}: {why}")
+        self.good, self.step, self.why = good, step, why
+        self.begin = round(time.time(), 6)
+
+
+@dataclass
+class Past:
+    """What a start must know of those before it, so that it decides as they would have."""
+
+    spans: Spans = field(default_factory=list)  # batches that were left out
+    taken: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, gradient norm
+    skipped: list[int] = field(default_factory=list)  # steps at which a batch was left out
+    rewound: list[int] = field(default_factory=list)  # … from which the run went back
+
+    @classmethod
+    def of(cls, records: Iterable[Record], step: int) -> Past:
+        """From the journal; the run goes on from `step`. The last record of a step is the one that counts."""
+        past, taken = cls(), {}
+        for record in records:
+            match record["kind"]:
+                case "step" if record["step"] <= step:
+                    taken[record["step"]] = (record["step"], float(record["loss"]), float(record["grad_norm"]))
+                case "skip":
+                    past.spans.append([record["batch"]] * 2)
+                    past.skipped.append(record["step"])
+                case "rewind":
+                    past.spans.append(record["batches"])
+                    past.rewound.append(record["step"])
+        past.taken = [taken[i] for i in sorted(taken)[-WINDOW - ROW :]]
+        return past
+
+    def everywhere(self) -> Past:
+        """Rank 0's, on every rank. Collective."""
+        return Past(**json.loads(peers.text_from_rank_0(json.dumps(asdict(self)))))
+
+
+class Numerics:
+    """The guard of one rank."""
+
+    def __init__(
+        self,
+        policy: Guard | None = None,
+        skips: Skips | None = None,
+        tell: Tell = lambda kind, **fields: None,
+        past: Past | None = None,
+    ) -> None:
+        """`skips` already knows what the past has left out."""
+        past = past or Past()
+        self._policy, self._tell = policy or Guard(), tell
+        self.skips = Skips() if skips is None else skips
+        self._taken = deque((Taken(*one) for one in past.taken), maxlen=WINDOW + ROW)
+        self._skipped, self._rewound = list(past.skipped), list(past.rewound)
+        self._in_a_row = 0
+
+    # A number that is none
+
+    def skip(self, step: int, batch: int, loss: float, norm: float, begin: float) -> None:
+        """Leaves out the batch of a step that was not taken; `NumericsError` where that may not be."""
+        policy = self._policy
+        near = sum(step + 1 - NEAR < at <= step + 1 for at in self._skipped)
+        self._in_a_row += 1
+        if policy.numerics == "stop" or self._in_a_row > policy.skips or near >= 3 * policy.skips:
+            after = ""
+            if policy.numerics == "skip" and policy.skips:
+                after = f" (batches skipped before it: {self._in_a_row - 1} in a row, {near} in {NEAR} steps)"
+            raise NumericsError(
+                f"step {step + 1} has loss {loss} and gradient norm {norm}, so no update was made{after}: {ADVICE}"
+            )
+        self._skipped.append(step + 1)
+        self.skips.add(batch)
+        what = "loss" if not math.isfinite(loss) else "gradient norm"
+        self._tell(
+            "skip",
+            step=step + 1,
+            begin=begin,
+            batch=batch,
+            loss=loss,
+            grad_norm=norm,
+            why=f"the {what} is no number, so no update was made",
+        )
+
+    # A spike
+
+    def taken(self, step: int, loss: float, norm: float) -> None:
+        """A step was taken, counted from 1."""
+        self._in_a_row = 0
+        if self._policy.spikes == "off":
+            return
+        self._taken.append(Taken(step, loss, norm))
+        if self._policy.spikes == "warn" and (found := spike(self._taken)):
+            self._tell("warning", text=f"loss spike: {found.why}; `guard.spikes: rewind` would go around it")
+            self._taken.clear()
+
+    def alarm(self) -> bool:
+        """Whether the run should go back before it takes another step."""
+        return self._policy.spikes == "rewind" and spike(self._taken) is not None
+
+    def go_back(self, step: int, good_before: Callable[[int], int]) -> None:
+        """Some rank has heard the alarm: raises `Rewind` on all of them, or goes on where there is nothing to go back
+        to. `step` were taken. `good_before` is collective."""
+        found = spike(self._taken) or Spike(step, "another rank has seen a spike")
+        near = self._near(step)
+        if near >= self._policy.rewinds:
+            raise NumericsError(
+                f"the loss has spiked at step {found.first} ({found.why}), after {near} rewinds in {NEAR} steps: "
+                f"{ADVICE}"
+            )
+        before = max(0, found.first - 1 - MARGIN)
+        good = good_before(before)
+        if good >= 0:
+            raise Rewind(good, step, found.why)
+        self._tell("warning", text=f"loss spike: {found.why}; no checkpoint of step {before} or older to go back to")
+        self._taken.clear()
+
+    def rewound(self, cause: Rewind, to: int, known: Spans) -> list[int]:
+        """The state stands at step `to` again, and `skips` as it did then; `known` is what was left out by now. Says
+        which batches the run goes around: those from there through the spike, and after further rewinds nearby as many
+        more again for each. A stretch of bad data is passed in a few of them."""
+        first, last = self.skips.batch_of(to), Skips(known).batch_of(cause.step - 1)
+        last += self._near(cause.step) * (last - first + 1)
+        self._tell("rewind", step=cause.step, to=to, begin=cause.begin, batches=[first, last], why=cause.why)
+        return [first, last]
+
+    def _near(self, step: int) -> int:
+        return sum(abs(step - at) < NEAR for at in self._rewound)
