@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.observe import words
 from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
+from shoal.observe.ledger import ledger
 from shoal.observe.plot import plot
 from tests.track.journals import crash_and_finish, loss_at, make_run
 
@@ -146,3 +148,15 @@ def test_nothing_of_track_and_observe_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_straggler_is_named_in_one_line_and_takes_no_time() -> None:
+    slow = {"rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1, "step_s": 0.9, "steps": 20, "attempt": 0}
+    assert words.straggler(slow) == "rank 3 is slow in data: 420 ms a step, the others 100 ms"
+    steps = [
+        {"kind": "step", "t": t + 1.0, "begin": t, "step": i + 1, "attempt": 0} for i, t in enumerate((10.0, 12.0))
+    ]
+    without = [{"kind": "open", "t": 9.0}, *steps, {"kind": "close", "t": 14.0, "status": "done"}]
+    told = [*without[:2], {"kind": "straggler", "t": 11.5, **slow}, *without[2:]]
+    assert history(told).stragglers == [told[2]]
+    assert ledger(told).parts_us == ledger(without).parts_us

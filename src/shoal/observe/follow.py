@@ -85,6 +85,10 @@ def sentence(record: Record, name: str) -> str | None:
             return f"{step}: checkpoint not saved: {record.get('error')}"
         case "failure":
             return f"failure: {words.failure(record)}"
+        case "hang" if record.get("action") == "wait":  # else the failure says it
+            return f"hang: rank {record.get('rank')}: {record.get('evidence')}; waiting (guard.on_hang)"
+        case "straggler":
+            return f"straggler: {words.straggler(record)}"
         case "decision":
             return f"chose {record.get('key')} = {record.get('value')}: {record.get('why')}"
         case "warning":

@@ -33,6 +33,7 @@ class History:
     starts: list[Record] = field(default_factory=list)
     failures: list[Record] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    stragglers: list[Record] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     sessions: int = 0
     digest: str | None = None  # of the final parameters
@@ -73,6 +74,8 @@ def history(records: Iterable[Record]) -> History:
                 found.checkpoints_failed += 1
             case "failure":
                 found.failures.append(record)
+            case "straggler":
+                found.stragglers.append(record)
             case "warning":
                 found.warnings.append(str(record.get("text")))
             case "epoch":

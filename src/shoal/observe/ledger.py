@@ -17,6 +17,7 @@ from shoal.observe import gaps
 from shoal.observe.faults import NOBODY, Cost, Fault, Lives, Owners, faults_of
 from shoal.observe.gaps import Span, us
 from shoal.track.journal import Record
+from shoal.track.tail import REMARKS
 
 # In order of precedence, where two overlap: a checkpoint that is written while training goes on costs nothing.
 PARTS = {
@@ -92,7 +93,7 @@ def _sessions(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Records of one session after the other; remarks tell no time."""
     session: list[Record] = []
     for record in records:
-        if record.get("kind") == "warning":
+        if record.get("kind") in REMARKS:
             continue
         if record.get("kind") == "open" and session:
             yield session

@@ -97,7 +97,7 @@ class Pulse:
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._number = self._marks = self._steps = 0
-        self._step = -1
+        self._step, self._pid = -1, os.getpid()
         self._phase = 0
         self._slowest_s = self._this_step_s = 0.0
         self._spent = [0.0] * len(PHASES)
@@ -151,7 +151,7 @@ class Pulse:
             self._map,
             0,
             self._number,
-            os.getpid(),
+            self._pid,
             self._step,
             self._steps,
             self._marks,

@@ -23,6 +23,7 @@ from shoal.track.rundir import RunDir
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 MOST_FAILURES = 20  # on the page; --json has them all
+MOST_STRAGGLERS = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "advice": None if r.advice is None else asdict(r.advice),
         "epochs": r.history.epochs,
         "warnings": r.history.warnings,
+        "stragglers": r.history.stragglers,
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
         "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
@@ -186,6 +188,10 @@ def _results(r: Report) -> str:
         if stalls := sorted(float(c["stall_s"]) for c in found.checkpoints if "stall_s" in c):
             median, most = words.short(stalls[len(stalls) // 2]), words.short(stalls[-1])
             lines.append(f"            training waited {median} for one (median), {most} at most")
+    # The newest word on each, and the one that costs most first.
+    slow = {(r.get("island"), r.get("rank")): r for r in found.stragglers}
+    for record in sorted(slow.values(), key=lambda r: float(r["usual_s"]) - float(r["own_s"]))[:MOST_STRAGGLERS]:
+        lines.append(f"straggler   {words.straggler(record)}")
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)

@@ -57,6 +57,13 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f}%"
 
 
+def straggler(record: Mapping[str, Any]) -> str:
+    """A `straggler` record in one line."""
+    where = f"island {record['island']} " if record.get("island") is not None else ""
+    own, usual = short(float(record.get("own_s", 0.0))), short(float(record.get("usual_s", 0.0)))
+    return f"{where}rank {record.get('rank')} is slow in {record.get('phase')}: {own} a step, the others {usual}"
+
+
 def failure(record: Mapping[str, Any]) -> str:
     """A `failure` record in one line: who, what, and what was done."""
     who = "the run" if record.get("rank") is None else f"rank {record['rank']}"
