@@ -7,7 +7,7 @@ SHOAL_FAULT=write:error=ENOSPC*2      that error, the first two times
 SHOAL_FAULT=step:memory=64            ask for memory until it is refused, at most 64 MiB more than there is now
 SHOAL_FAULT=write:error=EIO;step      several
 SHOAL_FAULT_TOKENS=FOLDER             only while FOLDER has files that nobody has used yet: one each, over all processes
-                                      (one named `step@4242` is for that point and process alone)
+                                      (one named `step@` or `step@4242` is for that point, and that process, alone)
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def _takes_a_token(point: str) -> bool:
     if folder is None:
         return True
     for token in sorted(path for path in Path(folder).iterdir() if path.suffix != ".used"):
-        if "@" in token.name and token.name != f"{point}@{os.getpid()}":
+        whose, at, pid = token.name.partition("@")
+        if at and (whose != point or pid not in ("", str(os.getpid()))):
             continue
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             token.rename(f"{token}.used")

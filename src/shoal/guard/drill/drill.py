@@ -63,6 +63,7 @@ class Result:
     calm_digest: str | None = None
     ledger: Ledger | None = None
     calm: Ledger | None = None
+    could_be_same: bool = False  # islands that add up in whatever order they are there
 
     @property
     def same(self) -> bool | None:
@@ -175,7 +176,7 @@ def _broken(asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm:
                 break
             if fault := means.do(planned, stage):
                 faults.append(fault)
-                live.say(f"{fault.kind} of {fault.victim} at step {fault.step}")
+                live.say(f"fault {len(faults)} of {len(asked.planned)} done: {fault.kind} of {fault.victim}")
                 _start_again_if_needed(stage, fault)
         while not live.wait(live.finished) and _goes_on(live, faults):
             pass
@@ -200,6 +201,7 @@ def _broken(asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm:
         calm_digest=next((r.get("digest") for r in reversed(calm) if r["kind"] == "finished"), None),
         ledger=ledger(live.records),
         calm=ledger(calm),
+        could_be_same=asked.run.fleet.islands > 1 and not asked.run.fleet.deterministic,
     )
 
 

@@ -59,6 +59,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def do(planned: Planned, stage: Stage) -> Broken | None:
     """None where there was nobody to break."""
+    stage.live.say(f"{planned.kind}, after step {stage.live.step}")
     broken = MEANS[planned.kind](planned, stage)
     if broken is not None:
         broken.until = broken.until or time.time()
@@ -152,7 +153,7 @@ def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
 def _disk_full(planned: Planned, stage: Stage) -> Broken | None:
     """The next save that begins finds no space (a fault point: a file system of our own would need privileges)."""
     broken = Broken("disk-full", "the next save", stage.live.step, time.time())
-    token = _token(stage, f"write-{planned.bit}")
+    token = _token(stage, "write@")
     stage.live.wait(lambda: not token.exists())
     if token.exists():
         token.unlink()

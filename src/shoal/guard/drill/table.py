@@ -44,15 +44,14 @@ def _verdict(result: Result) -> list[str]:
     if result.samples.left_out:
         lines.append(f"{result.samples.left_out} samples were left out on purpose (`skip` and `rewind` in the journal)")
     if result.same is not None:
-        same = (
-            "that of the run without faults"
-            if result.same
-            else f"not that of the run without faults ({result.calm_digest})"
-        )
+        same = "that of the run without faults"
+        if not result.same:
+            why = "; it is with fleet.deterministic=true" if result.could_be_same else ""
+            same = f"not that of the run without faults ({result.calm_digest}{why})"
         lines.append(f"final digest {result.digest}: {same}")
     if result.passed:
         again = sum(fault.resumed for fault in result.faults)
-        started = f" (started again {again} times, as a scheduler would)" if again else ""
+        started = f" (started again {again} time{'s' * (again > 1)}, as a scheduler would)" if again else ""
         lines.append(f"passed: the run ended by itself{started}; no sample was lost or repeated")
     else:
         wrong = [] if result.ended else ["the run did not end by itself"]

@@ -1,0 +1,216 @@
+"""`shoal drill`: what is planned, what is measured, and real runs that are broken and end as if nobody had."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.guard.drills import drill, leftovers, make, start
+from tests.guard.fake import until
+
+from shoal.cli.main import main
+from shoal.errors import UsageError
+from shoal.guard.drill.means import Broken
+from shoal.guard.drill.measure import measure, noticed, samples
+from shoal.guard.drill.plan import MIX, SCENARIOS, STEPS_A_FAULT, environment, plan
+from shoal.spec.run import Run
+from shoal.track.journal import Record
+
+BATCH = 4
+
+
+def a_run(**changes: Any) -> Run:
+    spec: dict[str, Any] = {"name": "x", "data": {"train": "data"}, "train": {"steps": 100}}
+    return Run.model_validate({**spec, **changes})
+
+
+# The plan
+
+
+def test_the_same_seed_breaks_the_same_things_at_the_same_moments() -> None:
+    run = a_run()
+    assert plan("kill", run, 5, seed=3) == plan("kill", run, 5, seed=3)
+    assert plan("kill", run, 5, seed=3) != plan("kill", run, 5, seed=4)
+    for seed in range(50):
+        steps = [p.step for p in plan("kill", run, 5, seed)]
+        assert steps == sorted(set(steps))
+        assert 1 <= steps[0] <= steps[-1] < 90, "there is something left to do after the last one"
+
+
+def test_several_scenarios_take_turns_and_a_mix_has_only_what_applies() -> None:
+    assert [p.kind for p in plan("kill,preempt", a_run(), 4, seed=0)] == ["kill", "preempt"] * 2
+    alone = {p.kind for seed in range(40) for p in plan(MIX, a_run(), 8, seed)}
+    islands = {p.kind for seed in range(40) for p in plan(MIX, a_run(fleet={"islands": 3}), 8, seed)}
+    assert "partition" not in alone
+    assert alone >= {"kill", "stop", "slow", "bitflip", "disk-full", "coordinator", "preempt"}
+    assert islands - alone == {"partition"}
+    assert islands <= set(SCENARIOS)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "changes", "sentence"),
+    [
+        ("partition", {}, "partition does not apply to this run: it has no islands; set fleet.islands=2 or more."),
+        ("bitflip", {"checkpoint": {"every": 0}}, "it saves nothing before its end; set checkpoint.every."),
+        ("disk-full", {"checkpoint": {"every": 0}}, "it saves nothing before its end; set checkpoint.every."),
+        ("bitflip", {"checkpoint": {"keep": 1}}, "checkpoint.keep=1 leaves no other checkpoint to go on from"),
+        ("flood", {}, "there is no scenario 'flood'; there are kill, stop, "),
+        ("kill", {"train": {"steps": 5}}, f"too few for 1 faults: at least {STEPS_A_FAULT} are needed."),
+    ],
+)
+def test_what_does_not_apply_is_refused_with_one_sentence(scenario: str, changes: dict, sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(scenario, a_run(**changes), 1, seed=0)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_poisoned_batch_is_told_to_the_workers_when_they_start() -> None:
+    run = a_run()
+    if getattr(run.guard, "numerics", "stop") == "stop":
+        with pytest.raises(UsageError, match="so it would end there"):
+            plan("nan", run, 1, seed=0)
+        return
+    planned = plan("nan,kill", run, 3, seed=0)
+    assert environment(planned) == {"SHOAL_POISON": f"nan:{planned[0].step},{planned[2].step}"}
+    assert environment(plan("kill", run, 2, seed=0)) == {}
+
+
+def test_wrong_numbers_and_a_wrong_file_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(make(tmp_path))
+    place = ["--workspace", str(tmp_path / "place")]
+    for args, said in (
+        (["--count", "0"], "--count must be more than 0."),
+        (["--baseline", str(tmp_path / "none")], "is no run directory; --baseline takes that of a finished run"),
+        (["--scenario", "partition"], "it has no islands"),
+        (["data.train=nowhere"], "nowhere"),
+    ):
+        assert main(["drill", file, *place, *args]) in (2, 78)
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+    assert not (tmp_path / "place").exists() or not any((tmp_path / "place").iterdir())
+
+
+# What is measured
+
+
+def told(steps: list[int], begin_t: float, attempt: int = 0, took: float = 1.0) -> list[Record]:
+    return [
+        {
+            "kind": "step",
+            "t": begin_t + took * (i + 1),
+            "begin": begin_t + took * i,
+            "attempt": attempt,
+            "step": step,
+            "position": (step - 1) * BATCH,
+            "samples": BATCH,
+        }
+        for i, step in enumerate(steps)
+    ]
+
+
+CALM = told(list(range(1, 21)), 0.0)
+
+
+def test_a_restart_costs_its_stall_and_the_steps_that_were_done_again() -> None:
+    """Killed 0.5 s after step 8, seen 0.1 s later, back 5 s after that from step 5."""
+    failure = {"kind": "failure", "t": 9.0, "at": 8.6, "cause": "killed", "attempt": 0}
+    broken = [*told(list(range(1, 9)), 0.0), failure, *told(list(range(6, 21)), 13.0, attempt=1)]
+    (found,) = measure([Broken("kill", "rank 0", 8, 8.5, 8.5)], broken, CALM)
+    assert found.detection_s == pytest.approx(0.1)
+    assert found.stall_s == pytest.approx(14.0 - 8.0 - 1.0)
+    assert (found.lost_steps, found.lost_samples, found.repeated_samples) == (3, 0, 0)
+
+
+def test_a_fault_that_nobody_noticed_says_so_and_evaluation_is_no_stall() -> None:
+    first, then = told(list(range(1, 11)), 0.0), told(list(range(11, 21)), 15.0)
+    eval_ = {"kind": "eval", "t": 15.0, "begin": 10.0, "step": 10, "attempt": 0}
+    (found,) = measure([Broken("slow", "rank 1", 9, 9.5, 12.0)], [*first, eval_, *then], CALM)
+    assert found.detection_s is None
+    assert found.stall_s == pytest.approx(0.0)
+
+
+def test_samples_that_were_lost_or_read_twice_are_found_and_told_by_step() -> None:
+    skipped = [r for r in told(list(range(1, 21)), 0.0) if r["step"] != 7]
+    assert samples(skipped, CALM).lost == [(7, BATCH)]
+    twice = told(list(range(1, 21)), 0.0)
+    twice[9]["position"] -= 2  # step 10 reads two samples of step 9 again, and not its own last two
+    found = samples(twice, CALM)
+    assert (found.repeated, found.lost) == ([(10, 2)], [(10, 2)])
+    by_fault = measure([Broken("kill", "a", 3, 3.5), Broken("kill", "b", 9, 9.5)], twice, CALM)
+    assert [(f.lost_samples, f.repeated_samples) for f in by_fault] == [(0, 0), (2, 2)]
+    assert samples(CALM[:15], CALM).lost == [(step, BATCH) for step in range(16, 21)], "it did not get to the end"
+
+
+def test_a_batch_that_was_left_out_on_purpose_is_not_lost() -> None:
+    broken = told(list(range(1, 21)), 0.0)
+    for record in broken[6:]:
+        record["position"] += BATCH
+    skip = {"kind": "skip", "t": 6.5, "begin": 6.0, "step": 7, "batch": 6, "attempt": 0}
+    assert samples(broken, CALM).lost == [(7, BATCH)]
+    found = samples([*broken, skip], CALM)
+    assert (found.lost, found.repeated, found.left_out) == ([], [], BATCH)
+
+
+def test_what_a_fault_is_noticed_by_depends_on_what_it_was() -> None:
+    other = {"kind": "epoch", "t": 5.0, "noticed": 4.5, "left": {"0": "closed"}}
+    mine = {"kind": "epoch", "t": 6.0, "noticed": 5.5, "left": {"2": "silent"}}
+    assert noticed(Broken("kill", "", 3, 4.0, island=2), [other, mine], 99) == 5.5
+    damaged = {"kind": "warning", "t": 7.0, "text": "checkpoint passed over and quarantined: step-1"}
+    waits = {"kind": "warning", "t": 6.0, "text": "the checkpoint that is due at step 50 waits"}
+    assert noticed(Broken("bitflip", "", 3, 4.0), [waits, damaged], 99) == 7.0
+    assert noticed(Broken("bitflip", "", 3, 8.0), [waits, damaged], 99) is None
+
+
+# Real runs
+
+
+@pytest.mark.timeout(600)  # five starts of torch, on a machine that may be busy; half a minute when it is not
+def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwise_as_if_it_had_not(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path)
+    args = ["--scenario", "kill,preempt,bitflip", "--count", "3", "--seed", "5", "--keep", "kept"]
+    code, found = drill(tmp_path, *args, within_s=550)
+    assert code == 0, found
+    assert found["passed"]
+    assert found["same_digest"] is True
+    assert [fault["kind"] for fault in found["faults"]] == ["kill", "preempt", "bitflip"]
+    assert all(fault["detection_s"] is not None for fault in found["faults"])
+    assert [fault["resumed"] for fault in found["faults"]] == [False, True, False]
+    assert (found["lost_samples"], found["repeated_samples"]) == (0, 0)
+    kill, preempt, bitflip = found["faults"]
+    assert kill["lost_steps"] <= 10, "at most what two saves lie apart"
+    assert preempt["lost_steps"] == 0, "told to stop, it saves"
+    assert bitflip["lost_steps"] > 0, "the newest checkpoint could not be used"
+    assert found["goodput"] < found["calm_goodput"]
+    assert not (tmp_path / "runs").exists(), "the user's runs are not touched"
+
+    # A real journal in the ledger: everything is accounted for, and each failure has its cost.
+    command = [sys.executable, "-m", "shoal", "report", "drill", "--json", "--no-png", "--workspace", "kept"]
+    report = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout)
+    assert sum(report["ledger"]["parts_s"].values()) == pytest.approx(report["ledger"]["total_s"], abs=1e-6)
+    assert [cost["cause"] for cost in report["failure_costs"]] == ["killed", "killed"]
+    assert [cost["lost_steps"] for cost in report["failure_costs"]] == [kill["lost_steps"], bitflip["lost_steps"]]
+    assert report["advice"]["saves_s"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_drill_s_run_and_leaves_nothing(tmp_path: Path) -> None:
+    make(tmp_path)
+    process = start(tmp_path)
+    until(lambda: any("attempt" in path.read_text() for path in tmp_path.glob(".drill-*/runs/*/journal.jsonl")), 60)
+    assert leftovers(tmp_path) != []
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "shoal: stopped." in err
+    until(lambda: leftovers(tmp_path) == [], 10)
