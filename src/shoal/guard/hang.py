@@ -23,8 +23,8 @@ MOST_TICK_S = 1.0
 STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
 IO_BYTES = 4096
 LOOK_S = 0.5  # without a mark, before more is looked at
-# What takes as long as it takes.
-LONG_PHASES = ("start", "join", "load", "evaluate", "save", "finish")
+# What takes as long as it takes. (An island that does not trade is left behind by the others, in its own time.)
+LONG_PHASES = ("start", "join", "load", "trade", "evaluate", "save", "finish")
 # A rank whose innermost Python frame is here waits for others, or for the device.
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/")
 

@@ -19,10 +19,11 @@ from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard.budget import Budget
 from shoal.guard.classify import Failure
 from shoal.guard.history import History
+from shoal.guard.progress import Progress, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
-from shoal.guard.workers import Workers, threads_for
+from shoal.guard.workers import Workers, log_file, threads_for
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -85,7 +86,11 @@ class Agent:
         with closing(Workers(worker, world, start, logs_of(self._run_dir, self._island), threads)) as workers:
             pids = list(workers.pids.values())
             self._note("island", island=self._island, start=start, agent=os.getpid(), pids=pids)
-            return watch(workers, self._signals, around, self._run.guard.grace_s, self._stopping, lambda: None)
+            logs = log_file(logs_of(self._run_dir, self._island), start, 0).parent
+            note = of_attempt(self._note, island=self._island, start=start)
+            progress = Progress(workers.pids, workers.pulses, logs, self._run.guard, note)
+            grace_s = self._run.guard.grace_s
+            return watch(workers, self._signals, around, grace_s, self._stopping, lambda: None, progress)
 
     def _stopping(self, number: int) -> None:
         self._note("leaving", island=self._island, signal=signal_name(number))

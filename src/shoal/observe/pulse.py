@@ -38,13 +38,14 @@ PHASES = (
     "backward",  # with the collectives of the gradients
     "compute",  # both, where a pipeline mixes them
     "clip",  # the sums over all ranks after it: loss, gradient norm
+    "trade",  # with other islands, and waiting for them
     "optimizer",
     "record",  # the journal, and what else is between two steps
     "evaluate",
     "save",
     "finish",
 )
-OUTSIDE_STEPS = ("record", "evaluate", "save")  # take as long as they take; the others are what a step is
+OUTSIDE_STEPS = ("trade", "record", "evaluate", "save")  # take as long as they take; the others are what a step is
 SAMPLE_S = 1.0
 DECAY = 0.95  # of the slowest step, with each step: after 20 a third is left
 LAZY_STEPS = 2  # of an attempt; they set things up and say nothing about the others

@@ -11,6 +11,7 @@ import torch
 from shoal.data.shard_feed import ShardFeed
 from shoal.fleet.fleet import Fleet, Turn
 from shoal.fleet.inner import Inner
+from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Journal, records
@@ -23,7 +24,7 @@ from shoal.train.worker import Parts, evaluator, prepare
 HOST = "SHOAL_FLEET_HOST"  # the address of this machine that the other islands can reach
 
 
-def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> None:
+def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
     torch.set_num_threads(int(run.resources.threads))
     parts = prepare(run_dir, run, place)
     island, host = int(os.environ["SHOAL_ISLAND"]), os.environ.get(HOST, "127.0.0.1")
@@ -60,6 +61,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool]) -> N
         reload,
         lambda step: takeover.saves_of_first(run, run_dir, place, parts.state, step, scribe.tell),
         scribe.took_part,
+        pulse,
     )
     scribe.recent = t.recent
     try:

@@ -22,6 +22,7 @@ from shoal.fleet.fleet import Fleet, Turn
 from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
+from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
@@ -54,6 +55,7 @@ class Island:
     reload: Callable[[], int]  # the state as it is in the newest checkpoint, or at the beginning; its step
     new_saves: Callable[[int], Saves]  # of the island that has become the first, at a step
     took_part: Callable[[int, Turn], None]  # at the beginning of an epoch
+    pulse: Pulse = SILENT
     flat: Flat = field(init=False)
     total: Tensor = field(init=False)
     saves: Saves | None = None
@@ -105,6 +107,7 @@ class Island:
 def train(t: Island) -> None:
     """From entering the fleet to the last step. An island that was left behind comes back."""
     while True:
+        t.pulse.mark("join")
         step = t.fleet.enter(t)
         try:
             return _train(t, step)
@@ -122,10 +125,14 @@ def _train(t: Island, first_step: int) -> None:
         done = step + 1
         every = t.run.eval.every
         if every and done % every == 0 and done < total:
+            t.pulse.mark("evaluate")
             t.evaluate(done)
+        t.pulse.mark("save")
         if t.saves and done < total:
             t.saves.after(done)
+    t.pulse.mark("evaluate")
     t.evaluate(total)
+    t.pulse.mark("finish")
     # Nobody leaves before the last state is saved: if the first island dies over it, the next one does it.
     while (turn := t.fleet.take(total, t)) is not None:
         _begin_epoch(t, turn, total)
@@ -136,24 +143,27 @@ def _train(t: Island, first_step: int) -> None:
 
 
 def train_step(t: Island, step: int) -> Record:
-    clock = Clock()
+    clock = Clock(t.pulse, step)
     faults.reach("step")
     work = Work(t, step)
     while True:
+        t.pulse.mark("trade")
         turn = t.fleet.take(step, t)
         if turn is None:
             raise AssertionError(f"step {step + 1} was decided without this island's sum")
         _begin_epoch(t, turn, step)
         work.compute(turn.shards, clock)
+        t.pulse.mark("trade")
         traded = t.fleet.trade(step, work.offer(), t.total, t.run.fleet.deterministic)
         clock.lap("exchange_s")
         if traded is not None:
             break
+    t.pulse.mark("optimizer")
     _votes(t, step)
     fields = t.update(step, traded.total, traded.said)
     t.fleet.applied(step, traded)
     t.feed.prepare(step + 1, turn.shards)
-    clock.lap("optimizer_s")
+    clock.lap("optimizer_s", then="record")
     return {
         "step": step + 1,
         "begin": clock.begin,
@@ -183,10 +193,12 @@ class Work:
         todo = [shard for shard in shards if shard not in self._done]
         one_by_one = self._t.run.fleet.deterministic or self._t.model.pipeline is not None
         for some in [[shard] for shard in todo] if one_by_one else [todo] * bool(todo):
+            self._t.pulse.mark("data")
             batches = [batch for shard in some for batch in self._t.feed.get(self._step, shard)]
             clock.lap("data_s")
             seed_step(self._t.run.seed, self._step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
-            loss = float(self._t.model.total(self._t.model.backward(batches)))
+            loss = float(self._t.model.total(self._t.model.backward(batches, self._t.pulse.mark)))
+            self._t.pulse.mark("clip")
             mine = [sum(batch.target_count for batch in batches), sum(batch.tokens.size for batch in batches)]
             targets, tokens = self._t.place.sum_of_batch(*mine)
             self._losses.append(loss)

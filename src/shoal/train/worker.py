@@ -59,7 +59,7 @@ def outcome(
             if run.fleet.islands > 1:
                 from shoal.train import island_worker
 
-                island_worker.work(run_dir, run, place, stop)
+                island_worker.work(run_dir, run, place, stop, pulse)
             else:
                 work(run_dir, run, place, stop, pulse)
         except Stopped as e:
