@@ -10,6 +10,11 @@ from shoal.observe import router
 from shoal.parallel.laid import Laid
 
 
+def forget(model: Laid) -> None:
+    """The step is not taken: what its batch has counted is of no use."""
+    moe.forget_loads(model.decoders)
+
+
 def balance(model: Laid, step: int, tell: Callable[..., None]) -> dict[str, Any]:
     """Fields for the record of the `step`-th step, counted from 1; nothing for a dense model. Collective."""
     experts = model.shape.experts

@@ -7,7 +7,6 @@ between, a step without a record was never taken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,16 +14,15 @@ from dataclasses import dataclass, field
 from shoal.checkpoint import faults
 from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
-from shoal.model import moe
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.count import Counter, due, together
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
-from shoal.train.balance import balance
+from shoal.train.balance import balance, forget
 from shoal.train.clock import Clock
-from shoal.train.numerics import Numerics
+from shoal.train.numerics import NotFinite, Numerics
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
@@ -49,21 +47,11 @@ class Training:
     saves: Saves
     pulse: Pulse = SILENT
     numerics: Numerics = field(default_factory=Numerics)
-    good_before: Callable[[int], int] = lambda step: -1  # the newest saved step up to this one; -1: none. Collective
     poison: Poison = field(default_factory=lambda: Poison("", 0))
 
 
-class NotFinite(Exception):
-    """The loss or the gradient of a batch is no number, on all ranks; no update was made."""
-
-    def __init__(self, batch: int, loss: float, norm: float, begin: float) -> None:
-        super().__init__(f"batch {batch}: loss {loss}, gradient norm {norm}")
-        self.batch, self.loss, self.norm, self.begin = batch, loss, norm, begin
-
-
 def train(t: Training, first_step: int) -> None:
-    """Runs steps `first_step` … `train.steps` - 1. Saves and raises Stopped when told to stop; raises Rewind when the
-    loss has spiked."""
+    """Runs steps `first_step` … `train.steps` - 1. Raises Stopped when told to stop, saved; Rewind after a spike."""
     run, total = t.run, t.run.train.steps
     counter, experts = Counter(t.place), t.run.model.experts is not None
     for step in range(first_step, total):
@@ -100,9 +88,9 @@ def train_step(t: Training, step: int) -> Record | None:
         try:
             return _try_step(t, step)
         except NotFinite as wrong:
-            t.numerics.skip(step, wrong.batch, wrong.loss, wrong.norm, wrong.begin)
+            t.numerics.skip(step, wrong)
             t.optimizers.forget()
-            moe.forget_loads(t.model.decoders)
+            forget(t.model)
 
 
 def _try_step(t: Training, step: int) -> Record | None:
@@ -113,9 +101,8 @@ def _try_step(t: Training, step: int) -> Record | None:
     micro_batches = t.poison.batches(batch, t.feed.step(batch), t.model.shape.vocab_size)
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop or has seen
-    # the loss spike, and how the saves stand. Loss normalised by this count is right for any split, any packing and any
-    # mask, by construction.
+    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop or has seen a
+    # spike, and how the saves stand. Loss normalised by this count is right for any split, packing and mask.
     tokens = sum(b.tokens.size for b in micro_batches)
     mine = sum(b.target_count for b in micro_batches)
     said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
@@ -124,11 +111,9 @@ def _try_step(t: Training, step: int) -> Record | None:
     if stop:
         return None
     if alarm:
-        t.numerics.go_back(step, t.good_before)
+        t.numerics.go_back(step)
     if not targets:
-        raise NumericsError(
-            f"step {step + 1} has no target token: the data's loss mask hides every token of its batch."
-        )
+        raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
     part = t.model.backward(micro_batches, t.pulse.mark)
@@ -139,8 +124,7 @@ def _try_step(t: Training, step: int) -> Record | None:
 
     grad_norm = t.model.clip(1 / targets, t.run.train.clip)
     loss_now, norm_now = float(loss), float(grad_norm)
-    if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
-        raise NotFinite(batch, loss_now, norm_now, clock.begin)
+    t.numerics.check(batch, loss_now, norm_now, clock.begin)
     t.pulse.mark("optimizer")
     t.saves.settle()
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps))

@@ -30,6 +30,14 @@ MARGIN = 8  # steps before a spike: the update that began it is older than the l
 ADVICE = "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
 
 
+class NotFinite(Exception):
+    """The loss or the gradient of a batch is no number, on all ranks; no update was made."""
+
+    def __init__(self, batch: int, loss: float, norm: float, begin: float) -> None:
+        super().__init__(f"batch {batch}: loss {loss}, gradient norm {norm}")
+        self.batch, self.loss, self.norm, self.begin = batch, loss, norm, begin
+
+
 class Rewind(Exception):
     """All ranks: go on from a state of `good` steps or fewer."""
 
@@ -79,10 +87,12 @@ class Numerics:
         skips: Skips | None = None,
         tell: Tell = lambda kind, **fields: None,
         past: Past | None = None,
+        good_before: Callable[[int], int] = lambda step: -1,
     ) -> None:
-        """`skips` already knows what the past has left out."""
+        """`skips` already knows what the past has left out. `good_before`: the newest saved step up to one; -1: none.
+        Collective."""
         past = past or Past()
-        self._policy, self._tell = policy or Guard(), tell
+        self._policy, self._tell, self._good_before = policy or Guard(), tell, good_before
         self.skips = Skips() if skips is None else skips
         self._taken = deque((Taken(*one) for one in past.taken), maxlen=WINDOW + ROW)
         self._skipped, self._rewound = list(past.skipped), list(past.rewound)
@@ -90,9 +100,14 @@ class Numerics:
 
     # A number that is none
 
-    def skip(self, step: int, batch: int, loss: float, norm: float, begin: float) -> None:
+    @staticmethod
+    def check(batch: int, loss: float, norm: float, begin: float) -> None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(batch, loss, norm, begin)
+
+    def skip(self, step: int, wrong: NotFinite) -> None:
         """Leaves out the batch of a step that was not taken; `NumericsError` where that may not be."""
-        policy = self._policy
+        policy, loss, norm = self._policy, wrong.loss, wrong.norm
         near = sum(step + 1 - NEAR < at <= step + 1 for at in self._skipped)
         self._in_a_row += 1
         if policy.numerics == "stop" or self._in_a_row > policy.skips or near >= 3 * policy.skips:
@@ -103,13 +118,13 @@ class Numerics:
                 f"step {step + 1} has loss {loss} and gradient norm {norm}, so no update was made{after}: {ADVICE}"
             )
         self._skipped.append(step + 1)
-        self.skips.add(batch)
+        self.skips.add(wrong.batch)
         what = "loss" if not math.isfinite(loss) else "gradient norm"
         self._tell(
             "skip",
             step=step + 1,
-            begin=begin,
-            batch=batch,
+            begin=wrong.begin,
+            batch=wrong.batch,
             loss=loss,
             grad_norm=norm,
             why=f"the {what} is no number, so no update was made",
@@ -131,9 +146,9 @@ class Numerics:
         """Whether the run should go back before it takes another step."""
         return self._policy.spikes == "rewind" and spike(self._taken) is not None
 
-    def go_back(self, step: int, good_before: Callable[[int], int]) -> None:
+    def go_back(self, step: int) -> None:
         """Some rank has heard the alarm: raises `Rewind` on all of them, or goes on where there is nothing to go back
-        to. `step` were taken. `good_before` is collective."""
+        to. `step` were taken. Collective."""
         found = spike(self._taken) or Spike(step, "another rank has seen a spike")
         near = self._near(step)
         if near >= self._policy.rewinds:
@@ -142,7 +157,7 @@ class Numerics:
                 f"{ADVICE}"
             )
         before = max(0, found.first - 1 - MARGIN)
-        good = good_before(before)
+        good = self._good_before(before)
         if good >= 0:
             raise Rewind(good, step, found.why)
         self._tell("warning", text=f"loss spike: {found.why}; no checkpoint of step {before} or older to go back to")

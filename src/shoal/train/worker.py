@@ -105,7 +105,6 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         saves,
         pulse,
         _numerics(run, run_dir, state, first, tell),
-        lambda step: good_before(run, run_dir, step),
         Poison.here(place.rank),
     )
     try:
@@ -129,7 +128,7 @@ def _numerics(run: Run, run_dir: RunDir, state: State, step: int, tell: Tell, he
     here = run_dir.journal_file.exists() and peers.here()[0] == 0
     past = (Past.of(records(run_dir.journal_file), step) if here else Past()).everywhere()
     state.skips.resume(state.skips.spans, step, [*past.spans, *(heard or [])])
-    return Numerics(run.guard, state.skips, tell, past)
+    return Numerics(run.guard, state.skips, tell, past, lambda step: good_before(run, run_dir, step))
 
 
 def _go_back(cause: Rewind, t: Training, state: State, run_dir: RunDir) -> tuple[int, Training]:
