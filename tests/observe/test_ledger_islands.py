@@ -45,7 +45,7 @@ def test_a_stopped_island_is_accounted_for_from_the_last_sign_of_life() -> None:
     fleet.take(9)
     found = accounts(fleet)
     (cost,) = found.costs
-    assert (cost.fault.cause, cost.fault.island) == ("left", 1)
+    assert (cost.fault.cause, cost.fault.island) == ("network", 1)
     assert cost.detection_us == pytest.approx(3_000_000, abs=5)
     assert cost.recovery_us == 0
     assert found.seconds("training") == pytest.approx(20)

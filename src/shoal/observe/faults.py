@@ -91,7 +91,7 @@ def faults_of(records: Iterable[Record]) -> list[Fault]:
                 place, fault = found[same]
                 found[same] = (place, replace(fault, noticed=noticed, epoch=number))
             else:
-                found.append((i, Fault(0, "left", epoch, noticed, None, int(island), number, str(why))))
+                found.append((i, Fault(0, "network", epoch, noticed, None, int(island), number, str(why))))
     found.sort(key=lambda item: item[0])
     return [replace(fault, number=n) for n, (_, fault) in enumerate(found)]
 

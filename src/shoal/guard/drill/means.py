@@ -121,8 +121,10 @@ def _nan(planned: Planned, stage: Stage) -> Broken | None:
     told = lambda: stage.live.of("skip", "rewind", "failure")  # noqa: E731
     before = len(told())
     stage.live.wait(lambda: len(told()) > before or stage.live.step > planned.step + 1, stage.live.patience_s)
-    at = next((float(r.get("begin") or r["t"]) for r in told()[before:]), time.time())
-    return Broken("nan", f"batch {planned.step}", planned.step, at)
+    if len(told()) == before:
+        return None
+    at = told()[before]
+    return Broken("nan", f"batch {planned.step}", planned.step, float(at.get("begin") or at["t"]))
 
 
 def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
