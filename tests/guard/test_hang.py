@@ -66,7 +66,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
     group.end()
 
 
-def named(watch: Watch, within_s: float = 15.0) -> Hang:
+def named(watch: Watch, within_s: float = 60.0) -> Hang:
     return until(lambda: watch.verdict(time.monotonic()), within_s)
 
 
@@ -214,3 +214,40 @@ def test_pulses_of_a_killed_supervisor_are_swept_away(tmp_path: Path, monkeypatc
     assert not left.exists()
     assert make_folder().is_dir()
     assert mine.is_dir()
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_without_a_supervisor_the_first_two_watch_each_other_and_the_rest(tmp_path: Path, stopped: int) -> None:
+    """As under torchrun; each of them may be the one that is stopped, and it is said once."""
+    program = """
+import os, sys, time
+from pathlib import Path
+os.environ.update(RANK=sys.argv[1], LOCAL_RANK=sys.argv[1], LOCAL_WORLD_SIZE="3")
+from shoal.guard.beside import pulse_of_this_process, watch_beside
+from shoal.spec.run import Guard
+pulse, folder = pulse_of_this_process()
+watch_beside(folder, Path(sys.argv[2]), Guard(hang="1 s"), None)
+print("ready", flush=True)
+for step in range(1000):
+    pulse.mark("data", step)
+    time.sleep(0.05)
+"""
+    said = tmp_path / "said"
+    with open(said, "w") as out:
+        start = lambda rank: subprocess.Popen(  # noqa: E731
+            [sys.executable, "-c", program, str(rank), str(tmp_path)], stderr=out, stdout=out
+        )
+        ranks = [start(rank) for rank in range(3)]
+    try:
+        until(lambda: said.read_text().count("ready") == 3, within_s=60)
+        time.sleep(0.5)
+        os.kill(ranks[stopped].pid, signal.SIGSTOP)
+        until(lambda: "hangs" in said.read_text(), within_s=60)
+        time.sleep(0.5)  # for one more that would say the same
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    lines = [line for line in said.read_text().splitlines() if "hangs" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"shoal: rank {stopped} hangs: stopped in data")

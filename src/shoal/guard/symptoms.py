@@ -18,7 +18,7 @@ CAUSES = {
     "device-memory": "lower mesh.micro_batch or data.seq_len, or raise mesh.dp_shard",
     "disk-full": "free space or lower checkpoint.keep",
     "network": "look at the rank that the others lost; if none failed, at the network between them",
-    "hang": "look at what the named rank was doing at the end of its log",
+    "hang": "look at the stack of the named rank, in the journal's `hang` record or at the end of its log",
     "hardware": "take the machine out of service and look at its kernel log",
     "crash": "native code failed: the Python stack is at the end of the rank's log",
     "killed": "somebody or something outside Shoal ended the process",

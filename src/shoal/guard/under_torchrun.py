@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.begin import create, writing
+from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
+from shoal.guard.progress import of_attempt
+from shoal.guard.workers import log_file
 from shoal.observe.follow import Follower
 from shoal.parallel.place import join
 from shoal.spec import Run, load
@@ -48,11 +51,14 @@ def main(argv: list[str]) -> int:
     run_dir = RunDir.of(run.name, workspace(args.workspace))
     decided = decide(run, run_dir.workspace, world)
     stop = worker.StopFlag()
+    pulse, pulses = pulse_of_this_process()
     with _session(run_dir, decided) if rank == 0 else nullcontext() as session:
         place = join(decided.run)
         (attempt,) = place.sum(session.attempt if session else 0)  # all ranks save under the same attempt
         os.environ["SHOAL_ATTEMPT"] = str(int(attempt))
-        code = worker.outcome(lambda: decided.run, run_dir, stop, place)
+        tell = of_attempt(session.journal.note, attempt=session.attempt) if session else None
+        watch_beside(pulses, log_file(run_dir.logs, int(attempt), rank).parent, decided.run.guard, tell)
+        code = worker.outcome(lambda: decided.run, run_dir, stop, place, pulse)
         if session:
             session.journal.append(
                 "close",
