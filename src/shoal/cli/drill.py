@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=1, metavar="N", help="how many faults (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the moments and the victims (0)")
     parser.add_argument(
-        "--pause", type=float, default=5.0, metavar="SECONDS", help="how long stop, slow and partition last"
+        "--pause", type=float, default=15.0, metavar="SECONDS", help="how long stop, slow and partition last"
     )
     parser.add_argument(
         "--baseline", metavar="DIR", help="directory of a finished run of the same spec, not to run it first"
