@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal import wire
+from shoal.fleet.cut import may_cut, refuse_if_cut
 
 HELLO = b"shoal fleet 1\n\0\0"
 Message = dict[str, Any]
 Handler = Callable[[socket.socket, Message], None]  # it has a thread of its own, and owns the socket
 MESSAGE_BYTES = 1 << 24
 CONNECT_S = 3.0
+WITHIN = "rank"  # a connection between two ranks of one island
 
 
 class Server:
@@ -23,7 +25,7 @@ class Server:
     def __init__(self, host: str, token: bytes, handlers: Mapping[str, Handler]) -> None:
         self._token, self._handlers = token, handlers
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=128)
+        self._socket = may_cut(socket.create_server((host, 0), family=family, backlog=128))
         self.address = wire.text_of(self._socket.getsockname())
         threading.Thread(target=self._accept, name="fleet-accept", daemon=True).start()
 
@@ -53,10 +55,12 @@ class Server:
         except OSError:
             sock.close()
             return
-        handler(sock, said)
+        handler(sock if said["for"] == WITHIN else may_cut(sock), said)
 
 
 def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> socket.socket:
+    if said.get("for") != WITHIN:
+        refuse_if_cut()
     sock = socket.create_connection(wire.address_of(address), timeout=timeout_s)
     try:
         wire.greet(sock, token, HELLO)
@@ -66,7 +70,7 @@ def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNEC
         raise
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return sock if said.get("for") == WITHIN else may_cut(sock)
 
 
 def ask(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> Message:

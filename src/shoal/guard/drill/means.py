@@ -170,8 +170,7 @@ def _partition(planned: Planned, stage: Stage) -> Broken | None:
         return None
     alone = members[int(planned.pick * len(members))]
     broken = Broken("partition", f"island {alone}", stage.live.step, time.time(), island=alone)
-    others = [island for island in range(max(members) + 1) if island != alone]
-    _publish(stage.folder / WIRE, {"partition": [[alone], others], "until": broken.t + stage.pause_s})
+    _publish(stage.folder / WIRE, {"cut": [alone], "until": broken.t + stage.pause_s})
     stage.live.wait(lambda: False, stage.pause_s)
     (stage.folder / WIRE).unlink(missing_ok=True)
     broken.until = time.time()
