@@ -33,7 +33,7 @@ class Archipelago:
     run: Run
     world: int = 1  # processes of an island
     pids: dict[int, list[int]] = field(default_factory=dict)
-    _codes: dict[int, list[int]] = field(default_factory=dict)
+    _codes: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = decide(self.run, self.workspace, self.world).run
@@ -54,6 +54,7 @@ class Archipelago:
                 os.kill(pid, signal.SIGKILL)
         for pid in self.pids.pop(island):
             os.waitpid(pid, 0)
+        self._codes.pop(island, None)
 
     def signal(self, island: int, number: int) -> None:
         for pid in self.pids[island]:
@@ -64,18 +65,25 @@ class Archipelago:
         codes: dict[int, set[int]] = {}
         until = time.monotonic() + timeout_s
         while self.pids:
-            for island, pids in list(self.pids.items()):
-                for pid in list(pids):
-                    done, status = os.waitpid(pid, os.WNOHANG)
-                    if done:
-                        pids.remove(pid)
-                        codes.setdefault(island, set()).add(os.waitstatus_to_exitcode(status))
-                if not pids:
-                    del self.pids[island]
+            codes |= self.reap()
             if time.monotonic() > until:
                 raise TimeoutError(f"islands {sorted(self.pids)} have not ended:\n{self.logs()}")
             time.sleep(0.02)
         return codes
+
+    def reap(self) -> dict[int, set[int]]:
+        """Islands whose last rank has ended since the last call, with the exit codes of all."""
+        ended = {}
+        for island, pids in list(self.pids.items()):
+            for pid in list(pids):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    pids.remove(pid)
+                    self._codes.setdefault(island, set()).add(os.waitstatus_to_exitcode(status))
+            if not pids:
+                del self.pids[island]
+                ended[island] = self._codes.pop(island)
+        return ended
 
     def logs(self) -> str:
         for pids in self.pids.values():

@@ -39,6 +39,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         place.at["dp"],
         place.sizes.dp,
         int(run.mesh.micro_batch),
+        parts.state.skips.batch_of,
     )
 
     def reload() -> int:

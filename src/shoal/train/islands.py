@@ -34,6 +34,10 @@ from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
 from shoal.train.state import State, digest
 
+class Finished(Exception):
+    """All steps are done and saved; an island that was away while the others did them has nothing to do."""
+
+
 Tell = Callable[..., None]
 RECENT = 16  # records that the next first member can still write, if this one could not
 
@@ -69,7 +73,11 @@ class Island:
 
     def restore(self) -> tuple[int, str]:
         self.flat.forget()
-        return self.reload(), digest(self.model, self.place)
+        self.recent.clear()
+        step = self.reload()
+        if step >= self.run.train.steps:
+            raise Finished
+        return step, digest(self.model, self.place)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.state.tensors()
@@ -108,9 +116,10 @@ def train(t: Island) -> None:
     """From entering the fleet to the last step. An island that was left behind comes back."""
     while True:
         t.pulse.mark("join")
-        step = t.fleet.enter(t)
         try:
-            return _train(t, step)
+            return _train(t, t.fleet.enter(t))
+        except Finished:
+            return
         except Evicted:
             _not_first(t)
 
@@ -167,7 +176,7 @@ def train_step(t: Island, step: int) -> Record:
     return {
         "step": step + 1,
         "begin": clock.begin,
-        "position": step * t.run.train.batch,
+        "position": t.state.skips.batch_of(step) * t.run.train.batch,
         "samples": _samples(t, traded),
         **fields,
         "time": clock.laps,
