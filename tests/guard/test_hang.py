@@ -17,6 +17,7 @@ from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.progress import Progress
 from shoal.guard.pulses import make_folder
 from shoal.guard.signs import signs_of
+from shoal.guard.stacks import frames
 from shoal.observe.pulse import read_beat, read_sample
 from shoal.spec.run import Guard
 
@@ -117,7 +118,9 @@ def test_who_is_behind_in_a_collective_is_named_when_the_phases_are_the_same(gro
 
 
 def test_a_thread_that_never_lets_go_of_the_interpreter_is_named_with_its_stack(group: Group) -> None:
-    greedy = 'def greedy(): ctypes.PyDLL(None).sleep(600)\npulse.mark("forward"); greedy()'
+    # A second thread, so that the one that takes the signal need not be the main one.
+    greedy = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    greedy += 'def greedy(): ctypes.PyDLL(None).sleep(600)\npulse.mark("forward"); greedy()'
     group.start('pulse.mark("forward"); pulse.mark("backward"); time.sleep(600)', greedy)
     told: list[dict] = []
     note: Callable[..., None] = lambda kind, **fields: told.append({"kind": kind, **fields})  # noqa: E731
@@ -129,6 +132,19 @@ def test_a_thread_that_never_lets_go_of_the_interpreter_is_named_with_its_stack(
     everything = Path(hang["stacks"]).read_text()
     assert "greedy" in everything
     assert "rank 0" in everything
+
+
+def test_the_stack_of_the_main_thread_is_found_whoever_took_the_signal() -> None:
+    dump = """Current thread 0x00007f01 (most recent call first):
+  File "/x/src/shoal/wire.py", line 85 in receive_into
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f02 (most recent call first):
+  File "/x/src/shoal/train/loop.py", line 92 in train_step
+  File "<string>", line 1 in <module>
+"""
+    assert frames(dump) == ("shoal/train/loop.py:92 train_step", "<string>:1 <module>")
+    assert frames("") == ()
 
 
 def test_reading_from_a_slow_disk_is_no_hang(group: Group) -> None:

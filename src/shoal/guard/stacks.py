@@ -43,15 +43,15 @@ def dumps(pids: Mapping[int, int], folder: Path, wake: bool) -> dict[int, str]:
 
 
 def frames(dump: str) -> tuple[str, ...]:
-    """Of the thread that took the signal, innermost first: the main one, unless it blocks signals."""
-    found: list[str] = []
-    inside = False
+    """Of the main thread, innermost first: the one that does not begin in `threading`. (Any thread may have taken the
+    signal, so the one that is called current says nothing.)"""
+    threads: list[list[str]] = []
     for line in dump.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
-            inside = line.startswith("Current thread ")
-        elif inside and (match := _FRAME.match(line)):
-            found.append(f"{short(match['file'])}:{match['line']} {match['name']}")
-    return tuple(found)
+            threads.append([])
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1].append(f"{short(match['file'])}:{match['line']} {match['name']}")
+    return next((tuple(t) for t in threads if t and not t[-1].endswith(" _bootstrap")), ())
 
 
 def _size(path: Path) -> int:
