@@ -32,7 +32,17 @@ def short(data: Path, name: str, **changes: Any) -> Run:
     return make_run(data, **{"name": name, "train.steps": 10, "resources.threads": 1, **changes})
 
 
-@pytest.mark.parametrize(("world", "mesh"), [(1, {}), (2, {}), (2, {"mesh.dp_shard": 2}), (2, {"mesh.tp": 2})])
+MESHES = [
+    (1, {}),
+    (2, {}),
+    (2, {"mesh.dp_shard": 2}),
+    pytest.param(2, {"mesh.tp": 2}, marks=pytest.mark.slow),
+    pytest.param(2, {"mesh.pp": 2, "mesh.micro_batch": 8}, marks=pytest.mark.slow),
+    pytest.param(4, {"mesh.dp_shard": 2, "mesh.cp": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("world", "mesh"), MESHES)
 def test_a_batch_whose_gradient_is_no_number_is_skipped_as_if_told_from_the_start(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, mesh: dict[str, int]
 ) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from shoal.checkpoint.find import newest, published
+from shoal.observe.follow import sentence
+from shoal.observe.history import history
 from shoal.spec.run import Run
+from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 from shoal.train.poison import VARIABLE
 from shoal.train.spikes import ROW, WINDOW, Taken, spike
@@ -51,8 +54,14 @@ def around(first: int, last: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("world", "changes"),
-    [(1, {}), (2, {"mesh.dp_shard": 2}), (2, {"checkpoint.background": True, "checkpoint.memory": 20})],
-    ids=["alone", "fsdp", "ddp, from memory"],
+    [
+        (1, {}),
+        (2, {"checkpoint.background": True, "checkpoint.memory": 20}),
+        pytest.param(2, {"mesh.dp_shard": 2}, marks=pytest.mark.slow),
+        pytest.param(2, {"mesh.tp": 2}, marks=pytest.mark.slow),
+        pytest.param(2, {"mesh.pp": 2, "model.layers": 2, "mesh.micro_batch": 4}, marks=pytest.mark.slow),
+    ],
+    ids=["alone", "ddp, from memory", "fsdp", "tp", "pp"],
 )
 def test_a_spike_rewinds_and_goes_around_its_batches(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, changes: dict[str, Any]
@@ -64,6 +73,11 @@ def test_a_spike_rewinds_and_goes_around_its_batches(
     assert back_to == (100 if "checkpoint.memory" in changes else BACK_TO)
     assert (rewind["step"], rewind["batches"]) == (SEEN_AT, [back_to, SEEN_AT - 1])
     assert "loss" in rewind["why"]
+    said = sentence(rewind, "spiked") or ""
+    assert f"step {SEEN_AT}: back to step {back_to}, around batches {back_to} to {SEEN_AT - 1}: loss" in said
+    seen = history(records(run_dir.journal_file))
+    assert [r["step"] for r in seen.steps] == list(range(1, STEPS + 1))
+    assert len(seen.lost) == SEEN_AT - back_to
 
     told_to = train_on(small(data, "told", **changes, **around(back_to, SEEN_AT - 1)), tmp_path, world)
     assert digest_of(run_dir) == digest_of(told_to)
@@ -94,6 +108,7 @@ def test_what_was_saved_after_the_step_it_went_back_to_is_no_history(
     assert positions(run_dir) == positions(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_start_in_the_midst_of_a_spike_sees_it_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +124,7 @@ def test_a_start_in_the_midst_of_a_spike_sees_it_too(
     assert digest_of(run_dir) == digest_of(train_on(small(data, "undisturbed", **changes), tmp_path, 1))
 
 
+@pytest.mark.slow
 def test_a_long_stretch_of_bad_data_is_passed_in_a_few_rewinds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

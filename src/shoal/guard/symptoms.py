@@ -33,6 +33,7 @@ CONSEQUENCES = ("network", "hang")
 # Asked in this order, so that what explains the rest comes first.
 _WORDS = {
     "hardware": (
+        r"silent corruption",
         r"uncorrectable ECC",
         r"NVRM: Xid",
         r"GPU has fallen off the bus",
@@ -51,6 +52,7 @@ _WORDS = {
         r"loss (?:is )?(?:nan|-?inf)\b",
         r"gradient norm (?:is )?(?:nan|-?inf)\b",
         r"non-?finite",
+        r"loss has spiked",
     ),
     "hang": (
         r"Watchdog caught collective operation timeout",

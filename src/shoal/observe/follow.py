@@ -89,6 +89,12 @@ def sentence(record: Record, name: str) -> str | None:
             return f"hang: rank {record.get('rank')}: {record.get('evidence')}; waiting (guard.on_hang)"
         case "straggler":
             return f"straggler: {words.straggler(record)}"
+        case "skip":
+            numbers = f"loss {words.number(record.get('loss'))}, gradient norm {words.number(record.get('grad_norm'))}"
+            return f"{step}: batch {record.get('batch')} skipped: {record.get('why')} ({numbers})"
+        case "rewind":
+            first, last = record.get("batches") or ("?", "?")
+            return f"{step}: back to step {record.get('to')}, around batches {first} to {last}: {record.get('why')}"
         case "decision":
             return f"chose {record.get('key')} = {record.get('value')}: {record.get('why')}"
         case "warning":

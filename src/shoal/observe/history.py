@@ -68,6 +68,10 @@ def history(records: Iterable[Record]) -> History:
                     failed = any(f.get("attempt") == found.starts[-1].get("attempt") for f in found.failures)
                     found.breaks.append(Break(max(steps, default=0), int(record.get("step", 0)), failed))
                 found.starts.append(record)
+            case "rewind":
+                to = int(record.get("to", 0))
+                found.breaks.append(Break(max(steps, default=0), to, failed=True))
+                found.lost += [steps.pop(step) for step in sorted(steps) if step > to]
             case "checkpoint":
                 found.checkpoints.append(record)
             case "checkpoint_failed":

@@ -218,6 +218,9 @@ class Guard(Strict):
         "warn", description="A loss spike: a warning, or back to a checkpoint from before it and around its batches."
     )
     rewinds: int = Field(3, ge=0, description="Rewinds in 1,000 steps before the run stops.")
+    replay: int = Field(
+        0, ge=0, description="Steps between checks that two ranks compute the same, for silent corruption; 0: none."
+    )
 
 
 class Fleet(Strict):

@@ -81,6 +81,8 @@ class Reader:
                 self._start = record
                 first, attempt = int(record.get("step", 0)), int(record.get("attempt", 0))
                 return Event("start", t, first, {"attempt": float(attempt)})
+            case "rewind":  # as a start: what comes after its step is told again
+                return Event("start", t, int(record["to"]), {"attempt": float(record.get("attempt", 0))})
             case "open":
                 return Event("open", t)
             case "failure":

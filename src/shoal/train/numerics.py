@@ -88,11 +88,13 @@ class Numerics:
         tell: Tell = lambda kind, **fields: None,
         past: Past | None = None,
         good_before: Callable[[int], int] = lambda step: -1,
+        replay: Callable[[int], None] = lambda step: None,
     ) -> None:
         """`skips` already knows what the past has left out. `good_before`: the newest saved step up to one; -1: none.
-        Collective."""
+        Collective. `replay`: `shoal.train.replay`."""
         past = past or Past()
         self._policy, self._tell, self._good_before = policy or Guard(), tell, good_before
+        self.replay = replay
         self.skips = Skips() if skips is None else skips
         self._taken = deque((Taken(*one) for one in past.taken), maxlen=WINDOW + ROW)
         self._skipped, self._rewound = list(past.skipped), list(past.rewound)
@@ -133,8 +135,9 @@ class Numerics:
     # A spike
 
     def taken(self, step: int, loss: float, norm: float) -> None:
-        """A step was taken, counted from 1."""
+        """A step was taken, counted from 1. Collective."""
         self._in_a_row = 0
+        self.replay(step)
         if self._policy.spikes == "off":
             return
         self._taken.append(Taken(step, loss, norm))

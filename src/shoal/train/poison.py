@@ -2,6 +2,7 @@
 
 SHOAL_POISON=nan@1:7,9        on rank 1 (on all unless told) the gradient of batches 7 and 9 has a NaN
 SHOAL_POISON=noise:70-75      the targets of these batches are random: a real spike
+SHOAL_POISON=wrong@1:20-29    in a replay before these batches that rank computes a little wrongly, without a word
 SHOAL_POISON=kill@0:80        that rank is killed (SIGKILL) before batch 80
 Several are separated by semicolons. Batches are counted from 0, in the order of the data.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +21,10 @@ import torch
 from torch import nn
 
 from shoal.data.windows import NO_TARGET, Batch
+from shoal.model.decoder import Decoder
 
 VARIABLE = "SHOAL_POISON"
-_ONE = re.compile(r"(nan|noise|kill)(?:@(\d+))?:(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
+_ONE = re.compile(r"(nan|noise|wrong|kill)(?:@(\d+))?:(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ class Poison:
         if self._hits("nan", number):
             grad = next(p.grad for p in parameters if p.grad is not None)
             torch._foreach_mul_([grad], torch.nan)
+
+    @contextmanager
+    def computing(self, number: int, decoders: Iterable[Decoder]) -> Iterator[None]:
+        block = next(block for decoder in decoders for block in decoder.blocks.values())
+        wrong = self._hits("wrong", number)
+        hook = block.register_forward_hook(lambda module, args, out: out * 1.001) if wrong else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
 
     def _hits(self, kind: str, number: int) -> bool:
         return any(dose.kind == kind and number in dose.batches for dose in self._doses)

@@ -35,6 +35,7 @@ from shoal.train.loop import Tell, Training, train
 from shoal.train.numerics import Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
+from shoal.train.replay import Replay
 from shoal.train.state import State, digest
 from shoal.train.takeover import good_before, take_over
 
@@ -93,6 +94,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
     first = restored or 0
     tell("start", step=first, world=place.world, resumed_from=restored, **parts.about())
     feed = Feed(windows, order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
+    poison, numerics = Poison.here(place.rank), _numerics(run, run_dir, state, first, tell)
+    numerics.replay = Replay(run, place, model, optimizers, feed, state.skips, tell, poison)
     training = Training(
         run,
         place,
@@ -104,8 +107,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         evaluator(run, run_dir, place, state, tell),
         saves,
         pulse,
-        _numerics(run, run_dir, state, first, tell),
-        Poison.here(place.rank),
+        numerics,
+        poison,
     )
     try:
         while True:
@@ -139,6 +142,7 @@ def _go_back(cause: Rewind, t: Training, state: State, run_dir: RunDir) -> tuple
     assert step is not None
     around = t.numerics.rewound(cause, step, known)
     numerics = _numerics(t.run, run_dir, state, step, t.tell, [*known, around])
+    numerics.replay = t.numerics.replay
     return step, replace(t, saves=saves, numerics=numerics)
 
 
