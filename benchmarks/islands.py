@@ -1,7 +1,7 @@
 """Islands (fleet.islands) against the others, with real training on the CPU.
 
     python benchmarks/islands.py overhead     tokens/s without faults, against DDP          (bar: at most 3% less)
-    python benchmarks/islands.py kill         how long survivors stand still after a kill -9, against torchft and against
+    python benchmarks/islands.py kill         how long survivors of a kill -9 stand still, against torchft and against
                                               torchrun restarting from a checkpoint          (bars: 2x and 10x better)
     python benchmarks/islands.py campaign     200 seeded faults on 4 islands: what was lost  (bar: nothing)
     python benchmarks/islands.py price        what fleet.deterministic costs

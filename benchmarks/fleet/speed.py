@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from tests.ranks import run_ranks
+from tests.train.archipelago import Archipelago
+from tests.train.tiny import make_data, make_run
 
 from shoal.parallel.place import join
 from shoal.spec.run import Run
@@ -14,9 +19,6 @@ from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.worker import work
-from tests.ranks import run_ranks
-from tests.train.archipelago import Archipelago
-from tests.train.tiny import make_data, make_run
 
 BAR = 0.03
 # 7 million parameters, 4,096 tokens a step: one step takes about a second on one core.
@@ -82,7 +84,7 @@ def _speed(run: Run, workspace: Path) -> float:
 
         run_ranks(rank, 2, timeout_s=600)
     steps = [r for r in records(RunDir.of(run.name, workspace).journal_file) if r["kind"] == "step"][SKIPPED:]
-    return median(b["tokens"] / (b["t"] - a["t"]) for a, b in zip(steps, steps[1:], strict=False))
+    return median(b["tokens"] / (b["t"] - a["t"]) for a, b in pairwise(steps))
 
 
 def _print(speeds: dict[str, list[float]]) -> None:
