@@ -103,6 +103,8 @@ def _is_about(fault: Broken, record: Record) -> bool:
     if record["kind"] == "warning":
         return _AGAIN in text if fault.kind == "disk-full" else any(word in text for word in _DAMAGED)
     if record["kind"] == "epoch":
+        if fault.kind == "partition":  # either side may be the one that goes on
+            return bool(record.get("left"))
         return fault.island is None or str(fault.island) in (record.get("left") or {})
     return fault.island is None or record.get("island") in (None, fault.island)
 
