@@ -153,14 +153,22 @@ def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
 
 
 def _disk_full(planned: Planned, stage: Stage) -> Broken | None:
-    """The next save that begins finds no space (a fault point: a file system of our own would need privileges)."""
-    broken = Broken("disk-full", "the next save", stage.live.step, time.time())
-    token = _token(stage, "write@")
-    stage.live.wait(lambda: not token.exists())
+    """The disk is full from the next save on, until that was noticed or the pause is over (a fault point: a file system
+    of our own would need privileges)."""
+    live, token = stage.live, _token(stage, "write@")
+    live.wait(lambda: not token.exists())
     if token.exists():
         token.unlink()
         return None
-    broken.t = time.time()
+    broken = Broken("disk-full", "the next save", live.step, time.time())
+
+    def noticed() -> bool:
+        tried = [r for r in live.of("warning", since=broken.t) if "is tried again" in str(r.get("text"))]
+        token.touch()  # for whoever writes next
+        return bool(tried or live.of("checkpoint_failed", since=broken.t))
+
+    live.wait(noticed, stage.pause_s)
+    token.unlink(missing_ok=True)
     return broken
 
 
