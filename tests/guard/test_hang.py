@@ -92,7 +92,7 @@ def test_the_rank_that_has_not_reached_where_the_others_wait_is_named(group: Gro
 
 def test_a_stopped_rank_is_named_also_where_it_may_take_long(group: Group) -> None:
     watch = group.start('pulse.mark("save"); pulse.mark("data", 11); ' + WAITS, 'pulse.mark("save"); time.sleep(600)')
-    never(watch, 2.0)  # a save may take half an hour
+    never(watch, 1.5)  # a save may take half an hour
     os.kill(group.pids[1], signal.SIGSTOP)
     hang = named(watch)
     assert (hang.rank, hang.phase, hang.stopped) == (1, "save", True)
@@ -101,7 +101,7 @@ def test_a_stopped_rank_is_named_also_where_it_may_take_long(group: Group) -> No
 
 def test_a_short_stop_is_no_hang(group: Group) -> None:
     watch = group.start(*["while True: pulse.mark('forward'); time.sleep(0.05)"] * 2)
-    for _ in range(3):
+    for _ in range(2):
         os.kill(group.pids[0], signal.SIGSTOP)
         never(watch, 0.5)
         os.kill(group.pids[0], signal.SIGCONT)
@@ -150,28 +150,29 @@ Thread 0x00007f02 (most recent call first):
 def test_reading_from_a_slow_disk_is_no_hang(group: Group) -> None:
     """It reads a little, all the time, for much longer than the limit."""
     slow = "f = open('/dev/zero', 'rb', buffering=0)\nwhile f.read(8192): time.sleep(0.1)"
-    never(group.start(WAITS, slow), 3.0)
+    never(group.start(WAITS, slow), 2.5)
 
 
 def test_compiling_is_no_hang(group: Group) -> None:
     """Known by a frame of the compiler in the stack, in any step."""
     compiler = "code = compile('time.sleep(600)', '/x/torch/_dynamo/convert_frame.py', 'exec')\nexec(code)"
-    never(group.start(WAITS, compiler), 2.5)
+    never(group.start(WAITS, compiler), 2.0)
 
 
 def test_a_rank_that_computes_gets_longer(group: Group) -> None:
-    watch = group.start('pulse.mark("forward"); ' + WAITS, 'pulse.mark("forward")\nwhile True: pass')
-    never(watch, 2.5)
+    endless = 'pulse.mark("forward")\nwhile True: pass'
+    watch = group.start('pulse.mark("forward"); ' + WAITS, endless, limits=Limits(quick_s=0.6))
+    never(watch, 1.2)
     assert named(watch).rank == 1  # an endless loop is one all the same
 
 
 def test_slow_steps_have_a_longer_limit(group: Group) -> None:
-    slow = 'pulse.mark("data", 11); time.sleep(1.0)\npulse.mark("data", 12); time.sleep(600)'
-    watch = group.start(slow, slow, limits=Limits(quick_s=0.8))
+    slow = 'pulse.mark("data", 11); time.sleep(0.6)\npulse.mark("data", 12); time.sleep(600)'
+    watch = group.start(slow, slow, limits=Limits(quick_s=0.4))
     began = until(lambda: (b := read_beat(group.folder, 0)) and b.step == 12 and time.monotonic())
     hang = named(watch)
-    assert time.monotonic() - began > 2.0
-    assert hang.seconds > 2.0
+    assert time.monotonic() - began > 1.2
+    assert hang.seconds > 1.2
 
 
 def test_a_machine_that_stood_still_makes_nobody_hang(group: Group) -> None:
@@ -199,7 +200,7 @@ def test_told_to_wait_the_supervisor_says_it_once_and_goes_on(fake: FakeRun) -> 
     fake.plan(stop, guard={"hang": "1 s", "on_hang": "wait"})
     supervisor = fake.start()
     until(lambda: fake.records("hang"))
-    time.sleep(1.0)  # it goes on hanging, and nothing more is said
+    time.sleep(0.5)  # it goes on hanging, and nothing more is said
     os.kill(fake.pids()[1], signal.SIGCONT)
     supervisor.wait(30)
     assert supervisor.returncode == 0
@@ -232,9 +233,9 @@ def test_pulses_of_a_killed_supervisor_are_swept_away(tmp_path: Path, monkeypatc
     assert mine.is_dir()
 
 
-@pytest.mark.parametrize("stopped", [0, 2])
-def test_without_a_supervisor_the_first_two_watch_each_other_and_the_rest(tmp_path: Path, stopped: int) -> None:
-    """As under torchrun; each of them may be the one that is stopped, and it is said once."""
+def test_without_a_supervisor_the_first_two_watch_each_other(tmp_path: Path) -> None:
+    """As under torchrun; it is said once."""
+    stopped = 0
     program = """
 import os, sys, time
 from pathlib import Path

@@ -29,7 +29,7 @@ from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.worker import work
 
-LIMITS = Limits(quick_s=1.5)
+LIMITS = Limits(quick_s=1.0)
 AT_STEP = 12
 
 
@@ -129,9 +129,8 @@ def test_a_rank_that_deadlocks_in_the_model_is_named(tmp_path: Path) -> None:
     assert [o.phase for o in hang.others] == ["backward"]
 
 
-@pytest.mark.parametrize("shard", [1, 2])
-def test_a_rank_that_leaves_a_collective_out_is_named_by_the_count_of_its_group(tmp_path: Path, shard: int) -> None:
-    """Both are in the backward pass, or in what follows it; only one has begun the collective."""
+def test_a_rank_that_leaves_a_collective_out_is_named_by_the_count_of_its_group(tmp_path: Path) -> None:
+    """Both are in the same phase; only one has begun the collective."""
 
     def break_it(rank: int) -> None:
         if rank == 1:
@@ -144,7 +143,7 @@ def test_a_rank_that_leaves_a_collective_out_is_named_by_the_count_of_its_group(
 
             Place.sum_on_device = broken  # type: ignore[method-assign]
 
-    with training(tmp_path, 2, break_it, **{"mesh.dp_shard": shard}) as (ranks, pulses):
+    with training(tmp_path, 2, break_it, **{"mesh.dp_shard": 2}) as (ranks, pulses):
         hang = named(ranks, pulses)
     assert (hang.rank, hang.phase) == (1, "clip")
     assert "has not begun collective" in hang.why
@@ -162,9 +161,9 @@ def test_a_slow_rank_is_named_with_the_phase_in_which_it_is_slow(tmp_path: Path,
             Decoder.forward = lambda self, *args: (time.sleep(0.1), forward(self, *args))[1]  # type: ignore[method-assign]
 
     with training(tmp_path, 3, break_it) as (ranks, pulses):
-        watch, stragglers = Watch(dict(enumerate(ranks.pids)), pulses), Stragglers(seconds=1.0)
+        watch, stragglers = Watch(dict(enumerate(ranks.pids)), pulses), Stragglers(seconds=0.7)
         found: list[Straggler] = []
-        deadline = time.monotonic() + (4 if where == "nowhere" else 30)
+        deadline = time.monotonic() + (2 if where == "nowhere" else 30)
         while time.monotonic() < deadline and not found:
             assert watch.verdict(time.monotonic()) is None
             found += stragglers.look(watch.beats, time.monotonic())
@@ -173,4 +172,4 @@ def test_a_slow_rank_is_named_with_the_phase_in_which_it_is_slow(tmp_path: Path,
         assert all(s.own_s < 0.1 for s in found)  # a busy machine may make one slow, but not as slow as that
     else:
         assert [(s.rank, s.phase) for s in found] == [(1, where)]
-        assert found[0].own_s > found[0].usual_s + 0.05
+        assert found[0].own_s > 1.3 * found[0].usual_s
