@@ -28,7 +28,7 @@ def brief(data: Path, name: str, **changes: Any) -> Any:
     ("world", "mesh"),
     [
         (3, {}),
-        (2, {"mesh.dp_shard": 2}),
+        pytest.param(2, {"mesh.dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param(3, {"mesh.dp_shard": 3}, marks=pytest.mark.slow),
         pytest.param(2, {"mesh.tp": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"mesh.pp": 2, "mesh.micro_batch": 6}, marks=pytest.mark.slow),

@@ -55,7 +55,7 @@ def around(first: int, last: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("world", "changes"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
         (2, {"checkpoint.background": True, "checkpoint.memory": 20}),
         pytest.param(2, {"mesh.dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"mesh.tp": 2}, marks=pytest.mark.slow),
