@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -27,13 +28,15 @@ class Shore:
     shards: int = 16
     tree: bool = True
     step_s: float = 0.02
+    faults: Path | None = None  # read by processes of their own (shoal.fleet.cut looks for it when it is imported)
     pids: dict[int, int] = field(default_factory=dict)
 
     def start(self, *islands: int) -> None:
         for island in islands:
             numbers = [island, self.islands, self.steps, self.shards]
             argv = [str(self.folder), *map(str, numbers), f"--step-s={self.step_s}", *(["--tree"] * self.tree)]
-            self.pids[island] = _fork(argv, self.folder / f"out-{island}.txt")
+            out = self.folder / f"out-{island}.txt"
+            self.pids[island] = _spawn(argv, out, self.faults, island) if self.faults else _fork(argv, out)
 
     def signal(self, island: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -140,6 +143,12 @@ def alone(steps: int, shards: int) -> str:
         assert total is not None
         one.apply(step, total, [])
     return one.digest()
+
+
+def _spawn(argv: list[str], out: Path, faults: Path, island: int) -> int:
+    env = os.environ | {"SHOAL_FAULT_FILE": str(faults), "SHOAL_ISLAND": str(island), "OMP_NUM_THREADS": "1"}
+    with open(out, "ab") as f:
+        return subprocess.Popen([sys.executable, "-m", "tests.fleet.toy", *argv], env=env, stdout=f, stderr=f).pid
 
 
 def _fork(argv: list[str], out: Path) -> int:

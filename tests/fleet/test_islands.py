@@ -109,6 +109,27 @@ def test_without_the_tree_the_islands_agree_all_the_same(shore: Shore) -> None:
     shore.check()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [[0], [2], [0, 1]])
+def test_one_side_of_a_cut_network_goes_on_and_the_other_comes_back(shore: Shore, cut: list[int]) -> None:
+    """All reach the run directory, where one epoch comes after the other: who is cut off is not in the next."""
+    shore.faults = shore.folder / "faults.json"
+    shore.islands, shore.step_s, shore.steps = 3, 0.1, 150
+    shore.start(0, 1, 2)
+    shore.wait_for_step(8, timeout_s=120)
+    shore.faults.write_text(json.dumps({"cut": cut, "until": time.time() + SILENT_S + 4}))
+    codes = shore.wait(120)
+    assert set(codes.values()) == {0}
+    assert shore.check() == alone(shore.steps, SHARDS)
+    steps = [record for island in range(3) for record in shore.log(island) if record["kind"] == "step"]
+    smaller = {tuple(record["members"]) for record in steps if len(record["members"]) < 3}
+    assert smaller  # somebody went on without the others …
+    by_step: dict[int, set[int]] = {}
+    for record in steps:
+        by_step.setdefault(record["step"], set()).add(record["epoch"])
+    assert all(len(epochs) == 1 for epochs in by_step.values())  # … and nobody else did
+
+
 def test_a_stranger_is_not_let_in(shore: Shore, expected: str) -> None:
     """Whoever does not know the token neither joins nor freezes anybody."""
     from shoal.fleet.lines import ask
