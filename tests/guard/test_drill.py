@@ -99,6 +99,16 @@ def test_wrong_numbers_and_a_wrong_file_are_refused_before_anything_starts(
     assert not (tmp_path / "place").exists() or not any((tmp_path / "place").iterdir())
 
 
+def test_seed_is_the_drill_s_own_and_that_of_the_run_is_an_override() -> None:
+    from shoal.cli import drill as verb
+    from shoal.spec.overrides import split_overrides
+
+    asked = ["run.yaml", "--seed", "7", "seed=3", "--train.steps", "60"]
+    assert split_overrides(asked, verb.OWN_OPTIONS) == (["run.yaml", "--seed", "7"], ["seed=3", "train.steps=60"])
+    assert split_overrides(["--seed=7"], verb.OWN_OPTIONS) == (["--seed=7"], [])
+    assert split_overrides(["--seed", "7"]) == ([], ["seed=7"])
+
+
 # What is measured
 
 
@@ -182,6 +192,7 @@ def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwis
     code, found = drill(tmp_path, *args, within_s=550)
     assert code == 0, found
     assert found["passed"]
+    assert found["seed"] == 5
     assert found["same_digest"] is True
     assert [fault["kind"] for fault in found["faults"]] == ["kill", "preempt", "bitflip"]
     assert all(fault["detection_s"] is not None for fault in found["faults"])

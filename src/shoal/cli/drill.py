@@ -26,6 +26,7 @@ from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import workspace
 
 TAKES_OVERRIDES = True
+OWN_OPTIONS = ("seed",)  # the drill's; that of the run is `seed=…`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

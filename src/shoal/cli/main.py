@@ -2,7 +2,8 @@
 
 Verbs are imported only when called, so `shoal --help` stays far under 0.3 s (no torch, no pydantic, no rich).
 A verb is a module `shoal.cli.VERB` with `add_arguments(parser)` and `run(args) -> int | None`; with
-`TAKES_OVERRIDES = True` it finds the values for the run file (`train.steps=100`) in `args.overrides`.
+`TAKES_OVERRIDES = True` it finds the values for the run file (`train.steps=100`) in `args.overrides`; `OWN_OPTIONS`
+names those of `--name` and `--seed` that are the verb's own.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _run_verb(argv: list[str]) -> int:
     if getattr(module, "TAKES_OVERRIDES", False):
         from shoal.spec.overrides import split_overrides
 
-        rest, overrides = split_overrides(rest)
+        rest, overrides = split_overrides(rest, getattr(module, "OWN_OPTIONS", ()))
     args = parser.parse_args(rest)
     args.overrides = overrides
     return int(module.run(args) or 0)

@@ -21,8 +21,9 @@ _OPTION = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)+|name|seed)(=.*)?", re.ASC
 _WITH_PASSWORD = re.compile(r"//[^/@\s]+@")  # errors end up in logs, passwords must not
 
 
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the arguments of a verb into its own and the overrides, these as `a.b=value`. `--` ends the search."""
+def split_overrides(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Part the arguments of a verb into its own and the overrides, these as `a.b=value`. `--` ends the search.
+    `own` are options that mean something else to this verb (`seed`)."""
     rest: list[str] = []
     found: list[str] = []
     waiting = iter(argv)
@@ -30,7 +31,9 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if argument == "--":
             return [*rest, argument, *waiting], found
         option = _OPTION.fullmatch(argument)
-        if option and option[2]:
+        if option and option[1] in own:
+            rest.append(argument)
+        elif option and option[2]:
             found.append(option[1] + option[2])
         elif option:
             value = next(waiting, None)
