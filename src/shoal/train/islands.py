@@ -34,6 +34,7 @@ from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
 from shoal.train.state import State, digest
 
+
 class Finished(Exception):
     """All steps are done and saved; an island that was away while the others did them has nothing to do."""
 
@@ -119,7 +120,7 @@ def train(t: Island) -> None:
         try:
             return _train(t, t.fleet.enter(t))
         except Finished:
-            return
+            return None
         except Evicted:
             _not_first(t)
 
