@@ -30,7 +30,7 @@ ON_S3 = [c for who in (ONE, MACHINE) for c in random.Random(0).sample([c for c i
 
 
 def test_the_campaign_knows_every_point() -> None:
-    assert {case.point for case in cases()} == set(faults.POINTS)
+    assert {case.point for case in cases()} == set(faults.POINTS) - {"step"}  # that one is no part of a save
 
 
 @pytest.mark.parametrize("case", [*DRAWN, CHOSEN], ids=str)

@@ -109,7 +109,8 @@ class State:
     def extra(self, step: int) -> dict[str, Any]:
         return {"step": step}
 
-    def restore(self, roots: Roots, tell: Callable[..., None]) -> Found | None:
+    def restore(self, roots: Roots, tell: Callable[..., None], at_most: int | None = None) -> Found | None:
+        assert at_most is None
         self.found = checkpoint.restore(roots, self.tensors())
         return self.found
 
