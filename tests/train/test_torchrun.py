@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pytest
 
 from shoal.spec import dump
 from shoal.track import journal
@@ -30,6 +33,32 @@ def test_torchrun_gives_the_same_curve_and_the_same_run_directory(tmp_path: Path
     assert [r["kind"] for r in records if r["kind"] in ("open", "attempt", "close")] == ["open", "attempt", "close"]
     assert records[-1]["status"] == "done"
     assert by_torchrun.identity_file.exists()
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_go_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """The store of torchrun outlives the workers; those of the next start must not find the addresses of the dead."""
+    changes = {"train.steps": 60, "checkpoint.every": 5, "data.seq_len": 128, "mesh.dp_shard": 2}
+    run = make_run(make_data(tmp_path / "data"), **changes)
+    (tmp_path / "run.yaml").write_text(dump(run))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "-m", "shoal.train", "run.yaml"]
+    file = RunDir.of(run.name, tmp_path).journal_file
+
+    def steps() -> int:
+        return sum(r["kind"] == "step" for r in journal.records(file)) if file.exists() else 0
+
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while steps() < 8 and process.poll() is None:
+            time.sleep(0.05)
+        psutil.Process(process.pid).children()[-1].kill()
+        _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    starts = [r["resumed_from"] for r in journal.records(file) if r["kind"] == "start"]
+    assert len(starts) == 2
+    assert starts[1] >= 5
 
 
 def test_without_torchrun_it_says_what_to_use(tmp_path: Path) -> None:

@@ -61,10 +61,16 @@ def join(run: Run) -> Place:
     address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
     if not dist.is_initialized():
         if address == "env://":
-            dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
+            dist.init_process_group(backend, store=_store(), rank=rank, world_size=world, timeout=JOIN_TIMEOUT)
         else:
             dist.init_process_group(backend, init_method=address, rank=rank, world_size=world, timeout=JOIN_TIMEOUT)
     return lay_out(rank, world, device, Sizes.of(run.mesh), run.model.experts is not None)
+
+
+def _store() -> dist.Store:
+    """torchrun's, with a part of its own for each restart: torch 2.13 would find the addresses of the dead there."""
+    store, _, _ = next(dist.rendezvous("env://"))
+    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def lay_out(rank: int, world: int, device: torch.device, sizes: Sizes, experts: bool = False) -> Place:
