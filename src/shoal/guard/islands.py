@@ -10,17 +10,34 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP
 from shoal.guard.classify import Failure
 from shoal.guard.island import command, logs_of
 from shoal.guard.signals import Signals
 from shoal.guard.watch import TICK_S, Ended
+from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
 AGAIN_S = 1.0  # before an agent that was killed is started again
 FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
+
+
+def orphans(run_dir: RunDir) -> list[int]:
+    """Agents of a run whose supervisor has died; they go on without it."""
+    newest = {r["island"]: int(r["agent"]) for r in records(run_dir.journal_file) if r["kind"] == "island"}
+    return [pid for pid in newest.values() if _is_agent(pid, run_dir)]
+
+
+def _is_agent(pid: int, run_dir: RunDir) -> bool:
+    """A number alone may be another process by now."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"shoal.guard.island" in words and str(run_dir.path).encode() in words
 
 
 class Agents:
