@@ -15,7 +15,7 @@ import pytest
 from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
-from shoal.guard.islands import orphans
+from shoal.guard.islands import agents_of
 from shoal.spec import dump
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     finally:
         process.kill()
         process.wait()
-        for pid in orphans(run_dir):
+        for pid in agents_of(run_dir):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -76,7 +76,7 @@ def test_the_death_of_the_supervisor_is_survived(run: RunDir) -> None:
     more_steps(run)
     os.kill(told(run, "open")[0]["pid"], signal.SIGKILL)
     more_steps(run, 40)
-    assert len(orphans(run)) == 2
+    assert len(agents_of(run)) == 2
     assert main(["stop", "tiny", "--workspace", str(run.workspace)]) == 0
-    assert not orphans(run)
+    assert not agents_of(run)
     assert told(run, "checkpoint")[-1]["step"] == told(run, "step")[-1]["step"]

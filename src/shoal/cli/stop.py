@@ -14,7 +14,7 @@ import time
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
-from shoal.guard.islands import orphans
+from shoal.guard.islands import agents_of
 from shoal.observe.commands import going_on
 from shoal.spec import load
 from shoal.track.rundir import RunDir, find_run, workspace
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if by.host != socket.gethostname():
         raise SetupError(f"run '{run_dir.name}' runs on {by.host} as pid {by.pid}; stop it there.")
     timeout_s = args.timeout if args.timeout is not None else load(run_dir.spec_file).run.guard.grace_s + MARGIN_S
-    for pid in [by.pid] if _alive(by.pid) else orphans(run_dir):
+    for pid in [by.pid, *agents_of(run_dir)]:  # the supervisor may be dead, and its islands alive
         _signal(pid, signal.SIGTERM)
         if args.now:
             _signal(pid, signal.SIGINT)  # a Ctrl-C after any stop means: at once
@@ -57,16 +57,6 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(LOOK_EVERY_S)
     print(f"run {run_dir.name}: {_state(run_dir)}.")
     return 0
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

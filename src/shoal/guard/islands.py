@@ -25,8 +25,8 @@ FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
 
 
-def orphans(run_dir: RunDir) -> list[int]:
-    """Agents of a run whose supervisor has died; they go on without it."""
+def agents_of(run_dir: RunDir) -> list[int]:
+    """The living agents of a run, also where its supervisor has died: they go on without it."""
     newest = {r["island"]: int(r["agent"]) for r in records(run_dir.journal_file) if r["kind"] == "island"}
     return [pid for pid in newest.values() if _is_agent(pid, run_dir)]
 
