@@ -27,9 +27,9 @@ def test_nothing_is_left_open(data: Path) -> None:
     decided = decide(make_run(data, **{"resources.device": "auto"}), Path.cwd())
     open_still = [key for key, value in _flat(decided.run.model_dump()).items() if value == "auto"]
     # What a function of other fields closes by itself needs no decision, nor does what has no meaning on this mesh.
-    no_meaning = {"mesh.schedule", "mesh.cp_method"}
+    no_meaning = {"mesh.schedule", "mesh.cp_method", "fleet.shards"}
     # Nor can what follows from measurements be decided before there are any.
-    measured = {"checkpoint.every", "checkpoint.memory", "checkpoint.read_back"}
+    measured = {"checkpoint.every", "checkpoint.memory", "checkpoint.read_back", "guard.hang"}
     assert set(open_still) <= {"model.head_dim", "train.schedule.decay_steps"} | no_meaning | measured
     assert all(d.why for d in decided.decisions)
     assert {"resources.processes", "mesh.micro_batch", "model.vocab_size"} <= {d.key for d in decided.decisions}

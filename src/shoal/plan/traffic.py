@@ -33,8 +33,9 @@ Rows = dict[tuple[str, str], list[float]]  # (axis, operation) → [calls, bytes
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # torch's
 CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 64 << 20, 1 << 30  # of logits in the loss, as in shoal.model.head
-# Summed over all processes each step: two counts of tokens, whether to stop, six about saves; the loss; the norm.
-CONTROL_BYTES = (9 * 8, 4, 8)
+# Summed over all processes each step: two counts of tokens, whether to stop, whether the loss has a spike, six about
+# saves; the loss; the norm.
+CONTROL_BYTES = (10 * 8, 4, 8)
 
 
 @dataclass(frozen=True)
