@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines and steps come, until the run ends")
     parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines (with -f: 20 unless told)")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
+    parser.add_argument("--island", type=int, metavar="N", help="only this island (lines begin with ISLAND.RANK)")
     parser.add_argument("--attempt", type=int, metavar="N", help="this attempt; default: the newest")
     parser.add_argument(
         "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
@@ -28,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
 
     run_dir = find_run(args.run, workspace(args.workspace))
     if args.follow:
-        lines = follow(run_dir, args.rank, args.attempt, 20 if args.lines is None else args.lines)
+        lines = follow(run_dir, args.rank, args.attempt, 20 if args.lines is None else args.lines, args.island)
     else:
-        lines = merged(run_dir, args.rank, args.attempt, args.lines)
+        lines = merged(run_dir, args.rank, args.attempt, args.lines, args.island)
     shown = 0
     for shown, line in enumerate(lines, 1):  # noqa: B007  # how many there were is asked below
         sys.stdout.write(line + "\n")

@@ -13,6 +13,7 @@ from typing import Any
 from shoal.track.journal import Record
 
 NOBODY = -1  # time that no fault has cost
+LEFT = "left"  # why an island is gone that was told to stop
 SAME_S = 120.0  # the supervisor and the other islands tell of the same loss within this
 UNSEEN = ("hang",)  # causes whose `at` is when somebody lost patience, not when it happened
 _NEVER = 1 << 62
@@ -82,7 +83,10 @@ def faults_of(records: Iterable[Record]) -> list[Fault]:
     told = list(records)
     found = [(i, _failure(r, told, i)) for i, r in enumerate(told) if r.get("kind") == "failure"]
     found += [(i, _numerics(r)) for i, r in enumerate(told) if r.get("kind") in ("skip", "rewind")]
+    stopping = False
     for i, epoch in enumerate(told):
+        if epoch.get("kind") in ("open", "stopping"):
+            stopping = epoch["kind"] == "stopping"
         if epoch.get("kind") != "epoch":
             continue
         noticed, number = float(epoch.get("noticed") or epoch["t"]), int(epoch["number"])
@@ -90,8 +94,9 @@ def faults_of(records: Iterable[Record]) -> list[Fault]:
             if (same := _told_of(found, int(island), noticed)) is not None:
                 place, fault = found[same]
                 found[same] = (place, replace(fault, noticed=noticed, epoch=number))
-            else:
-                found.append((i, Fault(0, "network", epoch, noticed, None, int(island), number, str(why))))
+            elif not (stopping and why == LEFT):  # when all are told to stop, each leaves: that is no fault
+                cause = "preempted" if why == LEFT else "network"
+                found.append((i, Fault(0, cause, epoch, noticed, None, int(island), number, str(why))))
     found.sort(key=lambda item: item[0])
     return [replace(fault, number=n) for n, (_, fault) in enumerate(found)]
 

@@ -85,6 +85,8 @@ def sentence(record: Record, name: str) -> str | None:
             return f"{step}: checkpoint not saved: {record.get('error')}"
         case "failure":
             return f"failure: {words.failure(record)}"
+        case "epoch" if record.get("left") or (record.get("joined") and record.get("number", 1) > 1):
+            return f"{step}: {words.epoch(record)}"
         case "hang" if record.get("action") == "wait":  # else the failure says it
             return f"hang: rank {record.get('rank')}: {record.get('evidence')}; waiting (guard.on_hang)"
         case "straggler":

@@ -1,4 +1,5 @@
-"""The logs of a run's processes as one stream. They lie in `logs/attempt-003/rank-00001.log`, one file a process."""
+"""The logs of a run's processes as one stream. They lie in `logs/attempt-003/rank-00001.log`, one file a process; those
+of an island in `logs/island-002/attempt-003/…`."""
 
 from __future__ import annotations
 
@@ -18,23 +19,47 @@ from shoal.track.rundir import RunDir
 from shoal.track.tail import is_closed
 
 POLL_EVERY_S = 0.2
+_ISLAND = re.compile(r"island-(\d+)")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 _RANK = re.compile(r"rank-(\d+)\.log")
 # Lines that begin with a time are merged by it; a line without one belongs to the line before it.
 _TIME = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
 
-def attempts(run_dir: RunDir) -> dict[int, Path]:
-    return _numbered(run_dir.logs, _ATTEMPT)
+def groups(run_dir: RunDir, island: int | None = None) -> dict[str, Path]:
+    """Where the attempts of a run are, or those of each island; by what stands before a rank in its lines."""
+    found = _numbered(run_dir.logs, _ISLAND)
+    if not found:
+        if island is not None:
+            raise UsageError(f"run '{run_dir.name}' has no islands; leave --island out.")
+        return {"": run_dir.logs}
+    if island is not None and island not in found:
+        raise UsageError(f"run '{run_dir.name}' has no island {island}; it has {_listed(found)}.")
+    return {f"{number}.": folder for number, folder in found.items() if island in (None, number)}
+
+
+def attempts(folder: Path) -> dict[int, Path]:
+    return _numbered(folder, _ATTEMPT)
 
 
 def ranks(folder: Path) -> dict[int, Path]:
     return _numbered(folder, _RANK)
 
 
-def merged(run_dir: RunDir, rank: int | None, attempt: int | None, last: int | None) -> Iterator[str]:
-    """The lines of one attempt over all its ranks, or the last of them."""
-    found = attempts(run_dir)
+def merged(
+    run_dir: RunDir, rank: int | None, attempt: int | None, last: int | None, island: int | None = None
+) -> Iterator[str]:
+    """The lines of one attempt over all its ranks, or the last of them. Of islands: the newest attempt of each."""
+    streams = []
+    for prefix, folder in groups(run_dir, island).items():
+        for r, path in _files(run_dir, folder, rank, attempt).items():
+            streams.append(_timed(f"{prefix}{r}", path))
+    lines = (f"[{label}] {line}" for _, label, _, line in heapq.merge(*streams, key=lambda entry: entry[:3]))
+    return lines if last is None else iter(deque(lines, maxlen=last))
+
+
+def _files(run_dir: RunDir, folder: Path, rank: int | None, attempt: int | None) -> dict[int, Path]:
+    found = attempts(folder)
     if not found:
         raise UsageError(f"run '{run_dir.name}' has no logs yet.")
     number = max(found) if attempt is None else attempt
@@ -43,45 +68,53 @@ def merged(run_dir: RunDir, rank: int | None, attempt: int | None, last: int | N
     files = ranks(found[number])
     if rank is not None and rank not in files:
         raise UsageError(f"attempt {number} of run '{run_dir.name}' has no rank {rank}; it has {_listed(files)}.")
-    chosen = {r: path for r, path in files.items() if rank is None or r == rank}
-    streams = (_timed(r, path) for r, path in chosen.items())
-    lines = (f"[{r}] {line}" for _, r, _, line in heapq.merge(*streams, key=lambda entry: entry[:3]))
-    return lines if last is None else iter(deque(lines, maxlen=last))
+    return {r: path for r, path in files.items() if rank in (None, r)}
 
 
-def follow(run_dir: RunDir, rank: int | None, attempt: int | None, last: int) -> Iterator[str]:
+def follow(
+    run_dir: RunDir, rank: int | None, attempt: int | None, last: int, island: int | None = None
+) -> Iterator[str]:
     """The last lines, then every new one as it comes; a restart's new files are picked up; ends when the run does.
 
     Workers say little while all is well: the journal's news come in between, unless one rank or attempt is asked for.
     """
     news = News(run_dir) if rank is None and attempt is None else None
     readers: dict[Path, Reader] = {}
-    newest = max(attempts(run_dir), default=-1)
-    if newest >= 0:
+    newest = {prefix: max(attempts(folder), default=-1) for prefix, folder in groups(run_dir, island).items()}
+    if any(number >= 0 for number in newest.values()):
         # Take the ends of the files before printing them, so that no line falls between the two.
-        for r, path in ranks(attempts(run_dir)[newest if attempt is None else attempt]).items():
-            readers[path] = Reader(r, path, path.stat().st_size)
-        yield from merged(run_dir, rank, attempt, last)
-    said = newest
+        for prefix, folder in groups(run_dir, island).items():
+            for r, path in _files(run_dir, folder, rank, attempt).items():
+                readers[path] = Reader(f"{prefix}{r}", path, path.stat().st_size)
+        yield from merged(run_dir, rank, attempt, last, island)
+    said = dict(newest)
     while True:
         ended = is_closed(run_dir.journal_file) or (run_dir.pid_file.exists() and not run_dir.supervised())
-        for number, folder in sorted(attempts(run_dir).items()):
-            if number < newest or (attempt is not None and number != attempt):
+        for prefix, number, r, path in _since(run_dir, island, newest, attempt):
+            if rank not in (None, r):
                 continue
-            for r, path in sorted(ranks(folder).items()):
-                if rank is not None and r != rank:
-                    continue
-                if path not in readers:
-                    readers[path] = Reader(r, path, 0)
-                    if number > said:
-                        said = number
-                        yield f"--- attempt {number} ---"
-                yield from readers[path].new_lines(flush=ended)
+            if path not in readers:
+                readers[path] = Reader(f"{prefix}{r}", path, 0)
+                if number > said.get(prefix, -1):
+                    said[prefix] = number
+                    yield f"--- {f'island {prefix[:-1]}, ' if prefix else ''}attempt {number} ---"
+            yield from readers[path].new_lines(flush=ended)
         if news:
             yield from news.lines(ended)
         if ended:
             return
         time.sleep(POLL_EVERY_S)
+
+
+def _since(
+    run_dir: RunDir, island: int | None, newest: dict[str, int], attempt: int | None
+) -> Iterator[tuple[str, int, int, Path]]:
+    """The files of the attempts from those on that were the newest when following began."""
+    for prefix, base in groups(run_dir, island).items():
+        for number, folder in sorted(attempts(base).items()):
+            if number >= newest.get(prefix, -1) and attempt in (None, number):
+                for r, path in sorted(ranks(folder).items()):
+                    yield prefix, number, r, path
 
 
 class News:
@@ -104,8 +137,8 @@ class News:
 class Reader:
     """What has been appended to a file since the last look, in whole lines."""
 
-    def __init__(self, rank: int, path: Path, offset: int) -> None:
-        self._rank, self._path, self._offset = rank, path, offset
+    def __init__(self, label: str, path: Path, offset: int) -> None:
+        self._label, self._path, self._offset = label, path, offset
         self._half = ""
 
     def new_lines(self, flush: bool) -> Iterator[str]:
@@ -115,19 +148,19 @@ class Reader:
                 text = self._half + f.read().decode(errors="replace")
                 self._offset = f.tell()
             *whole, self._half = text.split("\n")
-            yield from (f"[{self._rank}] {line}" for line in whole)
+            yield from (f"[{self._label}] {line}" for line in whole)
         if flush and self._half:  # the last words of a process that died while it spoke
-            yield f"[{self._rank}] {self._half}"
+            yield f"[{self._label}] {self._half}"
             self._half = ""
 
 
-def _timed(rank: int, path: Path) -> Iterator[tuple[str, int, int, str]]:
+def _timed(label: str, path: Path) -> Iterator[tuple[str, str, int, str]]:
     at = ""
     with open(path, encoding="utf-8", errors="replace") as f:
         for i, line in enumerate(f):
             if found := _TIME.match(line):
                 at = found[1].replace(" ", "T").replace(",", ".")
-            yield at, rank, i, line.rstrip("\n")
+            yield at, label, i, line.rstrip("\n")
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:

@@ -64,6 +64,14 @@ def straggler(record: Mapping[str, Any]) -> str:
     return f"{where}rank {record.get('rank')} is slow in {record.get('phase')}: {own} a step, the others {usual}"
 
 
+def epoch(record: Mapping[str, Any]) -> str:
+    """Who is gone and who has come, and who goes on."""
+    news = [f"island {island} is gone ({why})" for island, why in dict(record.get("left") or {}).items()]
+    news += [f"island {island} has joined" for island in record.get("joined") or ()]
+    members = ", ".join(str(island) for island in sorted(record.get("members") or ()))
+    return f"{', '.join(news)}; in the fleet: {members}"
+
+
 def failure(record: Mapping[str, Any]) -> str:
     """A `failure` record in one line: who, what, and what was done."""
     who = "the run" if record.get("rank") is None else f"rank {record['rank']}"
