@@ -15,8 +15,9 @@ from shoal.observe import logs as logs_module
 from tests.track.journals import Story, make_run
 
 
-def log(story: Story, attempt: int, rank: int, text: str) -> None:
-    folder = story.run_dir.logs / f"attempt-{attempt:03d}"
+def log(story: Story, attempt: int, rank: int, text: str, island: int | None = None) -> None:
+    base = story.run_dir.logs if island is None else story.run_dir.logs / f"island-{island:03d}"
+    folder = base / f"attempt-{attempt:03d}"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"rank-{rank:05d}.log", "a") as f:
         f.write(text)
@@ -133,3 +134,14 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["[0] line", "0"]
     assert "Traceback" not in done.stderr
+
+
+def test_islands_have_logs_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = make_run(tmp_path).open()
+    log(story, 0, 0, "2026-11-15 10:00:02 zero\n", island=0)
+    log(story, 0, 0, "2026-11-15 10:00:01 dead\n", island=1)
+    log(story, 1, 0, "2026-11-15 10:00:03 again\n", island=1)
+    assert logs(story, capsys) == ["[0.0] 2026-11-15 10:00:02 zero", "[1.0] 2026-11-15 10:00:03 again"]
+    assert logs(story, capsys, "--island", "1", "--attempt", "0") == ["[1.0] 2026-11-15 10:00:01 dead"]
+    assert main(["logs", "demo", "--island", "5", "--workspace", str(story.run_dir.workspace)]) == 2
+    assert "has no island 5; it has 0 to 1." in capsys.readouterr().err

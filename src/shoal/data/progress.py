@@ -28,7 +28,8 @@ class ProgressLine:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._quiet = quiet
-        self._began_s = self._shown_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._shown_s = 0.0 if self._terminal else self._began_s  # a terminal sees the first result at once
 
     def add(self, done: float = 0, text_bytes: int = 0, tokens: int = 0) -> None:
         self._done += done

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from socket import socket
 from typing import Any
 
@@ -21,25 +21,17 @@ from shoal.fleet.epoch import Card, Epoch, Fence
 from shoal.fleet.lease import Lease
 from shoal.fleet.lines import Line, Message, answer, ask, connect
 from shoal.fleet.shards import deal
+from shoal.fleet.succession import State, succeed
 
 BEAT_S = 0.25
 SILENT_S = 4.0  # without a word of somebody: it has stopped, or the way to it is cut
 ANSWER_S = 2.0  # to a question; the thread that answers has nothing else to do
+SILENT = f"was silent for {SILENT_S:g} s"
 TURN_S = 0.5  # the second in line waits this long for the first to act, the third twice as long, …
 
 
 class Evicted(Exception):
     """The others have gone on without this island. It may join again."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What a member answers when it is asked to freeze."""
-
-    applied: int
-    held: int  # steps, if the one that it holds counts; equal to `applied` when it holds none
-    have: list[int]  # shards of the open step
-    behind: bool  # it is new, and still receives what was decided before it came
 
 
 class Member:
@@ -241,7 +233,7 @@ class Member:
                     self._gone.pop(key, None)
                     self._heard_of[key] = time.monotonic()
             return
-        self._fence.create(_next(epoch, states, gone, ready, self.card.key, noticed))
+        self._fence.create(succeed(epoch, states, gone, ready, self.card.key, noticed))
         self._look()  # this one, or the one that was faster
         told = [card for card in [*epoch.members, *ready.values()] if card.key != self.card.key]
         self._ask_all([card for card in told if card.key not in gone or gone[card.key][0] == "left"], {"for": "epoch"})
@@ -411,32 +403,3 @@ class Member:
             return []
         with ThreadPoolExecutor(len(cards)) as threads:
             return list(zip(cards, threads.map(one, cards), strict=True))
-
-
-SILENT = f"was silent for {SILENT_S:g} s"
-
-
-def _next(
-    epoch: Epoch,
-    states: dict[str, State],
-    gone: dict[str, tuple[str, float]],
-    ready: dict[str, Card],
-    by: str,
-    noticed: float,
-) -> Epoch:
-    """The epoch after this one."""
-    whole = {key: state for key, state in states.items() if not state.behind}
-    applied = max(state.applied for state in whole.values())
-    base = applied + 1 if all(state.held == applied + 1 for state in whole.values()) else applied
-    assert all(state.applied >= applied - 1 for state in whole.values()), f"more than a step apart: {states}"
-    staying = [card for card in epoch.members if card.key in states and card.key not in gone]
-    if not any(card.key in whole for card in staying):  # somebody has to save the state before it leaves
-        staying = [next(card for card in epoch.members if card.key in whole), *staying]
-    joined = [card for card in ready.values() if card.key not in epoch.keys]
-    members = (*staying, *joined)
-    keys = {card.key for card in members}
-    have = {key: state.have for key, state in whole.items() if key in keys and state.applied == base and state.have}
-    left = {card.key: gone.get(card.key, ("does not answer", 0.0))[0] for card in epoch.members if card.key not in keys}
-    return Epoch(
-        epoch.number + 1, members, base, have, left, tuple(card.key for card in joined), by, epoch.life, noticed
-    )

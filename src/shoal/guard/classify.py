@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.guard.signals import signal_name
@@ -51,6 +52,17 @@ class Failure:
     @property
     def advice(self) -> str:
         return CAUSES[self.cause]
+
+    def fields(self) -> dict[str, Any]:
+        """Of its journal record."""
+        return {
+            "rank": self.rank,
+            "cause": self.cause,
+            "evidence": self.evidence,
+            "exit_code": self.exit_code,
+            "signal": None if self.signal is None else signal_name(self.signal),
+            "at": self.at,
+        }
 
 
 def classify(death: Death, around: Change | None = None) -> Failure:

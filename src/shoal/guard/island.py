@@ -96,18 +96,7 @@ class Agent:
         self._note("leaving", island=self._island, signal=signal_name(number))
 
     def _fail(self, failure: Failure, action: str) -> None:
-        self._note(
-            "failure",
-            island=self._island,
-            start=self._start - 1,
-            rank=failure.rank,
-            cause=failure.cause,
-            evidence=failure.evidence,
-            exit_code=failure.exit_code,
-            signal=None if failure.signal is None else signal_name(failure.signal),
-            at=failure.at,
-            action=action,
-        )
+        self._note("failure", island=self._island, start=self._start - 1, **failure.fields(), action=action)
 
     def _note(self, kind: str, **fields: Any) -> None:
         self._journal.note(kind, **fields)

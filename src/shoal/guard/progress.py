@@ -11,10 +11,11 @@ from shoal.guard.classify import Failure
 from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
+from shoal.observe.pulse import read_sample
 from shoal.spec.duration import seconds
 from shoal.spec.run import Guard
 
-MOST_FRAMES = 16  # in the journal; the file beside the logs has all threads of all ranks
+MOST_FRAMES = 16  # in the journal; the file beside the logs has all
 
 
 class Progress:
@@ -54,8 +55,8 @@ class Progress:
         return Failure(found.rank, "hang", found.evidence) if self._restarts else None
 
     def _tell(self, hang: Hang) -> Hang:
-        # Whoever is to be killed may as well be woken for its stack; the sampled one is up to a second older.
-        texts = dumps(self._pids, self._folder, wake=self._restarts)
+        # Whoever is to be killed may as well be asked for its stack; the sampled one is up to a second older.
+        texts = dumps(self._pids, self._folder) if self._restarts else {}
         hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack)
         self._note(
             "hang",
@@ -74,11 +75,12 @@ class Progress:
         return hang
 
     def _keep(self, hang: Hang, texts: dict[int, str]) -> str | None:
-        """All stacks, in a file beside the logs: {folder}/hang-step-NNNNNNNN.txt."""
+        """The stacks of all ranks, in a file beside the logs: {folder}/hang-step-NNNNNNNN.txt."""
         parts = [f"{hang.evidence}\n"]
         for rank in sorted(self._pids):
-            own = "\n".join(f"  {frame}" for frame in hang.stack) if rank == hang.rank else ""
-            parts.append(f"rank {rank} (pid {self._pids[rank]}):\n{texts.get(rank) or own or '  (did not answer)'}\n")
+            sample = read_sample(self._folder, rank)
+            sampled = "\n".join(f"  {frame}" for frame in sample.stack) if sample else ""
+            parts.append(f"rank {rank} (pid {self._pids[rank]}):\n{texts.get(rank) or sampled or '  (not known)'}\n")
         path = self._logs / f"hang-step-{hang.step:08d}.txt"
         try:
             path.write_text("\n".join(parts))

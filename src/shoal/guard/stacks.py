@@ -1,6 +1,8 @@
 """Asks workers for the Python stacks of all their threads (SIGUSR1, faulthandler) and reads what they wrote.
 
 It works where nothing else does: the handler is C, so it needs neither the interpreter's lock nor a thread that runs.
+For the same reason it reads frames that a running thread may be changing, and now and then the process dies of it
+(Python 3.11: 4 of 50 times when one thread was busy). So only those are asked that are to be killed in any case.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ WAIT_S = 0.5
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 
 
-def dumps(pids: Mapping[int, int], folder: Path, wake: bool) -> dict[int, str]:
-    """What each rank writes when it is asked now. One that has not begun its pulse is not asked, it would die of the
-    signal; one that is stopped only with `wake`: it goes on, and the first thing that it does is to answer."""
+def dumps(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
+    """What each rank writes when it is asked now; they may not survive it. One that has not begun its pulse is not
+    asked, it has nothing to answer. One that is stopped goes on, and the first thing that it does is to answer."""
     asked = {}
     for rank, pid in pids.items():
         beat = read_beat(folder, rank)
         stopped = signs_of(pid).stopped
-        if beat is None or beat.pid != pid or (stopped and not wake):
+        if beat is None or beat.pid != pid:
             continue
         size = _size(dump_file(folder, rank))
         with contextlib.suppress(ProcessLookupError):

@@ -217,17 +217,7 @@ class Session:
         )
 
     def _fail(self, failure: Failure, attempt: int, action: str) -> None:
-        self._note(
-            "failure",
-            attempt=attempt,
-            rank=failure.rank,
-            cause=failure.cause,
-            evidence=failure.evidence,
-            exit_code=failure.exit_code,
-            signal=None if failure.signal is None else signal_name(failure.signal),
-            at=failure.at,
-            action=action,
-        )
+        self._note("failure", attempt=attempt, **failure.fields(), action=action)
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
