@@ -62,6 +62,15 @@ def test_a_misspelt_needed_name_is_one_sentence_not_two() -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_copies_inside_an_island_are_refused_in_one_sentence_not_two(processes: int) -> None:
+    """The mesh itself need not fit then, and the nearest that does would be one with copies."""
+    Path("run.yaml").write_text(GOOD)
+    with pytest.raises(SpecError) as refused:
+        load("run.yaml", ["fleet.islands=2", "mesh.dp_replicate=2", f"resources.processes={processes}"])
+    assert len(str(refused.value).splitlines()) == 1
+
+
 def test_an_unknown_preset_does_not_hide_what_else_is_wrong() -> None:
     Path("run.yaml").write_text(GOOD + "model: {preset: nope}\nseeed: 1\n")
     with pytest.raises(SpecError, match=r"(?s)no preset 'nope'.*did you mean seed\?"):

@@ -244,6 +244,25 @@ RULES = [
         ("mesh.ep=8", "mesh.dp_shard=2", "mesh.tp=2", "model.experts={count: 8, top_k: 2, ffn_dim: 64}"),
     ),
     Wrong(
+        "copies in an island",
+        GOOD,
+        ("mesh.dp_replicate 2 makes copies inside an island, and fleet.islands 2 are copies already; set it to 1.",),
+        ("mesh.dp_replicate=2", "fleet.islands=2"),
+    ),
+    Wrong(
+        "shards for islands",
+        GOOD,
+        ("fleet.shards 3 must divide train.batch 32 and not be below fleet.islands 2",),
+        ("fleet.shards=3", "fleet.islands=2"),
+    ),
+    Wrong("one island", GOOD, ("fleet.deterministic is about islands that come",), ("fleet.deterministic=true",)),
+    Wrong(
+        "experts on islands",
+        GOOD,
+        ("islands do not train a mixture of experts yet",),
+        ("fleet.islands=2", "model.experts={count: 8, top_k: 2, ffn_dim: 64}"),
+    ),
+    Wrong(
         "warm-up too long",
         GOOD,
         ("warmup_steps 100 is not below train.steps 100",),

@@ -139,7 +139,7 @@ def _fleet(run: Run) -> Iterator[Broken]:
             f"fleet.shards {fleet.shards} must divide train.batch {batch} and not be below fleet.islands "
             f"{fleet.islands}; change one",
         )
-    if run.mesh.dp_replicate not in (1, "auto"):
+    if _copies_twice(run):
         yield (
             ("mesh.dp_replicate", "fleet.islands"),
             f"mesh.dp_replicate {run.mesh.dp_replicate} makes copies inside an island, and fleet.islands "
@@ -161,9 +161,15 @@ def _fleet(run: Run) -> Iterator[Broken]:
 
 
 def _layout(run: Run) -> Iterator[Broken]:
+    if _copies_twice(run):
+        return  # it is told above, and the nearest mesh would be one with copies
     found = refusal(run.mesh, Work.of(run))
     if found:
         yield found
+
+
+def _copies_twice(run: Run) -> bool:
+    return run.fleet.islands > 1 and run.mesh.dp_replicate not in (1, "auto")
 
 
 def _tracking(run: Run) -> Iterator[Broken]:
