@@ -70,3 +70,12 @@ def leftovers(folder: Path) -> list[str]:
         if str(folder / "memory").encode() in environment and (process / "stat").read_text().split(") ")[1][0] != "Z":
             there.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return there
+
+
+def assert_accounted(found: dict[str, Any]) -> None:
+    """The ledgers of both runs sum to the time on the drill's own clock, within 1%."""
+    for name in ("ledger", "calm_ledger"):
+        ledger = found[name]
+        assert ledger["right"], ledger
+        sums_to = sum(ledger["parts_s"].values()) + ledger["between_s"]
+        assert abs(sums_to - ledger["wall_s"]) <= max(0.01 * ledger["wall_s"], 0.2)

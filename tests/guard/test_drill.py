@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guard.drills import drill, leftovers, make, start
+from tests.guard.drills import assert_accounted, drill, leftovers, make, start
 from tests.guard.fake import until
 
 from shoal.cli.main import main
 from shoal.errors import UsageError
+from shoal.guard.drill.account import Account
+from shoal.guard.drill.drill import Result
 from shoal.guard.drill.means import Broken
 from shoal.guard.drill.measure import measure, noticed, samples
 from shoal.guard.drill.plan import MIX, SCENARIOS, STEPS_A_FAULT, environment, plan
+from shoal.guard.drill.table import table
 from shoal.spec.run import Run
 from shoal.track.journal import Record
 
@@ -180,6 +183,45 @@ def test_what_a_fault_is_noticed_by_depends_on_what_it_was() -> None:
     assert noticed(Broken("bitflip", "", 3, 8.0), [waits, damaged], 99) is None
 
 
+# What the ledger says of the time
+
+
+def test_a_ledger_that_does_not_account_for_the_drill_s_own_clock_fails_the_drill() -> None:
+    opened = {"kind": "open", "t": 0.0, "began": -1.0}
+    records: list[Record] = [opened, *told(list(range(1, 21)), 0.0), {"kind": "close", "t": 20.0}]
+    right = Account.of(records, 21.1)
+    assert right.right
+    assert right.parts_s == pytest.approx(21.0)
+    assert right.off == pytest.approx(0.1 / 21.1)
+    calm = Account.of(records)
+    assert calm.off == 0, "without a clock, by its own records"
+
+    def result(account: Account, calm: Account) -> Result:
+        return Result(steps=20, planned=0, ended=True, how="", account=account, calm=calm)
+
+    assert result(right, calm).passed
+    assert "ledger sums to 21.00 s of 21.10 s, 0.5% off" in table(result(right, calm))
+    half_a_second = Account.of(records, 21.5)
+    unsaid = Account.of(records[:-5], 21.0)  # the last steps are told by nobody
+    sooner = Account.of(records, 20.0)  # time is counted that has not passed
+    for wrong in (half_a_second, unsaid, sooner):
+        assert not wrong.right
+        for found in (result(wrong, calm), result(right, wrong)):
+            assert not found.passed
+            assert not found.as_json()["passed"]
+            assert "not passed: the ledger does not account for the time" in table(found)
+
+
+def test_the_time_in_which_a_scheduler_had_not_started_the_run_again_is_accounted_for_too() -> None:
+    first = [{"kind": "open", "t": 0.0}, *told(list(range(1, 11)), 0.0), {"kind": "close", "t": 10.0}]
+    then = [{"kind": "open", "t": 60.0}, *told(list(range(11, 21)), 60.0, attempt=1), {"kind": "close", "t": 70.0}]
+    account = Account.of([*first, *then], 70.5)
+    assert account.right
+    assert (account.parts_s, account.between_s) == (20.0, 50.0)
+    assert account.as_json()["right"] is True
+    assert sum(account.as_json()["parts_s"].values()) == pytest.approx(20.0)
+
+
 # Real runs
 
 
@@ -203,6 +245,7 @@ def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwis
     assert preempt["lost_steps"] == 0, "told to stop, it saves"
     assert bitflip["lost_steps"] > 0, "the newest checkpoint could not be used"
     assert found["goodput"] < found["calm_goodput"]
+    assert_accounted(found)
     assert not (tmp_path / "runs").exists(), "the user's runs are not touched"
 
     # A real journal in the ledger: everything is accounted for, and each failure has its cost.

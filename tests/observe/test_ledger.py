@@ -27,6 +27,8 @@ def any_record(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(KINDS))
     t = draw(st.floats(0, 1e4))
     record: dict[str, Any] = {"v": 1, "kind": kind, "t": t, "attempt": draw(st.integers(0, 4))}
+    if kind == "open":
+        record["began"] = draw(MAYBE_TIME)
     if kind in ("start", "step", "eval", "checkpoint", "checkpoint_failed"):
         record["step"] = draw(st.integers(0, 30))
     if kind in ("step", "eval", "checkpoint", "checkpoint_failed"):
@@ -140,6 +142,22 @@ def test_the_time_nobody_was_running_is_told_apart(tmp_path: Path) -> None:
     assert found.between_us == 86_400_000_000
     assert found.seconds("startup") == pytest.approx(6.002, abs=1e-4)
     assert found.seconds("lost") == 0
+
+
+def test_a_session_begins_with_its_process_and_never_before_the_end_of_the_last_one(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(10).checkpoint().close("stopped", 143)
+    story.wait(100).open(resumed=True)
+    again = story.records[-1]
+    story.start().steps(20).close()
+    without = ledger(story.records)
+    again["began"] = again["t"] - 2.5
+    found = ledger(story.records)
+    assert found.seconds("startup") == pytest.approx(without.seconds("startup") + 2.5)
+    assert found.between_us == pytest.approx(97_500_000)
+    again["began"] = again["t"] - 1000
+    check(found := ledger(story.records))
+    assert found.between_us == 0
+    assert found.total_us == without.total_us + without.between_us
 
 
 def test_steps_after_the_checkpoint_of_a_killed_supervisor_are_lost_once_they_are_done_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
+from shoal.guard.began import began
 from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
@@ -119,6 +120,7 @@ class Session:
             host=socket.gethostname(),
             argv=sys.argv,
             resumed=self.number > 0,
+            began=began(),
         )
         if before:  # nobody was left to say how that session ended
             who = f"pid {before.get('pid')} on {before.get('host')}"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
 from shoal.guard import lock, mirroring
+from shoal.guard.began import began
 from shoal.guard.begin import create, writing
 from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
@@ -94,6 +95,7 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
             host=socket.gethostname(),
             argv=sys.argv,
             resumed=session.number > 0,
+            began=began(),
         )
         for decision in decided.decisions:
             journal.append("decision", key=decision.key, value=decision.value, why=decision.why)

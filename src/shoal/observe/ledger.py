@@ -28,7 +28,7 @@ PARTS = {
     "detection": "from when a fault happened, or the last sign of life, until it was noticed",
     "recovery": "from when a fault was noticed to the next step",
     "checkpoint": "saving the state, where training waits for it",
-    "startup": "from the start of a session to its first step",
+    "startup": "from the start of a session, of its process, to its first step",
     "stopping": "from the last step or the request to stop to the end",
     "other": "between the steps",
 }
@@ -72,7 +72,7 @@ def ledger(records: Iterable[Record], now: float | None = None) -> Ledger:
     total = between = 0
     end_before: int | None = None
     for i, session in enumerate(sessions):
-        begin, end = _bounds(session, sessions[i + 1] if i + 1 < len(sessions) else None, now)
+        begin, end = _bounds(session, sessions[i + 1] if i + 1 < len(sessions) else None, now, end_before)
         spans = [*_background(session, faults, begin, end)]
         spans += _foreground(session, lives, faults, owners, islands, begin, end)
         for label, owner, duration in _measure(spans):
@@ -103,9 +103,15 @@ def _sessions(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield session
 
 
-def _bounds(session: list[Record], following: list[Record] | None, now: float | None) -> tuple[int, int]:
-    """A clock that was set back must not make a session longer than the time until the next one began."""
+def _bounds(
+    session: list[Record], following: list[Record] | None, now: float | None, before: int | None
+) -> tuple[int, int]:
+    """From when its process was started. A clock that was set back must not make a session longer than the time until
+    the next one began, and none begins before the last one's end (`before`)."""
     begin, end = us(session[0]["t"]), max(us(r["t"]) for r in session)
+    if session[0].get("began") is not None:
+        began = us(session[0]["began"])
+        begin = min(begin, began if before is None else max(began, before))
     if following is not None:
         end = min(end, max(begin, us(following[0]["t"])))
     elif now is not None and not any(r["kind"] == "close" for r in session):
@@ -123,7 +129,8 @@ def _background(session: list[Record], faults: list[Fault], begin: int, end: int
         ended = kind == "failure" and record.get("island") is None  # an island's end does not end the others
         if ended:
             fault = by_record[id(record)]
-            happened, noticed = fault.within(at, t)
+            # That a supervisor is gone was noticed by whoever started this one: what it does is the recovery.
+            happened, noticed = (at, at) if fault.cause == "supervisor-lost" else fault.within(at, t)
             # Since the last thing that was finished: the step that broke off.
             yield at, happened, *(("lost", fault.number) if label == "other" else (label, owner))
             yield happened, noticed, "detection", fault.number

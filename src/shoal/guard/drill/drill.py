@@ -15,11 +15,11 @@ from typing import Any
 
 from shoal.errors import DONE, TOLD_TO_STOP, TransientError, UsageError
 from shoal.guard.drill import means
+from shoal.guard.drill.account import Account
 from shoal.guard.drill.live import Live, Silent
 from shoal.guard.drill.means import Broken, Stage
 from shoal.guard.drill.measure import Measured, Samples, measure, samples
 from shoal.guard.drill.plan import Planned, environment
-from shoal.observe.ledger import Ledger, ledger
 from shoal.spec import Run, load
 from shoal.spec.history import differences
 from shoal.track.journal import Record, records
@@ -61,8 +61,8 @@ class Result:
     samples: Samples = field(default_factory=lambda: Samples([], [], 0))
     digest: str | None = None
     calm_digest: str | None = None
-    ledger: Ledger | None = None
-    calm: Ledger | None = None
+    account: Account | None = None
+    calm: Account | None = None
     could_be_same: bool = False  # islands that add up in whatever order they are there
 
     @property
@@ -78,9 +78,13 @@ class Result:
         return sum(n for _, n in self.samples.repeated)
 
     @property
+    def accounted(self) -> bool:
+        return all(account.right for account in (self.account, self.calm) if account)
+
+    @property
     def passed(self) -> bool:
         all_done = len(self.faults) == self.planned
-        return self.ended and all_done and not self.lost_samples and not self.repeated_samples
+        return self.ended and all_done and not self.lost_samples and not self.repeated_samples and self.accounted
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -97,8 +101,10 @@ class Result:
             "digest": self.digest,
             "calm_digest": self.calm_digest,
             "same_digest": self.same,
-            "goodput": self.ledger.goodput if self.ledger else None,
-            "calm_goodput": self.calm.goodput if self.calm else None,
+            "goodput": self.account.ledger.goodput if self.account else None,
+            "calm_goodput": self.calm.ledger.goodput if self.calm else None,
+            "ledger": self.account.as_json() if self.account else None,
+            "calm_ledger": self.calm.as_json() if self.calm else None,
         }
 
 
@@ -122,8 +128,8 @@ def drill(asked: Asked, folder: Path) -> Result:
     memory = Path(tempfile.mkdtemp(prefix="shoal-drill-", dir=os.environ.get("SHOAL_MEMORY") or _shared_memory()))
     try:
         env = {"SHOAL_MEMORY": str(memory), **means.environment(folder)}
-        calm = _told(asked.baseline, asked.run) if asked.baseline else _calm(asked, folder, env)
-        return _broken(asked, folder, memory, env, calm)
+        calm, wall_s = (_told(asked.baseline, asked.run), None) if asked.baseline else _calm(asked, folder, env)
+        return _broken(asked, folder, memory, env, calm, Account.of(calm, wall_s))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
 
@@ -152,19 +158,21 @@ def _begin(asked: Asked, folder: Path, name: str, env: dict[str, str]) -> Live:
     return Live(RunDir.of(name, folder), args, env, asked.patience_s, asked.tick)
 
 
-def _calm(asked: Asked, folder: Path, env: dict[str, str]) -> list[Record]:
+def _calm(asked: Asked, folder: Path, env: dict[str, str]) -> tuple[list[Record], float | None]:
     live = _begin(asked, folder, CALM, env)
     try:
         live.say("first the run that nobody breaks")
         live.wait(live.over)
         if live.code != DONE:
             raise TransientError(f"the run fails without any fault (exit code {live.code}): {live.last_words()}")
-        return live.records
     finally:
         live.end()
+    return live.records, live.wall_s
 
 
-def _broken(asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm: list[Record]) -> Result:
+def _broken(
+    asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm: list[Record], calm_account: Account
+) -> Result:
     live = _begin(asked, folder, BROKEN, {**env, **environment(asked.planned)})
     stage = Stage(live, folder, memory, asked.pause_s)
     faults: list[Broken] = []
@@ -199,8 +207,8 @@ def _broken(asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm:
         samples=samples(live.records, calm),
         digest=digest,
         calm_digest=next((r.get("digest") for r in reversed(calm) if r["kind"] == "finished"), None),
-        ledger=ledger(live.records),
-        calm=ledger(calm),
+        account=Account.of(live.records, live.wall_s) if live.records else None,
+        calm=calm_account,
         could_be_same=asked.run.fleet.islands > 1 and not asked.run.fleet.deterministic,
     )
 

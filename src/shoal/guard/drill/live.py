@@ -35,6 +35,8 @@ class Live:
         self.patience_s, self._tick = patience_s, tick
         self._env, self._offset, self._heard_at = env, 0, time.monotonic()
         self._log = run_dir.workspace / f"{run_dir.name}.log"
+        self.wall_s: float | None = None  # from its first start to its end
+        self._began = time.monotonic()
         self.follower: Follower | None = None
         self._process = self._start(args)
 
@@ -78,6 +80,7 @@ class Live:
             self.signal(pid, signal.SIGKILL)  # a stopped one, too; the workers of an agent are tied to it
         while self.run_dir.supervised():
             time.sleep(LOOK_S)
+        self.wall_s = time.monotonic() - self._began
         if self.follower:
             self.follower.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.guard.drill.account import Account
 from shoal.guard.drill.drill import Result
 from shoal.guard.drill.measure import Measured
 from shoal.observe import words
@@ -38,9 +39,10 @@ def _row(fault: Measured) -> tuple[str, ...]:
 
 def _verdict(result: Result) -> list[str]:
     lines = []
-    if result.ledger and result.calm:
-        broken, calm = words.percent(result.ledger.goodput, 0), words.percent(result.calm.goodput, 0)
+    if result.account and result.calm:
+        broken, calm = (words.percent(account.ledger.goodput, 0) for account in (result.account, result.calm))
         lines.append(f"goodput {broken} (without faults: {calm})")
+        lines.append(f"ledger {_sum(result.account)} (without faults: {_sum(result.calm)})")
     if result.samples.left_out:
         lines.append(f"{result.samples.left_out} samples were left out on purpose (`skip` and `rewind` in the journal)")
     if result.same is not None:
@@ -58,5 +60,12 @@ def _verdict(result: Result) -> list[str]:
         wrong += [result.how] * bool(result.how)
         wrong += [f"{result.lost_samples} samples lost"] * bool(result.lost_samples)
         wrong += [f"{result.repeated_samples} samples repeated"] * bool(result.repeated_samples)
+        wrong += ["the ledger does not account for the time"] * (not result.accounted)
         lines.append(f"not passed: {'; '.join(wrong)}")
     return lines
+
+
+def _sum(account: Account) -> str:
+    """Its parts and the time between sessions, against the drill's clock."""
+    said = f"sums to {account.parts_s + account.between_s:.2f} s of {account.wall_s:.2f} s"
+    return f"{said}, {words.percent(account.off, 1)} off"
