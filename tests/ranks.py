@@ -16,12 +16,10 @@ only: a process forked from one that has touched CUDA cannot use it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -35,11 +33,12 @@ from typing import Any
 
 import torch
 
+from tests.forked import fork
+
 # Before any op of this process: a forked child must not inherit an OpenMP pool, it waits for threads that are gone.
 torch.set_num_threads(1)
 
 GRACE_S = 5.0  # how long the others may go on once one rank has failed
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,6 @@ def rank_outcomes(
 def started(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60) -> Iterator[Ranks]:
     """Like `rank_outcomes`, for callers that do something to the ranks meanwhile; all have ended when this is left."""
     _warm()
-    sys.stdout.flush()
-    sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="shoal-ranks-") as name:
         folder = Path(name)
         ranks = Ranks([_fork(fn, rank, world, args, folder, timeout_s) for rank in range(world)], folder, timeout_s)
@@ -125,29 +122,21 @@ def _warm() -> None:
 
 
 def _fork(fn: Callable[..., Any], rank: int, world: int, args: tuple[Any, ...], folder: Path, timeout_s: float) -> int:
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        with contextlib.suppress(OSError):  # both sides set it: the group exists when either goes on
-            os.setpgid(pid, pid)
-        return pid
-    status = 1
-    try:
+    def run() -> int:
         os.setpgid(0, 0)  # so that what the rank starts is killed with it
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed pytest leaves nobody behind
-        if os.getppid() != parent:
-            os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _child(fn, rank, world, args, folder, timeout_s)
-        status = 0
-    except BaseException:
-        (folder / f"{rank}.error").write_text(traceback.format_exc())
-    finally:
-        # Not sys.exit: pytest's own exit handlers belong to the parent.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            _child(fn, rank, world, args, folder, timeout_s)
+        except BaseException:
+            (folder / f"{rank}.error").write_text(traceback.format_exc())
+            return 1
+        return 0
+
+    pid = fork(run)
+    with contextlib.suppress(OSError):  # both sides set it: the group exists when either goes on
+        os.setpgid(pid, pid)
+    return pid
 
 
 def _child(

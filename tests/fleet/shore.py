@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import json
 import os
 import signal
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet import toy
-
-PR_SET_PDEATHSIG = 1
+from tests.forked import fork
 
 
 @dataclass
@@ -36,7 +33,10 @@ class Shore:
             numbers = [island, self.islands, self.steps, self.shards]
             argv = [str(self.folder), *map(str, numbers), f"--step-s={self.step_s}", *(["--tree"] * self.tree)]
             out = self.folder / f"out-{island}.txt"
-            self.pids[island] = _spawn(argv, out, self.faults, island) if self.faults else _fork(argv, out)
+            if self.faults:
+                self.pids[island] = _spawn(argv, out, self.faults, island)
+            else:
+                self.pids[island] = fork(lambda argv=argv: toy.run(toy.parse(argv)), out)
 
     def signal(self, island: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -149,31 +149,3 @@ def _spawn(argv: list[str], out: Path, faults: Path, island: int) -> int:
     env = os.environ | {"SHOAL_FAULT_FILE": str(faults), "SHOAL_ISLAND": str(island), "OMP_NUM_THREADS": "1"}
     with open(out, "ab") as f:
         return subprocess.Popen([sys.executable, "-m", "tests.fleet.toy", *argv], env=env, stdout=f, stderr=f).pid
-
-
-def _fork(argv: list[str], out: Path) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has put its own there
-        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        code = toy.run(toy.parse(argv))
-    except SystemExit as e:
-        code = int(e.code or 0)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc(file=sys.stderr)
-    finally:
-        os._exit(code)

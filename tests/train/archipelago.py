@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import os
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +19,7 @@ from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 from shoal.train import worker
 from shoal.train.decide import decide
-
-PR_SET_PDEATHSIG = 1
+from tests.forked import fork
 
 
 @dataclass
@@ -110,28 +105,11 @@ class Archipelago:
             self.kill(island)
 
     def _fork(self, island: int, rank: int, store: str) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-            fd = os.open(self.workspace / f"island-{island}-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(fd, 1)
-            os.dup2(fd, 2)
-            sys.stderr = sys.stdout = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # not pytest's
-            faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-            here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world, "LOCAL_WORLD_SIZE": self.world}
-            os.environ.update({key: str(value) for key, value in here.items()})
-            os.environ.update(SHOAL_ISLAND=str(island), SHOAL_RENDEZVOUS=f"file://{store}", GLOO_SOCKET_IFNAME="lo")
-            torch.set_num_threads(1)
-            code = worker.outcome(lambda: self.run, self.run_dir, worker.StopFlag())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        return fork(lambda: self._work(island, rank, store), self.workspace / f"island-{island}-{rank}.txt")
+
+    def _work(self, island: int, rank: int, store: str) -> int:
+        here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world, "LOCAL_WORLD_SIZE": self.world}
+        os.environ.update({key: str(value) for key, value in here.items()})
+        os.environ.update(SHOAL_ISLAND=str(island), SHOAL_RENDEZVOUS=f"file://{store}", GLOO_SOCKET_IFNAME="lo")
+        torch.set_num_threads(1)
+        return worker.outcome(lambda: self.run, self.run_dir, worker.StopFlag())
