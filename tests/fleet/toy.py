@@ -35,7 +35,7 @@ class Toy:
         self.weights, self.momentum = torch.empty(SIZE), torch.empty(SIZE)
         self.restore()
 
-    def restore(self) -> tuple[int, str]:
+    def restore(self, back: dict[str, Any] | None = None) -> tuple[int, str]:
         """There are no checkpoints here: a run whose islands have all died begins again, one that is done is done."""
         if any('"finished"' in log.read_text() for log in self.folder.glob("*.log")):
             sys.exit(0)
@@ -47,7 +47,11 @@ class Toy:
     def tensors(self) -> Mapping[str, Tensor]:
         return {"weights": self.weights, "momentum": self.momentum}
 
-    def stands_at(self, step: int) -> None:
+    def notes(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def stands_at(self, step: int, notes: dict[str, Any]) -> None:
+        assert notes == {"at": step}
         self.at = step
 
     def apply(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> None:

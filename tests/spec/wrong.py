@@ -257,12 +257,6 @@ RULES = [
     ),
     Wrong("one island", GOOD, ("fleet.deterministic is about islands that come",), ("fleet.deterministic=true",)),
     Wrong(
-        "experts on islands",
-        GOOD,
-        ("islands do not train a mixture of experts yet",),
-        ("fleet.islands=2", "model.experts={count: 8, top_k: 2, ffn_dim: 64}"),
-    ),
-    Wrong(
         "warm-up too long",
         GOOD,
         ("warmup_steps 100 is not below train.steps 100",),

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.track.journal import records
 from tests.ranks import _warm
 from tests.train.archipelago import Archipelago
-from tests.train.tiny import losses_of, make_data, make_run, train_on
+from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
 STEPS = 24
 
@@ -123,3 +124,25 @@ def test_told_to_stop_one_leaves_and_the_last_one_saves(tmp_path: Path, tiny_dat
         assert fleet.wait() == {0: {143}, 1: {143}, 2: {143}}
         last = max(r["step"] for r in fleet.journal("step"))
         assert [r["step"] for r in fleet.journal("checkpoint")] == [last]
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh"), [(1, {}), pytest.param(2, {"mesh.dp_shard": 2, "mesh.ep": 2}, marks=pytest.mark.slow)]
+)
+def test_experts_are_balanced_over_all_islands(
+    tmp_path: Path, tiny_data: Path, world: int, mesh: dict[str, Any]
+) -> None:
+    experts = {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "balance_rate": 0.01}}
+    alone = train_on(make_run(tiny_data, **{"name": "alone", "train.steps": STEPS, **experts}), tmp_path, 1)
+    expected = [r["expert_imbalance"] for r in steps_of(alone)]
+    with islands(tmp_path, tiny_data, "experts", world, **experts, **mesh, **{"fleet.islands": 2}) as fleet:
+        fleet.start(0, 1)
+        fleet.wait_for_step(6)
+        fleet.kill(0)
+        fleet.start(0)
+        assert fleet.wait()[1] == {0}
+        check(fleet)
+        assert np.allclose(losses_of(fleet.run_dir), losses_of(alone), rtol=1e-4)
+        assert np.allclose([r["expert_imbalance"] for r in fleet.journal("step")], expected, atol=0.02)
+        told = [r["step"] for r in records(alone.journal_file) if r["kind"] == "router"]
+        assert [r["step"] for r in fleet.journal("router")] == told

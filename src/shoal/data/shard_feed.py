@@ -1,8 +1,8 @@
-"""The feed of an island: the micro-batches of any shard of any step, with the next step's prepared meanwhile."""
+"""The feed of an island: the micro-batches of any shard of any batch, with the next batch's prepared meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +12,7 @@ from shoal.data.windows import Batch, Windows
 
 
 class ShardFeed:
-    """Shard k of step t is the samples [t·B + k·S, t·B + (k+1)·S); reader r of an island's R reads the r-th part."""
+    """Shard k of batch b is the samples [b·B + k·S, b·B + (k+1)·S); reader r of an island's R reads the r-th part."""
 
     def __init__(
         self,
@@ -23,29 +23,27 @@ class ShardFeed:
         reader: int,
         readers: int,
         micro_batch: int,
-        batch_of: Callable[[int], int] = lambda step: step,
     ) -> None:
-        """`batch_of`: which batch of the order a step reads."""
-        self._windows, self._order, self._batch_of = windows, order, batch_of
+        self._windows, self._order = windows, order
         self._batch, self._shard, self._micro_batch = batch, shard, micro_batch
         self._share = shard // readers
         self._first = reader * self._share
         self._thread = ThreadPoolExecutor(1, "shoal-shard-feed")
         self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
 
-    def get(self, step: int, shard: int) -> list[Batch]:
-        made = self._ahead.pop((step, shard), None)
-        return self.assemble(step, shard) if made is None else made.result()
+    def get(self, number: int, shard: int) -> list[Batch]:
+        made = self._ahead.pop((number, shard), None)
+        return self.assemble(number, shard) if made is None else made.result()
 
-    def prepare(self, step: int, shards: Iterable[int]) -> None:
-        """In the background. What was prepared for other steps, and not fetched, is forgotten."""
-        self._ahead = {key: made for key, made in self._ahead.items() if key[0] == step}
+    def prepare(self, number: int, shards: Iterable[int]) -> None:
+        """In the background. What was prepared for other batches, and not fetched, is forgotten."""
+        self._ahead = {key: made for key, made in self._ahead.items() if key[0] == number}
         for shard in shards:
-            if (step, shard) not in self._ahead:
-                self._ahead[step, shard] = self._thread.submit(self.assemble, step, shard)
+            if (number, shard) not in self._ahead:
+                self._ahead[number, shard] = self._thread.submit(self.assemble, number, shard)
 
-    def assemble(self, step: int, shard: int) -> list[Batch]:
-        first = self._batch_of(step) * self._batch + shard * self._shard + self._first
+    def assemble(self, number: int, shard: int) -> list[Batch]:
+        first = number * self._batch + shard * self._shard + self._first
         sources, windows = self._order.pick(np.arange(first, first + self._share, dtype=np.uint64))
         cuts = range(0, self._share, self._micro_batch)
         return [

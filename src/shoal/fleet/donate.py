@@ -59,9 +59,9 @@ class Donor:
         with self._lock:
             return list(self._waiting)
 
-    def begin(self, key: str, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """The state as it is now: `step` steps are applied."""
-        gift = _Gift(step, {name: local(t).detach().cpu().clone() for name, t in tensors.items()})
+    def begin(self, key: str, step: int, tensors: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
+        """The state as it is now: `step` steps are applied. `notes`: what belongs to it and is no tensor."""
+        gift = _Gift(step, {name: local(t).detach().cpu().clone() for name, t in tensors.items()}, notes)
         with self._lock:
             self._gifts[key] = gift
             if sock := self._waiting.pop(key, None):
@@ -78,13 +78,15 @@ class Donor:
         for gift in done.values():
             gift.end(step)
 
-    def close(self) -> None:
+    def drop(self) -> None:
+        """This island is a member no more: what it has begun to give is not of the fleet's state now."""
         with self._lock:
             for gift in self._gifts.values():
-                gift.broken = True
+                gift.drop()
             for sock in self._waiting.values():
                 sock.close()
             self._gifts.clear()
+            self._waiting.clear()
 
     def _live(self) -> list[_Gift]:
         with self._lock:
@@ -93,19 +95,20 @@ class Donor:
 
 
 class _Gift:
-    def __init__(self, step: int, tensors: dict[str, Tensor]) -> None:
-        self._step, self._tensors = step, tensors
+    def __init__(self, step: int, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+        self._step, self._tensors, self._notes = step, tensors, notes
         self._queue: queue.Queue[Entry | int] = queue.Queue(AHEAD)
-        self._begun, self._fetched = time.monotonic(), False
+        self._begun = time.monotonic()
+        self._sock: socket.socket | None = None
         self.broken = False
 
     def send_to(self, sock: socket.socket) -> None:
-        self._fetched = True
+        self._sock = sock
         threading.Thread(target=self._send, args=(sock,), name="fleet-donate", daemon=True).start()
 
     def add(self, entry: Entry | int) -> None:
         while not self.broken:
-            self.broken = not self._fetched and time.monotonic() - self._begun > STALL_S  # nobody comes for it
+            self.broken = self._sock is None and time.monotonic() - self._begun > STALL_S  # nobody comes for it
             with contextlib.suppress(queue.Full):
                 self._queue.put(entry, timeout=0.2)
                 return
@@ -113,11 +116,19 @@ class _Gift:
     def end(self, step: int) -> None:
         self.add(step)
 
+    def drop(self) -> None:
+        self.broken = True
+        with contextlib.suppress(OSError):
+            if self._sock:
+                self._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(queue.Full):  # then it is sending, and notices
+            self._queue.put_nowait(-1)
+
     def _send(self, sock: socket.socket) -> None:
         try:
             sock.settimeout(STALL_S)
             table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in self._tensors.items()]
-            wire.send(sock, {"step": self._step, "tensors": table})
+            wire.send(sock, {"step": self._step, "tensors": table, "notes": self._notes})
             for tensor in self._tensors.values():
                 _send_tensor(sock, tensor)
             self._tensors.clear()
@@ -135,9 +146,12 @@ class _Gift:
 
 
 def receive(
-    sock: socket.socket, tensors: Mapping[str, Tensor], loaded: Callable[[int], None], idle: Callable[[], None]
+    sock: socket.socket,
+    tensors: Mapping[str, Tensor],
+    loaded: Callable[[int, dict[str, Any]], None],
+    idle: Callable[[], None],
 ) -> Iterable[Entry]:
-    """Fills the state in place and calls `loaded` with its step; then the steps after it, as they come.
+    """Fills the state in place and calls `loaded` with its step and notes; then the steps after it, as they come.
 
     `idle` is called whenever all that has come is applied. Raises `wire.Broken` for what is damaged or incomplete.
     """
@@ -149,7 +163,7 @@ def receive(
         raise wire.Broken("the other island's state has other tensors")
     for tensor in own.values():
         tensor.copy_(_receive_tensor(sock, torch.empty(tensor.shape, dtype=tensor.dtype)))
-    loaded(int(head["step"]))
+    loaded(int(head["step"]), head["notes"])
     while True:
         wait_s = 0.0
         while not select.select([sock], [], [], wait_s)[0]:

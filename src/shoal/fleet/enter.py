@@ -21,20 +21,29 @@ LOOK_S = 0.1
 STATUS_S = 1.0
 
 
-def find(card: Card, fence: Fence, token: bytes, islands: int, step: int, digest: str) -> Epoch | Card:
-    """The epoch that this island is in, or the member that gives it the state. Waits for as long as it takes."""
+class OldState(OSError):
+    """The fleet goes back, to an older state than this island has restored."""
+
+
+def find(card: Card, fence: Fence, token: bytes, islands: int, step: int, digest: str, ended: int) -> Epoch | Card:
+    """The epoch that this island is in, or the member that gives it the state. Waits for as long as it takes.
+
+    `ended`: the number of the epoch that has ended a life, if the state was restored as that one tells; else 0.
+    """
     here = fence.folder / "here" / f"{card.key}.json"
     here.parent.mkdir(parents=True, exist_ok=True)
-    here.write_text(json.dumps({"card": asdict(card), "step": step, "digest": digest}))
+    here.write_text(json.dumps({"card": asdict(card), "step": step, "digest": digest, "ended": ended}))
     try:
         came, watched = time.monotonic(), _Watched(fence)
         while True:
             newest = fence.newest()
+            if newest is not None and newest.ends_life and newest.number != ended:
+                raise OldState("the fleet goes back to an older state")
             if newest is not None and card.key in newest.keys:
                 return newest
-            if newest is not None and (donor := _donor(newest, card, token)):
+            if newest is not None and not newest.ends_life and (donor := _donor(newest, card, token)):
                 return donor
-            if newest is None or watched.dead(newest):
+            if newest is None or newest.ends_life or watched.dead(newest):
                 _gather(card, fence, newest, token, islands, time.monotonic() - came)
             time.sleep(LOOK_S)
     finally:
@@ -52,7 +61,9 @@ def _donor(newest: Epoch, card: Card, token: bytes) -> Card | None:
 
 def _gather(card: Card, fence: Fence, newest: Epoch | None, token: bytes, islands: int, waited_s: float) -> None:
     """Makes the first epoch, or the first after all had died, if it is this one's turn to do so."""
+    ended = newest.number if newest is not None and newest.ends_life else 0
     there = [found for found in _here(fence.folder) if found["key"] == card.key or _answers(found, token)]
+    there = [found for found in there if found["ended"] == ended]
     if len({found["island"] for found in there}) < islands and waited_s < GATHER_S:
         return
     furthest = max(found["step"] for found in there)

@@ -35,7 +35,7 @@ class Card:
 @dataclass(frozen=True)
 class Epoch:
     number: int
-    members: tuple[Card, ...]  # the first one says COMMIT, writes the journal and saves
+    members: tuple[Card, ...]  # the first one says COMMIT, writes the journal and saves; nobody: the end of a life
     base: int  # steps that are decided
     have: dict[str, list[int]] = field(default_factory=dict)  # shards of step `base` (from 0) that are computed
     left: dict[str, str] = field(default_factory=dict)  # key of a former member → why
@@ -43,10 +43,16 @@ class Epoch:
     by: str = ""
     life: int = 1  # counts up whenever all had died and the run went on from a checkpoint
     noticed: float = 0.0  # Unix time at which the reason for this epoch was noticed
+    back: dict[str, Any] | None = None  # at the end of a life: what the next one has to go back to
 
     @property
     def keys(self) -> list[str]:
         return [card.key for card in self.members]
+
+    @property
+    def ends_life(self) -> bool:
+        """All islands restore the state anew, as `back` tells, and gather again."""
+        return not self.members
 
     @property
     def first(self) -> Card:
@@ -72,6 +78,11 @@ class Fence:
         """Whether this one came to be; False where another of that number was there before."""
         self._epochs.mkdir(parents=True, exist_ok=True)
         return create(self._path(epoch.number), json.dumps(asdict(epoch), indent=1) + "\n")
+
+    def end(self, life: int, back: dict[str, Any]) -> None:
+        """Ends a life, unless it is over: whoever is the first to say so decides where all go back to."""
+        while (newest := self.newest()) and newest.life == life and not newest.ends_life:
+            self.create(Epoch(newest.number + 1, (), newest.base, life=life, back=back))
 
     def read(self, number: int) -> Epoch | None:
         try:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shoal import wire
 from shoal.checkpoint import peers
 from shoal.fleet import enter
 from shoal.fleet.donate import Donor, receive
@@ -31,14 +32,27 @@ PATIENCE_S = 3600.0  # in a trade: others may compute for long; that somebody is
 
 
 class Replica(Protocol):
-    """The state that all islands have alike."""
+    """The state that all islands have alike.
 
-    def restore(self) -> tuple[int, str]:
-        """From the newest checkpoint, or as it is at the beginning; its step and a digest of it."""
+    A step of the fleet is a batch whose gradient all islands have summed. What a replica makes of it is its own matter,
+    as long as all make the same of it: a batch whose numbers are wrong is a step here, and none of the training.
+    """
+
+    def restore(self, back: dict[str, Any] | None) -> tuple[int, str]:
+        """From the newest checkpoint, or as it is at the beginning, or as was told to `go_back`; its step and a digest
+        of all that must be alike on those who go on from there together."""
         ...
 
     def tensors(self) -> Mapping[str, Tensor]: ...
-    def stands_at(self, step: int) -> None: ...
+
+    def notes(self) -> dict[str, Any]:
+        """What belongs to the state and is no tensor; JSON."""
+        ...
+
+    def stands_at(self, step: int, notes: dict[str, Any]) -> None:
+        """The tensors are filled with another island's state, which had these notes."""
+        ...
+
     def apply(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> None: ...
 
 
@@ -89,10 +103,11 @@ class Fleet:
         """Becomes a member; returns how many steps the state stands at then."""
         self._forget()
         while True:
-            step, digest = replica.restore()
+            ended, back = self._inner.share(self._end_of_life() if self._inner.speaks else None)
+            step, digest = replica.restore(back)
             try:
                 failed = ""
-                step = self._enter(step, digest, replica)
+                step = self._enter(step, digest, ended, replica)
             except (OSError, Evicted) as e:  # whoever was to give its state is gone: what has come is worth nothing
                 failed = str(e) or type(e).__name__
             if not any(self._inner.texts(failed[: peers.LINE_BYTES // 4])):
@@ -104,11 +119,18 @@ class Fleet:
         gone = self._member.leave() if self._member else None
         return bool(self._inner.share(gone))
 
+    def go_back(self, back: dict[str, Any]) -> None:
+        """Ends the life of the fleet: all islands restore the state as `back` tells, and gather again. To be called by
+        all at the same step; what one of them says counts. Then `enter`."""
+        assert self.epoch is not None
+        if self._inner.speaks:
+            self._fence.end(self.epoch.life, back)
+
     def close(self) -> None:
         self._drop_trader()
         if self._member:
             self._member.close()
-        self._donor.close()
+        self._donor.drop()
         self._server.close()
         for sock in self._ranks:
             sock.close()
@@ -133,7 +155,7 @@ class Fleet:
             self._drop_trader()
         assert self.epoch is not None
         for key in plan["donate"]:
-            self._donor.begin(key, step, replica.tensors())
+            self._donor.begin(key, step, replica.tensors(), replica.notes())
         self._donor.finish(self.epoch.keys, step)
         return None if plan["shards"] is None else Turn(self.epoch, plan["shards"])
 
@@ -164,7 +186,7 @@ class Fleet:
     @property
     def is_first(self) -> bool:
         """Whether this island writes the journal and the checkpoints."""
-        return self.epoch is not None and self.epoch.members[0].island == self.island
+        return self.epoch is not None and self.epoch.first.island == self.island
 
     def _decide(self, step: int, held: bool, missing: list[str], why: str) -> bool:
         assert self.epoch is not None
@@ -274,12 +296,17 @@ class Fleet:
     def _forget(self) -> None:
         """What it was a member of."""
         self._drop_trader()
+        self._donor.drop()
         self.epoch = None
         if self._member:
             self._member.close()
             self._member = None
 
-    def _enter(self, step: int, digest: str, replica: Replica) -> int:
+    def _end_of_life(self) -> tuple[int, dict[str, Any] | None]:
+        newest = self._fence.newest()
+        return (newest.number, newest.back) if newest is not None and newest.ends_life else (0, None)
+
+    def _enter(self, step: int, digest: str, ended: int, replica: Replica) -> int:
         key = self._inner.share(f"{self.island}-{secrets.token_hex(4)}")
         control = self._addresses[0]
         self._card = Card(key, self.island, control, tuple(self._addresses), socket.gethostname(), os.getpid())
@@ -287,7 +314,7 @@ class Fleet:
         if self._inner.speaks:
             self._member = Member(self._card, self._token, self._fence, self.shards)
             self._member.when_over(self._tell_ranks)
-            way = enter.find(self._card, self._fence, self._token, self.islands, step, digest)
+            way = enter.find(self._card, self._fence, self._token, self.islands, step, digest, ended)
             found = {"epoch" if isinstance(way, Epoch) else "donor": asdict(way)}
         found = self._inner.share(found)
         if "epoch" in found:
@@ -300,10 +327,10 @@ class Fleet:
     def _receive(self, donor: Card, replica: Replica) -> int:
         at, asked = 0, 0.0
 
-        def loaded(step: int) -> None:
+        def loaded(step: int, notes: dict[str, Any]) -> None:
             nonlocal at
             at = step
-            replica.stands_at(step)
+            replica.stands_at(step, notes)
 
         def idle() -> None:
             """Caught up with what there is: may this island be a member now?"""
@@ -313,6 +340,8 @@ class Fleet:
             newest = self._fence.newest()
             if newest is not None and self._key in newest.keys:
                 self._member.begin(newest, at, behind=True)
+            elif newest is not None and newest.ends_life:
+                raise enter.OldState("the fleet goes back to an older state")
             elif newest is not None and time.monotonic() - asked > 1.0:
                 asked = time.monotonic()
                 with contextlib.suppress(OSError):
@@ -321,6 +350,8 @@ class Fleet:
         said = {"for": "state", "key": self._key}
         with connect(donor.data[self._inner.rank], self._token, said) as sock:
             for entry in receive(sock, replica.tensors(), loaded, idle):
+                if entry.step != at:
+                    raise wire.Broken(f"step {entry.step} came after {at} steps")
                 replica.apply(entry.step, entry.total, entry.said)
                 at = entry.step + 1
         if self._member:

@@ -128,7 +128,7 @@ class Member:
 
     @property
     def is_first(self) -> bool:
-        return self.epoch is not None and self.epoch.first.key == self.card.key
+        return self.epoch is not None and not self.epoch.ends_life and self.epoch.first.key == self.card.key
 
     def close(self) -> None:
         self._closed.set()
@@ -267,7 +267,8 @@ class Member:
                 self._state = State(state.applied, state.applied, state.have, behind=False)
             now = time.monotonic()
             self._heard_of = dict.fromkeys(epoch.keys, now)
-            first, same = epoch.first, before is not None and before.first.key == epoch.first.key
+            first = None if epoch.ends_life else epoch.first
+            same = first is not None and before is not None and before.first.key == first.key
             old = None if same else self._line
             if old:
                 self._line = None
@@ -276,7 +277,7 @@ class Member:
             call()
         if old:
             old.close()
-        if not self._evicted and first.key != self.card.key and not (same and self._line):
+        if first and not self._evicted and first.key != self.card.key and not (same and self._line):
             self._call(first)
         with self._lock:
             self._lock.notify_all()
@@ -347,7 +348,7 @@ class Member:
                 self._suspect(first.key, f"cannot be reached ({e})")
             return
         with self._lock:
-            if self.epoch is None or self.epoch.first.key != first.key:
+            if self.epoch is None or self.epoch.ends_life or self.epoch.first.key != first.key:
                 line.close()
                 return
             self._line = line

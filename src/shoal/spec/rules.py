@@ -145,18 +145,10 @@ def _fleet(run: Run) -> Iterator[Broken]:
             f"mesh.dp_replicate {run.mesh.dp_replicate} makes copies inside an island, and fleet.islands "
             f"{fleet.islands} are copies already; set it to 1",
         )
-    for key, value in (("spikes", run.guard.spikes == "rewind"), ("replay", run.guard.replay > 0)):
-        if value:
-            yield (
-                (f"guard.{key}", "fleet.islands"),
-                f"guard.{key} {getattr(run.guard, key)} does not work with islands yet; leave it out, or set "
-                "fleet.islands to 1",
-            )
-    if run.model.experts is not None:
+    if run.guard.replay > 0:
         yield (
-            ("fleet.islands", "model.experts"),
-            "islands do not train a mixture of experts yet (their routers are balanced over one group of processes); "
-            "set fleet.islands to 1",
+            ("guard.replay", "fleet.islands"),
+            f"guard.replay {run.guard.replay} does not work with islands yet; leave it out, or set fleet.islands to 1",
         )
 
 

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 
 from shoal.data.shard_feed import ShardFeed
+from shoal.data.skips import Skips
 from shoal.fleet.fleet import Fleet, Turn
 from shoal.fleet.inner import Inner
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Journal, records
+from shoal.track.journal import Journal, Record, records
 from shoal.track.rundir import RunDir
 from shoal.train import takeover
-from shoal.train.islands import Island, train
+from shoal.train.islands import train
+from shoal.train.numerics import Past
+from shoal.train.poison import Poison
+from shoal.train.replica import Island
 from shoal.train.state import digest
 from shoal.train.worker import Parts, evaluator, prepare
 
@@ -39,11 +43,10 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         place.at["dp"],
         place.sizes.dp,
         int(run.mesh.micro_batch),
-        parts.state.skips.batch_of,
     )
 
-    def reload() -> int:
-        step = takeover.restore(run, run_dir, parts.state, scribe.tell)
+    def reload(at_most: int | None) -> int:
+        step = takeover.restore(run, run_dir, parts.state, scribe.tell, at_most)
         if step is None:
             _as_at_the_beginning(parts)
         return step or 0
@@ -60,9 +63,12 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         stop,
         evaluator(run, run_dir, place, parts.state, scribe.tell),
         reload,
+        lambda step: Past.of_journal(run_dir.journal_file, step),
         lambda step: takeover.saves_of_first(run, run_dir, place, parts.state, step, scribe.tell),
         scribe.took_part,
+        lambda step: takeover.good_before(run, run_dir, step),
         pulse,
+        Poison.here(place.rank),
     )
     scribe.recent = t.recent
     try:
@@ -82,6 +88,7 @@ def _as_at_the_beginning(parts: Parts) -> None:
     for tensor in parts.optimizers.tensors().values():
         tensor.zero_()
     parts.optimizers.set_step(0)
+    parts.state.skips.spans = Skips([batch, batch] for batch in parts.run.data.skip).spans
     parts.model.spread()
 
 
@@ -91,7 +98,7 @@ class Scribe:
     def __init__(self, run_dir: RunDir, fleet: Fleet, parts: Parts) -> None:
         self._run_dir, self._fleet, self._parts = run_dir, fleet, parts
         self._journal: Journal | None = None
-        self._epoch = 0
+        self._epoch = self._life = 0
         self.recent: Any = ()
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -103,19 +110,19 @@ class Scribe:
         epoch = turn.epoch
         if epoch.number == self._epoch:
             return
-        self._epoch = epoch.number
+        new_life = epoch.life != self._life
+        self._epoch, self._life = epoch.number, epoch.life
         if self._parts.place.rank or not self._fleet.is_first:
             self._journal = None
             return
-        if self._journal is None:
-            self._journal = Journal(self._run_dir.journal_file)
+        if self._journal is None or new_life:
+            self._journal = self._journal or Journal(self._run_dir.journal_file)
             self._make_up_for_the_one_before(step)
         numbers = {key: int(key.split("-")[0]) for key in (*epoch.keys, *epoch.left)}
         self.tell(
             "epoch",
             number=epoch.number,
             life=epoch.life,
-            base=epoch.base,
             step=step,
             members=[numbers[key] for key in epoch.keys],
             left={str(numbers[key]): why for key, why in epoch.left.items()},
@@ -132,7 +139,12 @@ class Scribe:
             world = place.world * fleet.islands
             about = self._parts.about()
             self.tell("start", step=step, world=world, islands=fleet.islands, resumed_from=saved, **about)
-        last = max((r["step"] for r in told if r["kind"] == "step"), default=0)
-        for record in self.recent:
-            if record["step"] > last:
-                self.tell("step", **record)
+        known = {_subject(r["kind"], r) for r in told}
+        for kind, record in self.recent:
+            if _subject(kind, record) not in known:
+                self.tell(kind, **record)
+
+
+def _subject(kind: str, record: Record) -> tuple[str, object]:
+    """By which two records of one life are about the same thing."""
+    return kind, record.get("batch", record.get("step", record.get("text")))

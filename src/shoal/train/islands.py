@@ -2,115 +2,29 @@
 
 A step is computed shard by shard. Whoever comes or goes meanwhile, each shard is computed once for the sum, by some
 island; the step is applied by all of them or by none (`shoal.fleet`).
+
+The fleet counts rounds: batches whose gradient was summed. A round is a step unless its numbers are wrong; then the
+batch is left out, by all islands alike, since all decide from the same sum (`shoal.train.numerics`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict
 
 from torch import Tensor
 
 from shoal.checkpoint import faults
-from shoal.data.shard_feed import ShardFeed
-from shoal.errors import NumericsError, Stopped
-from shoal.fleet.flat import Flat
-from shoal.fleet.fleet import Fleet, Turn
+from shoal.errors import Stopped
+from shoal.fleet.fleet import Turn
 from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
-from shoal.observe.pulse import SILENT, Pulse
-from shoal.parallel.laid import Laid
-from shoal.parallel.place import Place
-from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
-from shoal.train.optim import Optimizers
-from shoal.train.saves import Saves
-from shoal.train.schedule import lr_ratio
+from shoal.train.numerics import Rewind
+from shoal.train.replica import Finished, Island
 from shoal.train.seed import seed_step
-from shoal.train.state import State, digest
-
-
-class Finished(Exception):
-    """All steps are done and saved; an island that was away while the others did them has nothing to do."""
-
-
-Tell = Callable[..., None]
-RECENT = 16  # records that the next first member can still write, if this one could not
-
-
-@dataclass
-class Island:
-    """Everything the loop needs, made by `shoal.train.island_worker`."""
-
-    run: Run
-    place: Place
-    model: Laid
-    optimizers: Optimizers
-    state: State
-    feed: ShardFeed
-    fleet: Fleet
-    tell: Tell  # writes a journal record; does nothing unless this island is the first
-    told_to_stop: Callable[[], bool]
-    evaluate: Callable[[int], object]
-    reload: Callable[[], int]  # the state as it is in the newest checkpoint, or at the beginning; its step
-    new_saves: Callable[[int], Saves]  # of the island that has become the first, at a step
-    took_part: Callable[[int, Turn], None]  # at the beginning of an epoch
-    pulse: Pulse = SILENT
-    flat: Flat = field(init=False)
-    total: Tensor = field(init=False)
-    saves: Saves | None = None
-    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def __post_init__(self) -> None:
-        self.flat = Flat(p for _, p in self.model.named_parameters())
-        self.total = self.flat.empty()
-
-    # What all islands have alike: shoal.fleet.fleet.Replica.
-
-    def restore(self) -> tuple[int, str]:
-        self.flat.forget()
-        self.recent.clear()
-        step = self.reload()
-        if step >= self.run.train.steps:
-            raise Finished
-        return step, digest(self.model, self.place)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.state.tensors()
-
-    def stands_at(self, step: int) -> None:
-        self.optimizers.set_step(step)
-        self.model.spread()
-
-    def apply(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> None:
-        self.update(step, total, said)
-
-    def update(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> Record:
-        """The one update of a step, from what all islands have traded: the same on each of them, bit for bit."""
-        targets = sum(s["targets"] for s in said)
-        if not targets:
-            raise NumericsError(
-                f"step {step + 1} has no target token: the data's loss mask hides every token of its batch."
-            )
-        loss = math.fsum(loss for s in said for loss in s["losses"]) / targets
-        self.flat.install(total)
-        norm = float(self.model.clip(1 / targets, self.run.train.clip))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NumericsError(
-                f"step {step + 1} has loss {loss} and gradient norm {norm}, so no update was made: lower "
-                "train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip, then resume the run."
-            )
-        if self.saves:
-            self.saves.settle()
-        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, step, self.run.train.steps))
-        self.model.spread()
-        tokens = sum(s["tokens"] for s in said)
-        return {"tokens": tokens, "targets": targets, "loss": loss, "grad_norm": norm, "lr": lr}
 
 
 def train(t: Island) -> None:
@@ -123,16 +37,29 @@ def train(t: Island) -> None:
             return None
         except Evicted:
             _not_first(t)
+        except Rewind as spike:
+            past = asdict(t.numerics.standing())
+            t.fleet.go_back(
+                {"good": spike.good, "step": spike.step, "why": spike.why, "begin": spike.begin, "past": past}
+            )
+            if t.saves:
+                t.saves.set_aside()
+            t.saves = None
 
 
-def _train(t: Island, first_step: int) -> None:
-    total = t.run.train.steps
-    for step in range(first_step, total):
-        _leave_if_told(t, step)
-        record = train_step(t, step)
-        t.recent.append(record)
-        t.tell("step", **record)
-        done = step + 1
+def _train(t: Island, first_round: int) -> None:
+    total, number = t.run.train.steps, first_round
+    while t.step < total:
+        if t.numerics.alarm():
+            t.numerics.go_back(t.step)
+        _leave_if_told(t, number)
+        record = train_step(t, number)
+        number += 1
+        if record is None:
+            continue
+        t.say("step", **record)
+        t.numerics.taken(t.step, record["loss"], record["grad_norm"])
+        done = t.step
         every = t.run.eval.every
         if every and done % every == 0 and done < total:
             t.pulse.mark("evaluate")
@@ -144,40 +71,43 @@ def _train(t: Island, first_step: int) -> None:
     t.evaluate(total)
     t.pulse.mark("finish")
     # Nobody leaves before the last state is saved: if the first island dies over it, the next one does it.
-    while (turn := t.fleet.take(total, t)) is not None:
-        _begin_epoch(t, turn, total)
+    while (turn := t.fleet.take(number, t)) is not None:
+        _begin_epoch(t, turn)
         if t.saves:
             t.saves.now(total, must=True)
-        if t.fleet.together(total):
+        if t.fleet.together(number):
             return
 
 
-def train_step(t: Island, step: int) -> Record:
-    clock = Clock(t.pulse, step)
+def train_step(t: Island, number: int) -> Record | None:
+    """A round of the fleet. None: the numbers of its batch are wrong, and no step was taken."""
+    clock, batch = Clock(t.pulse, t.step), t.batch
     faults.reach("step")
-    work = Work(t, step)
+    work = Work(t, batch)
     while True:
         t.pulse.mark("trade")
-        turn = t.fleet.take(step, t)
+        turn = t.fleet.take(number, t)
         if turn is None:
-            raise AssertionError(f"step {step + 1} was decided without this island's sum")
-        _begin_epoch(t, turn, step)
+            raise AssertionError(f"step {t.step + 1} was decided without this island's sum")
+        _begin_epoch(t, turn)
         work.compute(turn.shards, clock)
         t.pulse.mark("trade")
-        traded = t.fleet.trade(step, work.offer(), t.total, t.run.fleet.deterministic)
+        traded = t.fleet.trade(number, work.offer(), t.total, t.run.fleet.deterministic)
         clock.lap("exchange_s")
         if traded is not None:
             break
     t.pulse.mark("optimizer")
-    _votes(t, step)
-    fields = t.update(step, traded.total, traded.said)
-    t.fleet.applied(step, traded)
-    t.feed.prepare(step + 1, turn.shards)
+    _votes(t)
+    fields = t.update(traded.total, traded.said, clock.begin)
+    t.fleet.applied(number, traded)
+    t.feed.prepare(t.batch, turn.shards)
     clock.lap("optimizer_s", then="record")
+    if fields is None:
+        return None
     return {
-        "step": step + 1,
+        "step": t.step,
         "begin": clock.begin,
-        "position": t.state.skips.batch_of(step) * t.run.train.batch,
+        "position": batch * t.run.train.batch,
         "samples": _samples(t, traded),
         **fields,
         "time": clock.laps,
@@ -187,14 +117,15 @@ def train_step(t: Island, step: int) -> Record:
 
 
 class Work:
-    """What this island has computed of one step. It is kept until the step is decided."""
+    """What this island has computed of one batch. It is kept until it is decided whether the step is taken."""
 
-    def __init__(self, t: Island, step: int) -> None:
-        self._t, self._step = t, step
+    def __init__(self, t: Island, batch: int) -> None:
+        self._t, self._batch = t, batch
         self._done: list[int] = []
         self._losses: list[float] = []
         self._targets = self._tokens = 0
         self._sum: Tensor | None = None
+        self._counts: Counts | None = None  # of experts
         self._forest = Forest[Tensor](t.fleet.shards, lambda a, b: a.add_(b))
         t.flat.forget()
 
@@ -204,10 +135,12 @@ class Work:
         one_by_one = self._t.run.fleet.deterministic or self._t.model.pipeline is not None
         for some in [[shard] for shard in todo] if one_by_one else [todo] * bool(todo):
             self._t.pulse.mark("data")
-            batches = [batch for shard in some for batch in self._t.feed.get(self._step, shard)]
+            batches = [batch for shard in some for batch in self._t.feed.get(self._batch, shard)]
+            batches = self._t.poison.batches(self._batch, batches, self._t.model.shape.vocab_size)
             clock.lap("data_s")
-            seed_step(self._t.run.seed, self._step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
+            seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
             loss = float(self._t.model.total(self._t.model.backward(batches, self._t.pulse.mark)))
+            self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
             self._t.pulse.mark("clip")
             mine = [sum(batch.target_count for batch in batches), sum(batch.tokens.size for batch in batches)]
             targets, tokens = self._t.place.sum_of_batch(*mine)
@@ -215,6 +148,7 @@ class Work:
             self._targets, self._tokens = self._targets + int(targets), self._tokens + int(tokens)
             self._done += some
             self._add(some, self._t.flat.gather(self._t.flat.empty()))
+            self._count()
             clock.lap("compute_s")
 
     def _add(self, some: list[int], gradient: Tensor) -> None:
@@ -225,8 +159,17 @@ class Work:
         else:
             self._sum = gradient if self._sum is None else self._sum.add_(gradient)
 
+    def _count(self) -> None:
+        """What the experts had to do, likewise."""
+        counts = counted(self._t.model, self._t.step + 1)
+        if counts is not None:
+            self._counts = counts if self._counts is None else self._counts + counts
+            forget(self._t.model)
+
     def offer(self) -> Offer:
         says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": self._losses}
+        if self._counts is not None:
+            says["experts"] = self._counts.said()
         if self._t.run.fleet.deterministic:
             return Offer(list(self._forest.sums), list(self._forest.sums.values()), says)
         mine = [] if self._sum is None else [self._sum]
@@ -240,18 +183,18 @@ def _samples(t: Island, traded: Traded) -> int:
     return t.run.train.batch
 
 
-def _votes(t: Island, step: int) -> None:
+def _votes(t: Island) -> None:
     """How the saves stand, among the ranks of the island that makes them."""
     if t.saves:
-        t.saves.heard(*t.place.sum_of_batch(*t.saves.votes(step)))
+        t.saves.heard(*t.place.sum_of_batch(*t.saves.votes(t.step)))
 
 
-def _begin_epoch(t: Island, turn: Turn, step: int) -> None:
+def _begin_epoch(t: Island, turn: Turn) -> None:
     if t.fleet.is_first and t.saves is None:
-        t.saves = t.new_saves(step)
+        t.saves = t.new_saves(t.step)
     elif not t.fleet.is_first and t.saves is not None:
         _not_first(t)
-    t.took_part(step, turn)
+    t.took_part(t.step, turn)
 
 
 def _not_first(t: Island) -> None:
@@ -260,17 +203,17 @@ def _not_first(t: Island) -> None:
         t.saves = None
 
 
-def _leave_if_told(t: Island, step: int) -> None:
+def _leave_if_told(t: Island, number: int) -> None:
     """Told to stop, an island leaves; the last one saves first."""
     (told,) = t.place.sum(float(t.told_to_stop()))
     if not told:
         return
     if t.fleet.leave():
-        raise Stopped(f"island {t.fleet.island} has left after step {step}; the others go on.")
-    turn = t.fleet.take(step, t)
+        raise Stopped(f"island {t.fleet.island} has left after step {t.step}; the others go on.")
+    turn = t.fleet.take(number, t)
     assert turn is not None
-    _begin_epoch(t, turn, step)
+    _begin_epoch(t, turn)
     assert t.saves is not None
-    t.saves.now(step, must=False)
+    t.saves.now(t.step, must=False)
     total, name = t.run.train.steps, t.run.name
-    raise Stopped(f"stopped after step {step} of {total}; the state is saved, `shoal resume {name}` goes on.")
+    raise Stopped(f"stopped after step {t.step} of {total}; the state is saved, `shoal resume {name}` goes on.")

@@ -16,11 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from shoal.checkpoint import peers
 from shoal.data.skips import Skips, Spans
 from shoal.errors import NumericsError
 from shoal.spec.run import Guard
+from shoal.track import journal as track
 from shoal.track.journal import Record
 from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
 
@@ -41,10 +43,10 @@ class NotFinite(Exception):
 class Rewind(Exception):
     """All ranks: go on from a state of `good` steps or fewer."""
 
-    def __init__(self, good: int, step: int, why: str) -> None:
+    def __init__(self, good: int, step: int, why: str, begin: float | None = None) -> None:
         super().__init__(f"from step {step} back to {good}: {why}")
         self.good, self.step, self.why = good, step, why
-        self.begin = round(time.time(), 6)
+        self.begin = round(time.time(), 6) if begin is None else begin
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Past:
     taken: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, gradient norm
     skipped: list[int] = field(default_factory=list)  # steps at which a batch was left out
     rewound: list[int] = field(default_factory=list)  # … from which the run went back
+    in_a_row: int = 0  # batches that were left out since the last step
 
     @classmethod
     def of(cls, records: Iterable[Record], step: int) -> Past:
@@ -73,8 +76,13 @@ class Past:
         past.taken = [taken[i] for i in sorted(taken)[-WINDOW - ROW :]]
         return past
 
-    def everywhere(self) -> Past:
-        """Rank 0's, on every rank. Collective."""
+    @classmethod
+    def of_journal(cls, journal: Path, step: int) -> Past:
+        """As rank 0 reads it, on every rank. Collective."""
+        here = peers.here()[0] == 0 and journal.exists()
+        return (cls.of(track.records(journal), step) if here else cls())._everywhere()
+
+    def _everywhere(self) -> Past:
         return Past(**json.loads(peers.text_from_rank_0(json.dumps(asdict(self)))))
 
 
@@ -92,13 +100,21 @@ class Numerics:
     ) -> None:
         """`skips` already knows what the past has left out. `good_before`: the newest saved step up to one; -1: none.
         Collective. `replay`: `shoal.train.replay`."""
-        past = past or Past()
         self._policy, self._tell, self._good_before = policy or Guard(), tell, good_before
         self.replay = replay
         self.skips = Skips() if skips is None else skips
+        self.stand(past or Past())
+
+    def stand(self, past: Past) -> None:
+        """Goes on from there. Which batches it leaves out is for the caller to say (`skips`)."""
         self._taken = deque((Taken(*one) for one in past.taken), maxlen=WINDOW + ROW)
         self._skipped, self._rewound = list(past.skipped), list(past.rewound)
-        self._in_a_row = 0
+        self._in_a_row = past.in_a_row
+
+    def standing(self) -> Past:
+        """What another one needs to decide as this one from here on."""
+        taken = [(t.step, t.loss, t.norm) for t in self._taken]
+        return Past(list(self.skips.spans), taken, list(self._skipped), list(self._rewound), self._in_a_row)
 
     # A number that is none
 

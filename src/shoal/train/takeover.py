@@ -53,9 +53,9 @@ def saves_of_first(run: Run, run_dir: RunDir, place: Place, state: State, step: 
     return Saves(state, writer, cadence, tell, max([s for s in saved if s <= step], default=-1))
 
 
-def restore(run: Run, run_dir: RunDir, state: State, tell: Tell) -> int | None:
-    """The step of the newest good checkpoint, which the state is then filled with. Collective."""
-    found = state.restore(_reached(stores_of_run(run, run_dir), tell), tell)
+def restore(run: Run, run_dir: RunDir, state: State, tell: Tell, at_most: int | None = None) -> int | None:
+    """The step of the newest good checkpoint (up to `at_most`), which the state is then filled with. Collective."""
+    found = state.restore(_reached(stores_of_run(run, run_dir), tell), tell, at_most)
     if found is None and peers.here()[0] == 0:
         _refuse_lost_history(run_dir)
     return None if found is None else found.step

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import peers
 from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
@@ -28,7 +27,7 @@ from shoal.parallel.standing import standing
 from shoal.spec import load
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
-from shoal.track.journal import Journal, records
+from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
@@ -128,8 +127,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
 
 def _numerics(run: Run, run_dir: RunDir, state: State, step: int, tell: Tell, heard: Spans | None = None) -> Numerics:
     """The guard of a run that goes on from `step`, as the one of a run that was never interrupted. Collective."""
-    here = run_dir.journal_file.exists() and peers.here()[0] == 0
-    past = (Past.of(records(run_dir.journal_file), step) if here else Past()).everywhere()
+    past = Past.of_journal(run_dir.journal_file, step)
     state.skips.resume(state.skips.spans, step, [*past.spans, *(heard or [])])
     return Numerics(run.guard, state.skips, tell, past, lambda step: good_before(run, run_dir, step))
 
