@@ -20,6 +20,7 @@ class History:
     attempts: int = 0  # begun so far, over all sessions; the next one has this number
     step: int = 0  # the furthest committed step of the run's life; going over old steps again is no progress
     loss: float | str | None = None  # of that step
+    by_island: dict[int, int] = field(default_factory=dict)  # the furthest step in which each took part
     saved_step: int = 0  # of the newest checkpoint
     digest: str | None = None  # of the parameters, once the last step is done
     open: Record | None = None  # of the session that has not been closed
@@ -45,8 +46,11 @@ class History:
 
     def _take(self, record: Record) -> None:
         match record["kind"]:
-            case "step" if record["step"] > self.step:
-                self.step, self.loss = record["step"], record.get("loss")
+            case "step":
+                for island in record.get("islands", ()):
+                    self.by_island[island] = max(record["step"], self.by_island.get(island, 0))
+                if record["step"] > self.step:
+                    self.step, self.loss = record["step"], record.get("loss")
             case "checkpoint":
                 self.saved_step = record["step"]
             case "finished":

@@ -50,7 +50,7 @@ class Agent:
 
     def run(self) -> int:
         """Until the island is done, told to leave, or beyond help."""
-        budget, furthest = Budget(self._run.guard.restarts, self._run.guard.backoff_s), self._history.step
+        budget, furthest = Budget(self._run.guard.restarts, self._run.guard.backoff_s), self._step
         while True:
             ended = self._attempt()
             self._history.refresh()
@@ -64,8 +64,8 @@ class Agent:
                 self._fail(failure, "give up this island: a retry cannot help")
                 assert failure.exit_code is not None
                 return failure.exit_code
-            wait_s = budget.spend(progressed=self._history.step > furthest)
-            furthest = self._history.step
+            wait_s = budget.spend(progressed=self._step > furthest)
+            furthest = self._step
             if wait_s is None:
                 self._fail(failure, f"give up this island: {budget.restarts} restarts in a row made no progress")
                 return TRANSIENT
@@ -75,6 +75,11 @@ class Agent:
                 self._signals.wait(left)
             if self._signals.told_to_stop:
                 return TOLD_TO_STOP
+
+    @property
+    def _step(self) -> int:
+        """The furthest in which this island took part: what the others do without it is not its progress."""
+        return self._history.by_island.get(self._island, 0)
 
     def _attempt(self) -> Ended:
         start, self._start = self._start, self._start + 1

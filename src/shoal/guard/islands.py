@@ -5,22 +5,28 @@ They are not tied to it: when it dies they go on, and hold the run's lock until 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from shoal.errors import DONE, TOLD_TO_STOP
-from shoal.guard.classify import Failure
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.guard.budget import Budget
+from shoal.guard.classify import Failure, classify
+from shoal.guard.history import History
 from shoal.guard.island import command, logs_of
 from shoal.guard.signals import Signals
 from shoal.guard.watch import TICK_S, Ended
+from shoal.guard.workers import Death
+from shoal.spec.run import Guard
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
-AGAIN_S = 1.0  # before an agent that was killed is started again
+SAID = (DONE, WRONG_USAGE, TRANSIENT, WRONG_ENVIRONMENT, TOLD_TO_STOP)  # an agent that ends so has told why
 FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
 
@@ -41,12 +47,29 @@ def _is_agent(pid: int, run_dir: RunDir) -> bool:
 
 
 class Agents:
-    def __init__(self, run_dir: RunDir, islands: int, lock_fd: int | None = None) -> None:
-        self._run_dir = run_dir
+    def __init__(
+        self,
+        run_dir: RunDir,
+        islands: int,
+        guard: Guard,
+        failed: Callable[[int, Failure, str], None],
+        lock_fd: int | None = None,
+    ) -> None:
+        """`failed` is told of an agent that has died without a word: the island, what it was, and what is done."""
+        self._run_dir, self._failed = run_dir, failed
+        self._history = History.of(run_dir)
+        self._budgets = {island: Budget(guard.restarts, guard.backoff_s) for island in range(islands)}
+        self._furthest = dict(self._history.by_island)
         self._lock = [] if lock_fd is None else [lock_fd]
-        self._alive = {island: self._start(island) for island in range(islands)}
+        self._alive: dict[int, subprocess.Popen[bytes]] = {}
         self._again: dict[int, float] = {}
         self.codes: dict[int, int] = {}
+        try:
+            for island in range(islands):
+                self._alive[island] = self._start(island)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pids(self) -> dict[int, int]:
@@ -88,13 +111,38 @@ class Agents:
             if code is None:
                 continue
             del self._alive[island]
-            if code < 0 and not told:  # somebody has killed the agent, and its island with it
-                self._again[island] = time.monotonic() + AGAIN_S
-            else:
+            if code in SAID or told or DONE in self.codes.values():
                 self.codes[island] = code
+            else:
+                self._died(island, process.pid, code)
         for island in [island for island, at in self._again.items() if time.monotonic() > at]:
             del self._again[island]
-            self._alive[island] = self._start(island)
+            try:
+                self._alive[island] = self._start(island)
+            except OSError as e:  # no reason to end the others
+                cause = "disk-full" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "environment"
+                self._again_if_allowed(
+                    island, Failure(None, cause, f"its agent cannot be started: {e}", at=time.time())
+                )
+
+    def _died(self, island: int, pid: int, code: int) -> None:
+        """Somebody has killed the agent, or it has failed; its island went with it."""
+        exit_code, number = (None, -code) if code < 0 else (code, None)
+        log = logs_of(self._run_dir, island).with_suffix(".log")
+        failure = classify(Death(0, pid, exit_code, number, told=False, t=time.time(), log=log))
+        self._again_if_allowed(island, replace(failure, rank=None, evidence=f"its agent: {failure.evidence}"))
+
+    def _again_if_allowed(self, island: int, failure: Failure) -> None:
+        self._history.refresh()
+        step, budget = self._history.by_island.get(island, 0), self._budgets[island]
+        wait_s = budget.spend(progressed=step > self._furthest.get(island, 0))
+        self._furthest[island] = step
+        if wait_s is None:
+            self.codes[island] = TRANSIENT
+            self._failed(island, failure, f"give up this island: {budget.restarts} restarts in a row made no progress")
+        else:
+            self._again[island] = time.monotonic() + wait_s
+            self._failed(island, failure, f"restart island {island} in {wait_s:g} s; the others go on")
 
     def _ended(self, signals: Signals) -> Ended:
         codes = set(self.codes.values())

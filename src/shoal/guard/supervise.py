@@ -175,9 +175,13 @@ class Session:
             return watch(workers, self.signals, around, grace_s, self._stopping, self.console.tick, progress)
 
     def _islands(self, attempt: int) -> Ended:
-        with closing(Agents(self.run_dir, self.run.fleet.islands, lock.fd_of(self.run_dir))) as agents:
+        def failed(island: int, failure: Failure, action: str) -> None:
+            self._note("failure", island=island, **failure.fields(), action=action)
+
+        fleet, guard = self.run.fleet, self.run.guard
+        with closing(Agents(self.run_dir, fleet.islands, guard, failed, lock.fd_of(self.run_dir))) as agents:
             self._note("attempt", attempt=attempt, world=self.world, agents=list(agents.pids.values()), pids=[])
-            return agents.watch(self.signals, self.run.guard.grace_s, self._stopping, self.console.tick)
+            return agents.watch(self.signals, guard.grace_s, self._stopping, self.console.tick)
 
     def _if_over(self, ended: Ended, attempt: int) -> End | None:
         """The end of the run, if this was it."""

@@ -88,7 +88,7 @@ def sentence(record: Record, name: str) -> str | None:
         case "epoch" if record.get("left") or (record.get("joined") and record.get("number", 1) > 1):
             return f"{step}: {words.epoch(record)}"
         case "hang" if record.get("action") == "wait":  # else the failure says it
-            return f"hang: rank {record.get('rank')}: {record.get('evidence')}; waiting (guard.on_hang)"
+            return f"hang: {words.whom(record)}: {record.get('evidence')}; waiting (guard.on_hang)"
         case "straggler":
             return f"straggler: {words.straggler(record)}"
         case "skip":

@@ -140,7 +140,7 @@ def _who(cost: Cost) -> str:
         done = f"went back to step {fault.record['to']}" if "to" in fault.record else "left its batch out"
         return f"step {fault.record.get('step')}: {done}: {fault.evidence}"
     if fault.island is not None:
-        return f"island {fault.island}: {words.failure(fault.record)}"
+        return words.failure(fault.record)
     return f"attempt {fault.record.get('attempt', '?')}: {words.failure(fault.record)}"
 
 

@@ -57,11 +57,15 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f}%"
 
 
+def whom(record: Mapping[str, Any]) -> str:
+    """`rank 1`, `island 2 rank 0`, or nothing: whom a record is about."""
+    return " ".join(f"{what} {record[what]}" for what in ("island", "rank") if record.get(what) is not None)
+
+
 def straggler(record: Mapping[str, Any]) -> str:
     """A `straggler` record in one line."""
-    where = f"island {record['island']} " if record.get("island") is not None else ""
     own, usual = short(float(record.get("own_s", 0.0))), short(float(record.get("usual_s", 0.0)))
-    return f"{where}rank {record.get('rank')} is slow in {record.get('phase')}: {own} a step, the others {usual}"
+    return f"{whom(record)} is slow in {record.get('phase')}: {own} a step, the others {usual}"
 
 
 def epoch(record: Mapping[str, Any]) -> str:
@@ -74,7 +78,7 @@ def epoch(record: Mapping[str, Any]) -> str:
 
 def failure(record: Mapping[str, Any]) -> str:
     """A `failure` record in one line: who, what, and what was done."""
-    who = "the run" if record.get("rank") is None else f"rank {record['rank']}"
+    who = whom(record) or "the run"
     cause = str(record.get("cause") or "failed")
     evidence = f" ({record['evidence']})" if record.get("evidence") else ""
     action = f"; {record['action']}" if record.get("action") else ""
