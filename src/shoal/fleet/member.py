@@ -42,6 +42,7 @@ class Member:
         self._state = State(0, 0, [], behind=True)
         self._frozen: float | None = None  # since when
         self._evicted = False
+        self._failed: BaseException | None = None  # of the watcher
         self._line: Line | None = None  # to the first member
         self._lines: dict[str, Line] = {}  # … from the others, if that is me
         self._heard_of: dict[str, float] = {}  # when, by key
@@ -117,6 +118,7 @@ class Member:
                     self._line.say({"kind": "leave"})
                 else:
                     self._suspect(self.card.key, "left")
+                self._may_go_on()
                 self._lock.wait(BEAT_S)
             return True
 
@@ -172,6 +174,14 @@ class Member:
     # The watcher.
 
     def _watch(self) -> None:
+        try:
+            self._look_out()
+        except Exception as e:  # a defect: the main thread has to hear of it, or it waits for ever
+            with self._lock:
+                self._failed = e
+                self._lock.notify_all()
+
+    def _look_out(self) -> None:
         while not self._closed.wait(0.0):
             with self._lock:
                 self._lock.wait(BEAT_S)
@@ -233,6 +243,8 @@ class Member:
                     self._gone.pop(key, None)
                     self._heard_of[key] = time.monotonic()
             return
+        if all(state.behind for state in states.values()):
+            return  # whoever had the whole state is gone; this one has it soon, or has to enter anew
         self._fence.create(succeed(epoch, states, gone, ready, self.card.key, noticed))
         self._look()  # this one, or the one that was faster
         told = [card for card in [*epoch.members, *ready.values()] if card.key != self.card.key]
@@ -287,11 +299,16 @@ class Member:
     def _await(self, true: Callable[[], bool], most_s: float = math.inf) -> None:
         until = time.monotonic() + most_s
         while not true() and time.monotonic() < until:
-            if self._evicted or self._closed.is_set():
-                raise Evicted
+            self._may_go_on()
             self._lock.wait(min(1.0, most_s))
         if self._evicted:
             raise Evicted
+
+    def _may_go_on(self) -> None:
+        if self._evicted or self._closed.is_set():
+            raise Evicted
+        if self._failed is not None:
+            raise RuntimeError("what watches the other islands has failed in this one") from self._failed
 
     def _is_over(self, number: int) -> bool:
         return self._frozen is None and self.epoch is not None and self.epoch.number != number
