@@ -5,6 +5,7 @@ SHOAL_FAULT=write@1                   only on rank 1
 SHOAL_FAULT=write:sleep=5             a slow disk
 SHOAL_FAULT=write:error=ENOSPC*2      that error, the first two times
 SHOAL_FAULT=step:memory=64            ask for memory until it is refused, at most 64 MiB more than there is now
+SHOAL_FAULT=step:pace=0.2             no fault: that much more for each, whatever tokens there are
 SHOAL_FAULT=write:error=EIO;step      several
 SHOAL_FAULT_TOKENS=FOLDER             only while FOLDER has files that nobody has used yet: one each, over all processes
                                       (one named `step@` or `step@4242` is for that point, and that process, alone)
@@ -49,7 +50,7 @@ class Fault:
 def parse(text: str) -> Fault | None:
     if not text:
         return None
-    match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?(?::(kill|sleep|error|memory)(?:=([\w.]+))?(?:\*(\d+))?)?", text)
+    match = re.fullmatch(r"([a-z-]+)(?:@(\d+))?(?::(kill|sleep|pace|error|memory)(?:=([\w.]+))?(?:\*(\d+))?)?", text)
     if not match or match[1] not in POINTS:
         raise ValueError(f"SHOAL_FAULT={text} is none of those that shoal.checkpoint.faults describes")
     return Fault(match[1], match[2], match[3] or "kill", match[4] or "", int(match[5] or 1 << 30))
@@ -66,6 +67,9 @@ def reach(point: str) -> None:
 
 
 def _happen(fault: Fault) -> None:
+    if fault.action == "pace":
+        time.sleep(float(fault.value))
+        return
     if fault.left < 1 or fault.rank not in (None, os.environ.get("RANK", "0")) or not _takes_a_token(fault.point):
         return
     fault.left -= 1

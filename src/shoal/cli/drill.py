@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pause", type=float, default=15.0, metavar="SECONDS", help="how long stop, slow and partition last"
     )
     parser.add_argument(
+        "--pace",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="longer steps, with faults: tiny ones leave no time",
+    )
+    parser.add_argument(
         "--baseline", metavar="DIR", help="directory of a finished run of the same spec, not to run it first"
     )
     parser.add_argument("--keep", metavar="DIR", help="keep both runs there (`shoal report drill --workspace DIR`)")
@@ -60,12 +67,14 @@ def run(args: argparse.Namespace) -> int:
     for name in ("count", "pause", "patience"):
         if getattr(args, name) <= 0:
             raise UsageError(f"--{name} must be more than 0.")
+    if args.pace < 0:
+        raise UsageError("--pace cannot be less than 0.")
     spec = load(args.file, args.overrides).run
     trainable(spec)
     local_inputs(spec)
     planned = plan(args.scenario, spec, args.count, args.seed)
     baseline = Path(args.baseline) if args.baseline else None
-    asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience)
+    asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience, args.pace)
     place = workspace(args.workspace)
     place.mkdir(parents=True, exist_ok=True)
     with _stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
@@ -79,12 +88,15 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a drill as Ctrl-C does: with its run."""
+    """SIGTERM and SIGHUP end a drill as Ctrl-C does: with its run. A second one changes nothing: it is ending."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -48,6 +48,7 @@ class Asked:
     baseline: Path | None
     pause_s: float
     patience_s: float
+    pace_s: float = 0.0
     tick: Callable[[], None] = lambda: None
 
 
@@ -64,6 +65,7 @@ class Result:
     account: Account | None = None
     calm: Account | None = None
     could_be_same: bool = False  # islands that add up in whatever order they are there
+    paced: bool = False  # its steps took longer than they would have
 
     @property
     def same(self) -> bool | None:
@@ -76,6 +78,10 @@ class Result:
     @property
     def repeated_samples(self) -> int:
         return sum(n for _, n in self.samples.repeated)
+
+    @property
+    def goodput(self) -> float | None:
+        return self.account.ledger.goodput if self.account and not self.paced else None
 
     @property
     def accounted(self) -> bool:
@@ -101,7 +107,7 @@ class Result:
             "digest": self.digest,
             "calm_digest": self.calm_digest,
             "same_digest": self.same,
-            "goodput": self.account.ledger.goodput if self.account else None,
+            "goodput": self.goodput,
             "calm_goodput": self.calm.ledger.goodput if self.calm else None,
             "ledger": self.account.as_json() if self.account else None,
             "calm_ledger": self.calm.as_json() if self.calm else None,
@@ -127,7 +133,7 @@ def own_folder(workspace: Path, keep: Path | None) -> Iterator[Path]:
 def drill(asked: Asked, folder: Path) -> Result:
     memory = Path(tempfile.mkdtemp(prefix="shoal-drill-", dir=os.environ.get("SHOAL_MEMORY") or _shared_memory()))
     try:
-        env = {"SHOAL_MEMORY": str(memory), **means.environment(folder)}
+        env = {"SHOAL_MEMORY": str(memory)}
         calm, wall_s = (_told(asked.baseline, asked.run), None) if asked.baseline else _calm(asked, folder, env)
         return _broken(asked, folder, memory, env, calm, Account.of(calm, wall_s))
     finally:
@@ -173,7 +179,8 @@ def _calm(asked: Asked, folder: Path, env: dict[str, str]) -> tuple[list[Record]
 def _broken(
     asked: Asked, folder: Path, memory: Path, env: dict[str, str], calm: list[Record], calm_account: Account
 ) -> Result:
-    live = _begin(asked, folder, BROKEN, {**env, **environment(asked.planned)})
+    faults_env = {**means.environment(folder, asked.pace_s), **environment(asked.planned)}
+    live = _begin(asked, folder, BROKEN, env | faults_env)
     stage = Stage(live, folder, memory, asked.pause_s)
     faults: list[Broken] = []
     how = ""
@@ -197,18 +204,19 @@ def _broken(
     ended = not how and live.finished()
     missed = len(asked.planned) - len(faults)
     if missed and not how:
-        how = f"{missed} of {len(asked.planned)} faults came too late: more train.steps leave room for them"
+        how = f"{missed} of {len(asked.planned)} faults came too late: more train.steps or a --pace leave room for them"
     return Result(
         steps=asked.run.train.steps,
         planned=len(asked.planned),
         ended=ended,
         how=how or ("" if ended else f"exit code {live.code}: {live.last_words()}"),
-        faults=measure(faults, live.records, calm),
+        faults=measure(faults, live.records, calm, asked.pace_s),
         samples=samples(live.records, calm),
         digest=digest,
         calm_digest=next((r.get("digest") for r in reversed(calm) if r["kind"] == "finished"), None),
         account=Account.of(live.records, live.wall_s) if live.records else None,
         calm=calm_account,
+        paced=asked.pace_s > 0,
         could_be_same=asked.run.fleet.islands > 1 and not asked.run.fleet.deterministic,
     )
 
@@ -244,9 +252,9 @@ def _settled(stage: Stage, faults: Sequence[Broken]) -> bool:
         since = float(started[-1]["t"])
     if last.kind == "disk-full" and not live.of("checkpoint", "checkpoint_failed", since=last.t):
         return False  # the save is tried again, or given up
-    if islands and not set(range(_islands(live))) - stage.gone <= set(live.members()):
-        return False
-    return len(live.of("step", since=since)) >= SETTLED_STEPS
+    everybody = set(range(_islands(live))) - stage.gone if islands else set()
+    steps = live.of("step", since=since)[-SETTLED_STEPS:]
+    return len(steps) == SETTLED_STEPS and all(everybody <= set(step.get("islands") or ()) for step in steps)
 
 
 def _islands(live: Live) -> int:
@@ -256,8 +264,8 @@ def _islands(live: Live) -> int:
 def _start_again_if_needed(stage: Stage, fault: Broken) -> None:
     """The part of the scheduler: what was lost or taken away is started again."""
     live = stage.live
-    if fault.kind not in RESUMES or (fault.island is not None and live.members() != [fault.island]):
-        return
+    if fault.kind not in RESUMES or (live.members() and live.members() != [fault.island]):
+        return  # the other islands go on, and all of them do without a supervisor
     live.wait(live.over, None if not live.members() else live.patience_s)
     if live.code == -signal.SIGKILL and fault.seen is None:
         fault.seen = time.time()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from shoal.errors import TransientError
@@ -64,7 +64,14 @@ class Live:
         return any(r["kind"] == "finished" for r in self.records)
 
     def end(self) -> None:
-        """At once, without saving: nothing of it stays alive."""
+        """At once, without saving: nothing of it stays alive. An impatient Ctrl-C waits until then."""
+        with _undisturbed():
+            self._end()
+        self.wall_s = time.monotonic() - self._began
+        if self.follower:
+            self.follower.close()
+
+    def _end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # any stop and then a Ctrl-C: now
             if self.code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -75,14 +82,13 @@ class Live:
             self._process.wait(END_S)
         self._process.kill()
         self._process.wait()
-        self._read()
-        for pid in {*self.agents().values(), *self.workers().values()}:
-            self.signal(pid, signal.SIGKILL)  # a stopped one, too; the workers of an agent are tied to it
-        while self.run_dir.supervised():
+        while True:
+            self._read()  # an agent may have been started a moment ago
+            for pid in {*self.agents().values(), *self.workers().values()}:
+                self.signal(pid, signal.SIGKILL)  # a stopped one, too; the workers of an agent are tied to it
+            if not self.run_dir.supervised():
+                return
             time.sleep(LOOK_S)
-        self.wall_s = time.monotonic() - self._began
-        if self.follower:
-            self.follower.close()
 
     # What it says
 
@@ -181,6 +187,16 @@ class Live:
             self.records.append(record)
             self._offset = after
         return len(self.records) > before
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that would end the drill wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _is_shoal(pid: int) -> bool:

@@ -47,11 +47,11 @@ class Stage:
     gone: set[int] = field(default_factory=set)  # islands that were told to leave for good
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The fault points that the workers look at while they run."""
+def environment(folder: Path, pace_s: float) -> dict[str, str]:
+    """The fault points that the workers look at while they run. `pace_s`: for each step, on top of what it takes."""
     (folder / TOKENS).mkdir(exist_ok=True)
     return {
-        "SHOAL_FAULT": f"write:error=ENOSPC;step:memory={OOM_MIB}",
+        "SHOAL_FAULT": f"write:error=ENOSPC;step:memory={OOM_MIB}" + f";step:pace={pace_s:f}" * (pace_s > 0),
         "SHOAL_FAULT_TOKENS": str(folder / TOKENS),  # only while there is a token in it
         "SHOAL_FAULT_FILE": str(folder / WIRE),
     }
@@ -187,7 +187,7 @@ def _partition(planned: Planned, stage: Stage) -> Broken | None:
 
 def _coordinator(planned: Planned, stage: Stage) -> Broken | None:
     live = stage.live
-    if (members := live.members()) and planned.bit % 2:
+    if (members := live.members()) and (planned.bit % 2 or live.code is not None):  # or the supervisor is dead already
         broken = Broken("coordinator", f"island {members[0]}, rank 0", live.step, time.time(), island=members[0])
         pid = live.workers().get(broken.victim)
         return broken if pid is not None and live.signal(pid, signal.SIGKILL) else None

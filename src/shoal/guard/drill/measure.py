@@ -59,9 +59,12 @@ class Samples:
     left_out: int  # on purpose: the journal says so (`skip`, `rewind`)
 
 
-def measure(faults: Sequence[Broken], records: Sequence[Record], calm: Sequence[Record]) -> list[Measured]:
+def measure(
+    faults: Sequence[Broken], records: Sequence[Record], calm: Sequence[Record], pace_s: float = 0.0
+) -> list[Measured]:
+    """`pace_s`: by how much longer than in the calm run each step was made to take."""
     read = samples(records, calm)
-    usual_s = _usual_s(calm)
+    usual_s = _usual_s(calm) + pace_s
     found = []
     for i, fault in enumerate(faults):
         end = faults[i + 1].t if i + 1 < len(faults) else float("inf")
@@ -100,6 +103,8 @@ def noticed(fault: Broken, records: Iterable[Record], before: float) -> float | 
 
 def _is_about(fault: Broken, record: Record) -> bool:
     text = str(record.get("text") or "")
+    if fault.kind == "coordinator" and fault.island is None:  # islands go on, and need not notice
+        return record.get("cause") == "supervisor-lost"
     if record["kind"] == "warning":
         return _AGAIN in text if fault.kind == "disk-full" else any(word in text for word in _DAMAGED)
     if record["kind"] == "epoch":

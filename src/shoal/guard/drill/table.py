@@ -40,8 +40,9 @@ def _row(fault: Measured) -> tuple[str, ...]:
 def _verdict(result: Result) -> list[str]:
     lines = []
     if result.account and result.calm:
-        broken, calm = (words.percent(account.ledger.goodput, 0) for account in (result.account, result.calm))
-        lines.append(f"goodput {broken} (without faults: {calm})")
+        if result.goodput is not None:
+            broken, calm = words.percent(result.goodput, 0), words.percent(result.calm.ledger.goodput, 0)
+            lines.append(f"goodput {broken} (without faults: {calm})")
         lines.append(f"ledger {_sum(result.account)} (without faults: {_sum(result.calm)})")
     if result.samples.left_out:
         lines.append(f"{result.samples.left_out} samples were left out on purpose (`skip` and `rewind` in the journal)")
