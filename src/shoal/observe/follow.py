@@ -85,7 +85,7 @@ def sentence(record: Record, name: str) -> str | None:
             return f"{step}: checkpoint not saved: {record.get('error')}"
         case "failure":
             return f"failure: {words.failure(record)}"
-        case "epoch" if record.get("left") or (record.get("joined") and record.get("number", 1) > 1):
+        case "epoch" if record.get("left") or set(record.get("joined") or ()) < set(record.get("members") or ()):
             return f"{step}: {words.epoch(record)}"
         case "hang" if record.get("action") == "wait":  # else the failure says it
             return f"hang: {words.whom(record)}: {record.get('evidence')}; waiting (guard.on_hang)"

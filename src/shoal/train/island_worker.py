@@ -133,7 +133,9 @@ class Scribe:
     def _make_up_for_the_one_before(self, step: int) -> None:
         """Whoever was first may have died before it wrote what was decided."""
         life = self._fleet.epoch.life if self._fleet.epoch else 1
-        told = [r for r in records(self._run_dir.journal_file) if r.get("attempt") == life - 1]
+        everything = list(records(self._run_dir.journal_file))
+        self._tell_how_the_last_life_ended(life, {r["begin"] for r in everything if r["kind"] == "rewind"})
+        told = [r for r in everything if r.get("attempt") == life - 1]
         if not any(r["kind"] == "start" for r in told):
             fleet, place, saved = self._parts.run.fleet, self._parts.place, step or None
             world = place.world * fleet.islands
@@ -141,8 +143,14 @@ class Scribe:
             self.tell("start", step=step, world=world, islands=fleet.islands, resumed_from=saved, **about)
         known = {_subject(r["kind"], r) for r in told}
         for kind, record in self.recent:
-            if _subject(kind, record) not in known:
+            if kind != "rewind" and _subject(kind, record) not in known:
                 self.tell(kind, **record)
+
+    def _tell_how_the_last_life_ended(self, life: int, known: set[float]) -> None:
+        assert self._journal is not None
+        for kind, record in self.recent:
+            if kind == "rewind" and record["begin"] not in known:
+                self._journal.note(kind, attempt=life - 2, **record)
 
 
 def _subject(kind: str, record: Record) -> tuple[str, object]:
