@@ -47,6 +47,8 @@ def test_the_same_seed_breaks_the_same_things_at_the_same_moments() -> None:
 
 def test_several_scenarios_take_turns_and_a_mix_has_only_what_applies() -> None:
     assert [p.kind for p in plan("kill,preempt", a_run(), 4, seed=0)] == ["kill", "preempt"] * 2
+    assert [p.kind for p in plan("kill, stop", a_run(), None, seed=0)] == ["kill", "stop"], "each once"
+    assert len(plan(MIX, a_run(), None, seed=0)) == 1
     alone = {p.kind for seed in range(40) for p in plan(MIX, a_run(), 8, seed)}
     islands = {p.kind for seed in range(40) for p in plan(MIX, a_run(fleet={"islands": 3}), 8, seed)}
     assert "partition" not in alone
@@ -63,7 +65,11 @@ def test_several_scenarios_take_turns_and_a_mix_has_only_what_applies() -> None:
         ("disk-full", {"checkpoint": {"every": 0}}, "it saves nothing before its end; set checkpoint.every."),
         ("bitflip", {"checkpoint": {"keep": 1}}, "checkpoint.keep=1 leaves no other checkpoint to go on from"),
         ("flood", {}, "there is no scenario 'flood'; there are kill, stop, "),
-        ("kill", {"train": {"steps": 5}}, f"too few for 1 faults: at least {STEPS_A_FAULT} are needed."),
+        ("kil", {}, "there is no scenario 'kil'; did you mean kill?"),
+        ("kill,", {}, "--scenario 'kill,' lacks a name; there are kill, stop, "),
+        ("kill,mix", {}, "mix is all that apply, so no other scenario is named beside it."),
+        ("kill,stop,slow", {}, "--count 1 leaves out stop, slow: 3 scenarios are named."),
+        ("kill", {"train": {"steps": 5}}, f"too few for 1 fault: at least {STEPS_A_FAULT} are needed."),
     ],
 )
 def test_what_does_not_apply_is_refused_with_one_sentence(scenario: str, changes: dict, sentence: str) -> None:
@@ -90,7 +96,12 @@ def test_wrong_numbers_and_a_wrong_file_are_refused_before_anything_starts(
     file = str(make(tmp_path))
     place = ["--workspace", str(tmp_path / "place")]
     for args, said in (
-        (["--count", "0"], "--count must be more than 0."),
+        (["--count", "0"], "--count must be more than 0, and a number."),
+        (["--pause", "nan"], "--pause must be more than 0, and a number."),
+        (["--pace", "inf"], "--pace must be 0 or more, and a number."),
+        (["--count", "11"], "train.steps=60 is too few for 11 faults: at least 66 are needed."),
+        (["--keep", file], "run.yaml is no folder; --keep takes one."),
+        (["train.stepz=60"], "did you mean train.steps?"),
         (["--baseline", str(tmp_path / "none")], "is no run directory; --baseline takes that of a finished run"),
         (["--scenario", "partition"], "it has no islands"),
         (["data.train=nowhere"], "nowhere"),
@@ -210,6 +221,16 @@ def test_a_ledger_that_does_not_account_for_the_drill_s_own_clock_fails_the_dril
             assert not found.passed
             assert not found.as_json()["passed"]
             assert "not passed: the ledger does not account for the time" in table(found)
+
+
+def test_other_parameters_fail_the_drill_where_they_have_to_be_the_same() -> None:
+    def result(digest: str, has_to: bool) -> Result:
+        return Result(20, 0, True, "", digest=digest, calm_digest="a", has_to_be_same=has_to)
+
+    assert result("a", True).passed
+    assert result("b", False).passed
+    assert not result("b", True).passed
+    assert table(result("b", True)).endswith("not passed: the final parameters are others")
 
 
 def test_the_time_in_which_a_scheduler_had_not_started_the_run_again_is_accounted_for_too() -> None:

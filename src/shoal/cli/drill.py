@@ -4,7 +4,7 @@ The run file is trained twice in a folder of the drill's own: once as it is, onc
 chooses. Your runs, trackers and stores are not touched.
 
 shoal drill run.yaml --scenario kill --count 3 --seed 7 train.steps=200
-shoal drill run.yaml --scenario kill,preempt,bitflip --count 3
+shoal drill run.yaml --scenario kill,preempt,bitflip
 shoal drill run.yaml --scenario mix --count 8 --json
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenario", default="kill", metavar="NAME,…", help=f"{kinds}; {MIX}: all that apply, by chance"
     )
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many faults (1)")
+    parser.add_argument("--count", type=int, metavar="N", help="how many faults (each scenario once)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the moments and the victims (0)")
     parser.add_argument(
         "--pause", type=float, default=15.0, metavar="SECONDS", help="how long stop, slow and partition last"
@@ -65,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     from shoal.guard.drill.table import table
 
     for name in ("count", "pause", "patience"):
-        if getattr(args, name) <= 0:
-            raise UsageError(f"--{name} must be more than 0.")
-    if args.pace < 0:
-        raise UsageError("--pace cannot be less than 0.")
+        if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name} must be more than 0, and a number.")
+    if not 0 <= args.pace < math.inf:
+        raise UsageError("--pace must be 0 or more, and a number.")
     spec = load(args.file, args.overrides).run
     trainable(spec)
     local_inputs(spec)
@@ -76,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     baseline = Path(args.baseline) if args.baseline else None
     asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience, args.pace)
     place = workspace(args.workspace)
+    for option, path in (("--workspace", place), ("--keep", Path(args.keep or ""))):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is no folder; {option} takes one.")
     place.mkdir(parents=True, exist_ok=True)
     with _stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
         result = drill(asked, folder)

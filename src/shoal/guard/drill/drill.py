@@ -64,6 +64,7 @@ class Result:
     calm_digest: str | None = None
     account: Account | None = None
     calm: Account | None = None
+    has_to_be_same: bool = False  # the digest: whoever came and went has added up in the same order
     could_be_same: bool = False  # islands that add up in whatever order they are there
     paced: bool = False  # its steps took longer than they would have
 
@@ -90,7 +91,8 @@ class Result:
     @property
     def passed(self) -> bool:
         all_done = len(self.faults) == self.planned
-        return self.ended and all_done and not self.lost_samples and not self.repeated_samples and self.accounted
+        lost = self.lost_samples or self.repeated_samples or (self.has_to_be_same and not self.same)
+        return self.ended and all_done and not lost and self.accounted
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -203,22 +205,30 @@ def _broken(
     digest = next((r.get("digest") for r in reversed(live.records) if r["kind"] == "finished"), None)
     ended = not how and live.finished()
     missed = len(asked.planned) - len(faults)
-    if missed and not how:
+    if missed and ended:
         how = f"{missed} of {len(asked.planned)} faults came too late: more train.steps or a --pace leave room for them"
+    read = samples(live.records, calm)
+    order_is_fixed = asked.run.fleet.islands == 1 or asked.run.fleet.deterministic
     return Result(
         steps=asked.run.train.steps,
         planned=len(asked.planned),
         ended=ended,
         how=how or ("" if ended else f"exit code {live.code}: {live.last_words()}"),
         faults=measure(faults, live.records, calm, asked.pace_s),
-        samples=samples(live.records, calm),
+        samples=read,
         digest=digest,
         calm_digest=next((r.get("digest") for r in reversed(calm) if r["kind"] == "finished"), None),
         account=Account.of(live.records, live.wall_s) if live.records else None,
         calm=calm_account,
         paced=asked.pace_s > 0,
-        could_be_same=asked.run.fleet.islands > 1 and not asked.run.fleet.deterministic,
+        # A GPU's own kernels may add up in any order; batches that were left out make another model.
+        has_to_be_same=order_is_fixed and not read.left_out and _on_cpu(calm) and _on_cpu(live.records),
+        could_be_same=not order_is_fixed,
     )
+
+
+def _on_cpu(records: Sequence[Record]) -> bool:
+    return all(r.get("device") == "cpu" for r in records if r["kind"] == "start")
 
 
 def _until_ready(planned: Planned, stage: Stage, faults: Sequence[Broken]) -> bool:

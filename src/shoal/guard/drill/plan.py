@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 from shoal.errors import UsageError
@@ -36,12 +37,17 @@ class Planned:
     bit: int  # chooses the bit
 
 
-def plan(scenario: str, run: Run, count: int, seed: int) -> list[Planned]:
-    """The same for the same seed and run. `scenario` may name several, separated by commas: they take turns."""
+def plan(scenario: str, run: Run, count: int | None, seed: int) -> list[Planned]:
+    """The same for the same seed and run. `scenario` may name several, separated by commas: they take turns. Without a
+    count each comes once."""
     kinds = _kinds(scenario, run)
+    named = 1 if scenario == MIX else len(kinds)
+    count = named if count is None else count
+    if count < named:
+        raise UsageError(f"--count {count} leaves out {', '.join(kinds[count:])}: {named} scenarios are named.")
     if run.train.steps < STEPS_A_FAULT * count:
-        fewest = STEPS_A_FAULT * count
-        raise UsageError(f"train.steps={run.train.steps} is too few for {count} faults: at least {fewest} are needed.")
+        faults, fewest = f"{count} fault{'s' * (count > 1)}", STEPS_A_FAULT * count
+        raise UsageError(f"train.steps={run.train.steps} is too few for {faults}: at least {fewest} are needed.")
     chance = random.Random(f"shoal drill {seed}")
     begin, length = run.train.steps * _FIRST, run.train.steps * (_LAST - _FIRST) / count
     planned = []
@@ -55,10 +61,16 @@ def plan(scenario: str, run: Run, count: int, seed: int) -> list[Planned]:
 def _kinds(scenario: str, run: Run) -> list[str]:
     if scenario == MIX:
         return [kind for kind in SCENARIOS if _wrong(kind, run) is None]
-    kinds = scenario.split(",")
+    kinds = [kind.strip() for kind in scenario.split(",")]
+    if MIX in kinds:
+        raise UsageError(f"{MIX} is all that apply, so no other scenario is named beside it.")
     for kind in kinds:
+        if not kind:
+            raise UsageError(f"--scenario '{scenario}' lacks a name; there are {', '.join([*SCENARIOS, MIX])}.")
         if kind not in SCENARIOS:
-            raise UsageError(f"there is no scenario '{kind}'; there are {', '.join([*SCENARIOS, MIX])}.")
+            near = get_close_matches(kind, [*SCENARIOS, MIX], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*SCENARIOS, MIX])}."
+            raise UsageError(f"there is no scenario '{kind}'; {hint}")
         if wrong := _wrong(kind, run):
             raise UsageError(f"{kind} does not apply to this run: {wrong}.")
     return kinds

@@ -61,6 +61,7 @@ def _verdict(result: Result) -> list[str]:
         wrong += [result.how] * bool(result.how)
         wrong += [f"{result.lost_samples} samples lost"] * bool(result.lost_samples)
         wrong += [f"{result.repeated_samples} samples repeated"] * bool(result.repeated_samples)
+        wrong += ["the final parameters are others"] * (result.ended and result.has_to_be_same and not result.same)
         wrong += ["the ledger does not account for the time"] * (not result.accounted)
         lines.append(f"not passed: {'; '.join(wrong)}")
     return lines
