@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ Message = dict[str, Any]
 Handler = Callable[[socket.socket, Message], None]  # it has a thread of its own, and owns the socket
 MESSAGE_BYTES = 1 << 24
 CONNECT_S = 3.0
+MOST_STRANGERS = 256  # that may be at the greeting at a time; each has a thread and a socket
 WITHIN = "rank"  # a connection between two ranks of one island
 
 
@@ -24,38 +26,56 @@ class Server:
 
     def __init__(self, host: str, token: bytes, handlers: Mapping[str, Handler]) -> None:
         self._token, self._handlers = token, handlers
+        self._room, self._closed = threading.BoundedSemaphore(MOST_STRANGERS), False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = may_cut(socket.create_server((host, 0), family=family, backlog=128))
         self.address = wire.text_of(self._socket.getsockname())
         threading.Thread(target=self._accept, name="fleet-accept", daemon=True).start()
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._admit, args=(sock,), name="fleet-serve", daemon=True).start()
+            except OSError:  # closed; or there are no more files now, which is no reason never to listen again
+                time.sleep(0.1)
+                continue
+            if not self._room.acquire(blocking=False):
+                sock.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(sock,), name="fleet-serve", daemon=True).start()
+            except RuntimeError:  # the system gives no more threads
+                self._room.release()
+                sock.close()
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         try:
-            sock.settimeout(wire.GREETING_S)
+            said = self._admit(sock)
+        finally:
+            self._room.release()
+        if said is not None:
+            self._handlers[said["for"]](sock if said["for"] == WITHIN else may_cut(sock), said)
+
+    def _admit(self, sock: socket.socket) -> Message | None:
+        """What a friend wants; None for a stranger."""
+        try:
             wire.admit(sock, self._token, HELLO)
+            sock.settimeout(wire.GREETING_S)
             said = wire.receive_message(sock, MESSAGE_BYTES)
-            handler = self._handlers.get(str(said.get("for")))
-            if handler is None:
-                raise wire.Broken(f"a connection for {said.get('for')}")
+            if str(said.get("for")) not in self._handlers:
+                raise wire.Broken("a connection for what is not known here")
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             sock.close()
-            return
-        handler(sock if said["for"] == WITHIN else may_cut(sock), said)
+            return None
+        return said
 
 
 def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> socket.socket:
@@ -63,7 +83,7 @@ def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNEC
         refuse_if_cut()
     sock = socket.create_connection(wire.address_of(address), timeout=timeout_s)
     try:
-        wire.greet(sock, token, HELLO)
+        wire.greet(sock, token, HELLO, min(timeout_s, wire.GREETING_S))
         wire.send(sock, said)
     except BaseException:
         sock.close()
