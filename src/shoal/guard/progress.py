@@ -33,15 +33,7 @@ class Progress:
         """To be called a few times a second; the hang that the group is to be ended for, if there is one."""
         found = self._watch.verdict(now)
         for slow in self._stragglers.look(self._watch.beats, now):
-            self._note(
-                "straggler",
-                rank=slow.rank,
-                phase=slow.phase,
-                own_s=round(slow.own_s, 6),
-                usual_s=round(slow.usual_s, 6),
-                step_s=round(slow.step_s, 6),
-                steps=slow.steps,
-            )
+            self._note("straggler", rank=slow.rank, **slow.fields())
         if not self._names_hangs:
             return None
         before, self._hanging = self._hanging, found

@@ -10,8 +10,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from shoal.observe.pulse import LAZY_STEPS, Beat
+from shoal.observe.pulse import LAZY_STEPS
 
 OWN = {
     "data": "data",
@@ -27,6 +28,15 @@ WINDOWS = 2  # in a row
 AGAIN_S = 600.0
 
 
+class Spent(Protocol):
+    """What is looked at: a rank's `Beat`, or an island's tally."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def spent_s(self) -> Mapping[str, float]: ...
+
+
 @dataclass(frozen=True)
 class Straggler:
     rank: int
@@ -35,6 +45,11 @@ class Straggler:
     usual_s: float  # of the others' median
     step_s: float
     steps: int  # looked at
+
+    def fields(self) -> dict[str, Any]:
+        """For its journal record."""
+        seconds = {"own_s": self.own_s, "usual_s": self.usual_s, "step_s": self.step_s}
+        return {"phase": self.phase, "steps": self.steps} | {name: round(s, 6) for name, s in seconds.items()}
 
     @property
     def costs(self) -> float:
@@ -47,11 +62,11 @@ class Stragglers:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._window_s = seconds
-        self._from: tuple[float, Mapping[int, Beat]] | None = None
+        self._from: tuple[float, Mapping[int, Spent]] | None = None
         self._slow: dict[int, int] = {}  # rank → windows in a row
         self._told: dict[int, float] = {}
 
-    def look(self, beats: Mapping[int, Beat], now: float) -> list[Straggler]:
+    def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
         if len(beats) < 2 or min(b.steps for b in beats.values()) <= LAZY_STEPS:
             return []
@@ -69,7 +84,7 @@ class Stragglers:
         return certain
 
 
-def slow_ranks(before: Mapping[int, Beat], after: Mapping[int, Beat], seconds: float) -> list[Straggler]:
+def slow_ranks(before: Mapping[int, Spent], after: Mapping[int, Spent], seconds: float) -> list[Straggler]:
     """The ranks whose own work takes clearly longer than that of the others, the slowest first."""
     steps = min(after[r].steps - before[r].steps for r in after)
     own = {

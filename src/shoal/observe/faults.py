@@ -95,10 +95,20 @@ def faults_of(records: Iterable[Record]) -> list[Fault]:
                 place, fault = found[same]
                 found[same] = (place, replace(fault, noticed=noticed, epoch=number))
             elif not (stopping and why == LEFT):  # when all are told to stop, each leaves: that is no fault
-                cause = "preempted" if why == LEFT else "network"
+                cause = _why_left(told[:i], int(island)) if why == LEFT else "network"
                 found.append((i, Fault(0, cause, epoch, noticed, None, int(island), number, str(why))))
     found.sort(key=lambda item: item[0])
     return [replace(fault, number=n) for n, (_, fault) in enumerate(found)]
+
+
+def _why_left(told: list[Record], island: int) -> str:
+    """An island that left by itself was told to, or kept the others waiting."""
+    for record in reversed(told):
+        if record.get("kind") == "straggler" and record.get("island") == island:
+            return "straggler" if record.get("action") == "evict" else "preempted"
+        if record.get("kind") == "epoch":
+            break
+    return "preempted"
 
 
 def _numerics(record: Record) -> Fault:

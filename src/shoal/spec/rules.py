@@ -132,6 +132,12 @@ def _fleet(run: Run) -> Iterator[Broken]:
                 "fleet.deterministic is about islands that come and go, and fleet.islands is 1; one island alone is "
                 "deterministic anyway",
             )
+        if run.guard.on_straggler == "evict":
+            yield (
+                ("guard.on_straggler", "fleet.islands"),
+                "guard.on_straggler evict is about islands, which can do without one of them, and fleet.islands is 1; "
+                "leave it out, or set fleet.islands",
+            )
         return
     if fleet.shards != "auto" and (batch % fleet.shards or fleet.shards < fleet.islands):
         yield (

@@ -208,6 +208,10 @@ class Guard(Strict):
     on_hang: Literal["restart", "wait"] = Field(
         "restart", description="`restart`: as if it had died; `wait`: it is told, and nothing is done."
     )
+    on_straggler: Literal["wait", "evict"] = Field(
+        "wait",
+        description="An island that is slower than the others is told; `evict`: it leaves, and comes back later.",
+    )
     numerics: Literal["skip", "stop"] = Field(
         "skip", description="A loss or gradient that is no number: the batch is skipped, or the run stops."
     )

@@ -17,8 +17,8 @@ class Clock:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str, then: str | None = None) -> None:
-        """`then`: the phase that begins with it."""
+        """What has passed belongs to `name`. `then`: the phase that begins with it."""
         now = time.perf_counter()
-        self.laps[name], self._last = round(now - self._last, 6), now
+        self.laps[name], self._last = round(self.laps.get(name, 0.0) + now - self._last, 6), now
         if then:
             self._pulse.mark(then)

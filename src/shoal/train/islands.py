@@ -9,6 +9,7 @@ batch is left out, by all islands alike, since all decide from the same sum (`sh
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 from torch import Tensor
@@ -23,8 +24,13 @@ from shoal.track.journal import Record
 from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
 from shoal.train.numerics import Rewind
+from shoal.train.pace import Pace, rest_s
 from shoal.train.replica import Finished, Island
 from shoal.train.seed import seed_step
+
+
+class TooSlow(Exception):
+    """This island has left the others, which it kept waiting."""
 
 
 def train(t: Island) -> None:
@@ -37,6 +43,9 @@ def train(t: Island) -> None:
             return None
         except Evicted:
             _not_first(t)
+        except TooSlow:
+            _not_first(t)
+            _rest(t)
         except Rewind as spike:
             past = asdict(t.numerics.standing())
             t.fleet.go_back(
@@ -49,6 +58,7 @@ def train(t: Island) -> None:
 
 def _train(t: Island, first_round: int) -> None:
     total, number = t.run.train.steps, first_round
+    t.pace = Pace()
     while t.step < total:
         if t.numerics.alarm():
             t.numerics.go_back(t.step)
@@ -92,11 +102,12 @@ def train_step(t: Island, number: int) -> Record | None:
         _begin_epoch(t, turn)
         work.compute(turn.shards, clock)
         t.pulse.mark("trade")
-        traded = t.fleet.trade(number, work.offer(), t.total, t.run.fleet.deterministic)
+        traded = t.fleet.trade(number, work.offer(clock), t.total, t.run.fleet.deterministic)
         clock.lap("exchange_s")
         if traded is not None:
             break
     t.pulse.mark("optimizer")
+    _pace(t, traded)
     _votes(t)
     fields = t.update(traded.total, traded.said, clock.begin)
     t.fleet.applied(number, traded)
@@ -166,8 +177,10 @@ class Work:
             self._counts = counts if self._counts is None else self._counts + counts
             forget(self._t.model)
 
-    def offer(self) -> Offer:
+    def offer(self, clock: Clock) -> Offer:
         says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": self._losses}
+        seconds = {"data": clock.laps.get("data_s", 0.0), "forward": clock.laps.get("compute_s", 0.0)}
+        says |= {"island": self._t.fleet.island, "seconds": seconds}
         if self._counts is not None:
             says["experts"] = self._counts.said()
         if self._t.run.fleet.deterministic:
@@ -181,6 +194,25 @@ def _samples(t: Island, traded: Traded) -> int:
     shards = sorted(shard for said in traded.said for shard in said["shards"])
     assert shards == list(range(t.fleet.shards)), f"the shards of the step were {shards}"
     return t.run.train.batch
+
+
+def _pace(t: Island, traded: Traded) -> None:
+    """Says which islands are slow; whether this one is to leave for it is decided before the next step."""
+    evict = t.run.guard.on_straggler == "evict"
+    for slow in t.pace.heard(traded.said):
+        t.tell("straggler", island=slow.rank, action="evict" if evict else "wait", **slow.fields())
+        t.too_slow = t.too_slow or (evict and slow.rank == t.fleet.island)
+
+
+def _rest(t: Island) -> None:
+    """Stays away for a while. The others have the state, and give it back."""
+    t.rests += 1
+    until = time.monotonic() + rest_s(t.rests)
+    while t.place.sum(float(time.monotonic() < until))[0]:
+        t.pulse.mark("join")
+        if t.place.sum(float(t.told_to_stop()))[0]:
+            raise Stopped(f"island {t.fleet.island} was told to stop while it stayed away for being slow.")
+        time.sleep(min(0.5, max(0.0, until - time.monotonic())))
 
 
 def _votes(t: Island) -> None:
@@ -204,8 +236,11 @@ def _not_first(t: Island) -> None:
 
 
 def _leave_if_told(t: Island, number: int) -> None:
-    """Told to stop, an island leaves; the last one saves first."""
-    (told,) = t.place.sum(float(t.told_to_stop()))
+    """Told to stop, an island leaves; the last one saves first. One that is too slow leaves too, if others are left."""
+    told, slow = t.place.sum(float(t.told_to_stop()), float(t.too_slow))
+    t.too_slow = False
+    if slow and not told and t.fleet.leave():
+        raise TooSlow
     if not told:
         return
     if t.fleet.leave():

@@ -29,6 +29,7 @@ from shoal.track.journal import Record
 from shoal.train.balance import Counts, nudge
 from shoal.train.numerics import NotFinite, Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
+from shoal.train.pace import Pace
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.schedule import lr_ratio
@@ -69,6 +70,9 @@ class Island:
     total: Tensor = field(init=False)
     numerics: Numerics = field(init=False)
     saves: Saves | None = None
+    pace: Pace = field(default_factory=Pace)
+    too_slow: bool = False  # so that this island is to leave
+    rests: int = 0  # for which it has left so often
     recent: deque[tuple[str, Record]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __post_init__(self) -> None:
