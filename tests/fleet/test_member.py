@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shoal.fleet import member as module
 from shoal.fleet.epoch import TOKEN_BYTES, Card, Epoch, Fence
+from shoal.fleet.lines import Server, connect
 from shoal.fleet.member import Member
 
 HERE = "127.0.0.1"
@@ -38,6 +41,51 @@ def newcomer(fence: Fence) -> Iterator[Member]:
     member.begin(epoch, 3, behind=True)
     yield member
     member.close()
+
+
+@pytest.fixture
+def pair(fence: Fence) -> Iterator[tuple[Member, Member]]:
+    """The first member of an epoch, which can be reached, and the other one, which has not begun."""
+    token = secrets.token_bytes(TOKEN_BYTES)
+    said = {"freeze": Member.asked_to_freeze, "epoch": Member.told_of_epoch, "line": Member.line_from}
+    handlers = {what: (lambda sock, said, method=method: method(first, sock, said)) for what, method in said.items()}
+    server = Server(HERE, token, handlers)
+    epoch = Epoch(1, (Card("0-aa", 0, server.address, (server.address,), "here", os.getpid()), card(1)), base=0)
+    fence.create(epoch)
+    first, second = (Member(one, token, fence, shards=4) for one in epoch.members)
+    first.begin(epoch, 0)
+    yield first, second
+    second.close()
+    first.close()
+    server.close()
+
+
+def test_whoever_is_left_out_is_not_talked_to_any_more(
+    pair: tuple[Member, Member], fence: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads nothing: some day its buffer would be full, and the first member would wait for it for ever."""
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    first, second = pair
+    with connect(first.card.control, first._token, {"for": "line", "key": second.card.key}) as stopped:
+        until = time.monotonic() + 20
+        while stopped.recv(4096):  # beats, and then the end
+            assert time.monotonic() < until
+    newest = fence.newest()
+    assert newest is not None
+    assert newest.keys == [first.card.key]
+
+
+def test_what_a_member_keeps_does_not_grow_with_the_steps(pair: tuple[Member, Member], fence: Fence) -> None:
+    first, second = pair
+    epoch = fence.newest()
+    assert epoch is not None
+    second.begin(epoch, 0)
+    with ThreadPoolExecutor(2) as threads:
+        for step in range(50):
+            for member in pair:
+                member.take(step)
+            assert all(threads.map(lambda member, step=step: member.hold(1, step), pair))
+    assert len(first._holds) + len(second._holds) <= 2
 
 
 def test_a_newcomer_whose_donor_has_died_goes_on_alone_once_it_has_the_whole_state(

@@ -89,8 +89,9 @@ class Member:
             assert self.epoch is not None
             if self._frozen is None and self.epoch.number == number:
                 self._state = State(step, step + 1, self._state.have, behind=False)
-                self._hear_hold(self.card.key, number, step + 1)
-                if self._line:
+                if self.is_first:
+                    self._hear_hold(self.card.key, number, step + 1)
+                elif self._line:
                     self._line.say({"kind": "hold", "epoch": number, "steps": step + 1})
             self._await(lambda: self._state.applied > step or self._is_over(number))
             return self._state.applied > step
@@ -281,14 +282,17 @@ class Member:
             self._heard_of = dict.fromkeys(epoch.keys, now)
             first = None if epoch.ends_life else epoch.first
             same = first is not None and before is not None and before.first.key == first.key
-            old = None if same else self._line
+            old = [] if same or not self._line else [self._line]
             if old:
                 self._line = None
+            # Whoever is left out may have stopped: nobody reads what it is told, until there is no more room for it.
+            out = [key for key in before.keys if key not in epoch.keys] if before is not None else []
+            old += [self._lines.pop(key) for key in out if key in self._lines]
             self._lease.hold(self.is_first and not self._evicted, epoch.number)
         for call in self._over:
             call()
-        if old:
-            old.close()
+        for line in old:
+            line.close()
         if first and not self._evicted and first.key != self.card.key and not (same and self._line):
             self._call(first)
         with self._lock:
