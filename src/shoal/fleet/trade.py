@@ -35,7 +35,7 @@ class Gone(ConnectionError):
     """A member has closed its connection, or broken the rules."""
 
     def __init__(self, member: int, why: str) -> None:
-        super().__init__(f"member {member}: {why}")
+        super().__init__(why)
         self.member = member
 
 
