@@ -154,6 +154,16 @@ def test_a_restart_costs_its_stall_and_the_steps_that_were_done_again() -> None:
     assert (found.lost_steps, found.lost_samples, found.repeated_samples) == (3, 0, 0)
 
 
+def test_steps_that_are_done_again_after_the_next_fault_are_lost_by_the_one_that_undid_them() -> None:
+    """The first takes the run from step 12 to step 4; the second comes at step 8 and costs one more."""
+    first = told(list(range(1, 13)), 0.0)
+    then = told(list(range(5, 9)), 20.0, attempt=1)
+    last = told(list(range(8, 21)), 40.0, attempt=2)
+    faults = [Broken("kill", "rank 0", 12, 12.5), Broken("kill", "rank 0", 8, 24.5)]
+    found = measure(faults, [*first, *then, *last], CALM)
+    assert [fault.lost_steps for fault in found] == [8, 1]
+
+
 def test_a_fault_that_nobody_noticed_says_so_and_evaluation_is_no_stall() -> None:
     first, then = told(list(range(1, 11)), 0.0), told(list(range(11, 21)), 15.0)
     eval_ = {"kind": "eval", "t": 15.0, "begin": 10.0, "step": 10, "attempt": 0}

@@ -260,8 +260,8 @@ def _settled(stage: Stage, faults: Sequence[Broken]) -> bool:
         if not started:
             return False
         since = float(started[-1]["t"])
-    if last.kind == "disk-full" and not live.of("checkpoint", "checkpoint_failed", since=last.t):
-        return False  # the save is tried again, or given up
+    if last.kind == "disk-full" and not live.of("checkpoint", since=last.until):
+        return False  # the save is tried again, or given up and the next one is not there yet
     everybody = set(range(_islands(live))) - stage.gone if islands else set()
     steps = live.of("step", since=since)[-SETTLED_STEPS:]
     return len(steps) == SETTLED_STEPS and all(everybody <= set(step.get("islands") or ()) for step in steps)

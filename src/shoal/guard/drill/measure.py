@@ -148,17 +148,22 @@ def _evaluating(records: Iterable[Record], begin: float, end: float) -> float:
 
 
 def _lost_steps(fault: Broken, records: Sequence[Record], before: float) -> int:
-    """Steps that were done before it and had to be done again."""
+    """Steps that were done before it and had to be done again: those after the one that the run went on from. They may
+    be done again as late as after the next fault, which is not to blame for them."""
     lives = Lives(records)
-    first: dict[int, tuple[int, int]] = {}
-    again = set()
+    counts: set[int] = set()  # steps done so far that nobody has undone
+    last, lost = None, 0
     for record in records:
-        if record["kind"] == "step" and not lives.told_before(record):
-            step, life = int(record["step"]), lives.of(record)
-            if first.setdefault(step, life) != life and fault.t <= float(record["t"]) < before:
-                again.add(step)
-            first[step] = life
-    return len(again)
+        if record["kind"] != "step" or lives.told_before(record):
+            continue
+        step, life = int(record["step"]), lives.of(record)
+        if life != last:
+            undone = {done for done in counts if done >= step}
+            counts -= undone
+            lost += len(undone) * (fault.t <= float(record["t"]) < before)
+        counts.add(step)
+        last = life
+    return lost
 
 
 def samples(records: Iterable[Record], calm: Iterable[Record]) -> Samples:
