@@ -90,6 +90,9 @@ class Fence:
         except FileNotFoundError:
             return None
 
+    def is_over(self, number: int) -> bool:
+        return self._path(number + 1).exists()
+
     def newest(self) -> Epoch | None:
         try:
             numbers = [int(name[:-5]) for name in os.listdir(self._epochs) if name[0] != "." and name.endswith(".json")]

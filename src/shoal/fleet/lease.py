@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 RENEW_S = 2.0
@@ -17,8 +18,9 @@ DEAD_S = FRESH_S + 5.0  # … and whoever watches it unchanged for this long may
 
 
 class Lease:
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "lease.json"
+    def __init__(self, folder: Path, is_over: Callable[[int], bool] = lambda epoch: False) -> None:
+        """`is_over`: whether there is a later epoch than that one."""
+        self._path, self._is_over = folder / "lease.json", is_over
         self._held: int | None = None
         self._renewed = float("-inf")
         self._wake, self._closed = threading.Event(), False
@@ -51,11 +53,13 @@ class Lease:
     def _renew(self) -> None:
         count = 0
         while not self._closed:
-            if self._held is not None:
+            if (held := self._held) is not None:
                 began, count = time.monotonic(), count + 1
                 try:
-                    self._write(json.dumps({"epoch": self._held, "count": count, "pid": os.getpid()}))
-                    self._renewed = began
+                    self._write(json.dumps({"epoch": held, "count": count, "pid": os.getpid()}))
+                    # Whoever was frozen for long may be too late: others have found the lease old, and gone on.
+                    if not self._is_over(held):
+                        self._renewed = began
                 except OSError:
                     pass  # it gets old
             self._wake.wait(RENEW_S)

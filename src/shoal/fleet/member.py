@@ -51,7 +51,7 @@ class Member:
         self._ready: dict[str, Card] = {}  # newcomers that have caught up
         self._over: list[Callable[[], None]] = []
         self._closed = threading.Event()
-        self._lease = Lease(fence.folder)
+        self._lease = Lease(fence.folder, fence.is_over)
         self._watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
 
     # For the main thread.
@@ -203,7 +203,7 @@ class Member:
             return self._look  # somebody else is at it
         candidates = [key for key in epoch.keys if key not in self._gone or self._gone[key][0] == "left"]
         if not (self._gone or self._ready or self._frozen is not None):
-            return None
+            return self._look if self.is_first and not self._lease.fresh() else None
         if self.card.key not in candidates:
             return self._look
         turn = candidates.index(self.card.key)
