@@ -122,8 +122,9 @@ def test_one_side_of_a_cut_network_goes_on_and_the_other_comes_back(shore: Shore
     assert set(codes.values()) == {0}
     assert shore.check() == alone(shore.steps, SHARDS)
     steps = [record for island in range(3) for record in shore.log(island) if record["kind"] == "step"]
-    smaller = {tuple(record["members"]) for record in steps if len(record["members"]) < 3}
-    assert smaller  # somebody went on without the others …
+    smaller = {tuple(sorted(int(key[0]) for key in r["members"])) for r in steps if len(r["members"]) < 3}
+    together = tuple(island for island in range(3) if island not in cut)
+    assert smaller == {together} if len(together) == 2 else smaller  # the larger side went on …
     by_step: dict[int, set[int]] = {}
     for record in steps:
         by_step.setdefault(record["step"], set()).add(record["epoch"])

@@ -28,6 +28,7 @@ SILENT_S = 4.0  # without a word of somebody: it has stopped, or the way to it i
 ANSWER_S = 2.0  # to a question; the thread that answers has nothing else to do
 SILENT = f"was silent for {SILENT_S:g} s"
 TURN_S = 0.5  # the second in line waits this long for the first to act, the third twice as long, …
+LARGER_FIRST_S = SILENT_S + ANSWER_S + 1.0  # whoever may be on the smaller side of a cut waits for the other to act
 
 
 class Evicted(Exception):
@@ -246,10 +247,31 @@ class Member:
             return
         if all(state.behind for state in states.values()):
             return  # whoever had the whole state is gone; this one has it soon, or has to enter anew
+        if self._may_be_cut_off(epoch, set(states), gone):
+            return
         self._fence.create(succeed(epoch, states, gone, ready, self.card.key, noticed))
         self._look()  # this one, or the one that was faster
         told = [card for card in [*epoch.members, *ready.values()] if card.key != self.card.key]
         self._ask_all([card for card in told if card.key not in gone or gone[card.key][0] == "left"], {"for": "epoch"})
+
+    def _may_be_cut_off(self, epoch: Epoch, here: set[str], gone: dict[str, tuple[str, float]]) -> bool:
+        """Whether more members are out of reach than within, and may be alive: they go first, if they are. Where a
+        process is gone its machine says so."""
+        away = [card for card in epoch.members if card.key in gone and card.key not in here]
+        if len(away) <= len(here) or self._frozen is None or time.monotonic() - self._frozen > LARGER_FIRST_S:
+            return False
+        with ThreadPoolExecutor(len(away)) as threads:
+            refused = sum(threads.map(self._refuses, away))
+        return len(away) - refused > len(here)
+
+    def _refuses(self, card: Card) -> bool:
+        try:
+            ask(card.control, self._token, {"for": "status"}, ANSWER_S)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _look(self) -> None:
         """Adopts the epochs that have come to be since."""
