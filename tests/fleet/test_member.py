@@ -15,7 +15,7 @@ import pytest
 from shoal.fleet import member as module
 from shoal.fleet.epoch import TOKEN_BYTES, Card, Epoch, Fence
 from shoal.fleet.lines import Server, connect
-from shoal.fleet.member import Member
+from shoal.fleet.member import Evicted, Member
 
 HERE = "127.0.0.1"
 
@@ -44,48 +44,82 @@ def newcomer(fence: Fence) -> Iterator[Member]:
 
 
 @pytest.fixture
-def pair(fence: Fence) -> Iterator[tuple[Member, Member]]:
-    """The first member of an epoch, which can be reached, and the other one, which has not begun."""
+def trio(fence: Fence) -> Iterator[list[Member]]:
+    """The members of an epoch, which can be reached. The first one has begun."""
+    members: list[Member] = []
     token = secrets.token_bytes(TOKEN_BYTES)
     said = {"freeze": Member.asked_to_freeze, "epoch": Member.told_of_epoch, "line": Member.line_from}
-    handlers = {what: (lambda sock, said, method=method: method(first, sock, said)) for what, method in said.items()}
-    server = Server(HERE, token, handlers)
-    epoch = Epoch(1, (Card("0-aa", 0, server.address, (server.address,), "here", os.getpid()), card(1)), base=0)
+
+    def serve(i: int) -> Server:
+        handlers = {what: (lambda sock, said, do=do: do(members[i], sock, said)) for what, do in said.items()}
+        return Server(HERE, token, handlers)
+
+    servers = [serve(i) for i in range(3)]
+    cards = [Card(f"{i}-aa", i, s.address, (s.address,), "here", os.getpid()) for i, s in enumerate(servers)]
+    epoch = Epoch(1, tuple(cards), base=0)
     fence.create(epoch)
-    first, second = (Member(one, token, fence, shards=4) for one in epoch.members)
-    first.begin(epoch, 0)
-    yield first, second
-    second.close()
-    first.close()
-    server.close()
+    members += [Member(one, token, fence, shards=6) for one in cards]
+    members[0].begin(epoch, 0)
+    yield members
+    for one in [*members, *servers]:
+        one.close()
+
+
+def newest(fence: Fence) -> Epoch:
+    found = fence.newest()
+    assert found is not None
+    return found
+
+
+def line_of(member: Member, to: Member) -> socket.socket:
+    return connect(to.card.control, to._token, {"for": "line", "key": member.card.key})
 
 
 def test_whoever_is_left_out_is_not_talked_to_any_more(
-    pair: tuple[Member, Member], fence: Fence, monkeypatch: pytest.MonkeyPatch
+    trio: list[Member], fence: Fence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads nothing: some day its buffer would be full, and the first member would wait for it for ever."""
     monkeypatch.setattr(module, "SILENT_S", 0.5)
-    first, second = pair
-    with connect(first.card.control, first._token, {"for": "line", "key": second.card.key}) as stopped:
+    first, second, _ = trio
+    with line_of(second, to=first) as stopped:
         until = time.monotonic() + 20
         while stopped.recv(4096):  # beats, and then the end
             assert time.monotonic() < until
-    newest = fence.newest()
-    assert newest is not None
-    assert newest.keys == [first.card.key]
+    assert second.card.key not in newest(fence).keys
 
 
-def test_what_a_member_keeps_does_not_grow_with_the_steps(pair: tuple[Member, Member], fence: Fence) -> None:
-    first, second = pair
-    epoch = fence.newest()
-    assert epoch is not None
-    second.begin(epoch, 0)
-    with ThreadPoolExecutor(2) as threads:
+def test_what_a_member_keeps_does_not_grow_with_the_steps(trio: list[Member], fence: Fence) -> None:
+    for member in trio[1:]:
+        member.begin(newest(fence), 0)
+    with ThreadPoolExecutor(3) as threads:
         for step in range(50):
-            for member in pair:
+            for member in trio:
                 member.take(step)
-            assert all(threads.map(lambda member, step=step: member.hold(1, step), pair))
-    assert len(first._holds) + len(second._holds) <= 2
+            assert all(threads.map(lambda member, step=step: member.hold(1, step), trio))
+    assert sum(len(member._holds) for member in trio) <= 3
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.5])
+def test_of_two_that_cannot_trade_the_dead_one_has_to_go(trio: list[Member], fence: Fence, seconds: float) -> None:
+    """Who lost it may be heard of before the end of its own line is: then both still seem to be there."""
+    first, dead, other = trio
+    other.begin(newest(fence), 0)
+    line = line_of(dead, to=first)
+    with ThreadPoolExecutor(1) as threads:
+        over = threads.submit(other.missing, 1, dead.card.key, "reset")
+        time.sleep(seconds)  # as the kernel may deliver the one before the other
+        line.close()
+        over.result(20)
+    assert newest(fence).keys == [first.card.key, other.card.key]
+
+
+def test_of_two_that_cannot_trade_and_live_the_later_one_has_to_go(trio: list[Member], fence: Fence) -> None:
+    first, second, other = trio
+    for member in (second, other):
+        member.begin(newest(fence), 0)
+    with pytest.raises(Evicted):
+        other.missing(1, second.card.key, "reset")
+    assert newest(fence).keys == [first.card.key, second.card.key]
 
 
 def test_a_newcomer_whose_donor_has_died_goes_on_alone_once_it_has_the_whole_state(

@@ -27,6 +27,7 @@ BEAT_S = 0.25
 SILENT_S = 4.0  # without a word of somebody: it has stopped, or the way to it is cut
 ANSWER_S = 2.0  # to a question; the thread that answers has nothing else to do
 SILENT = f"was silent for {SILENT_S:g} s"
+APART_S = 1.0  # for the end of a line to be heard, when somebody else has lost that member
 TURN_S = 0.5  # the second in line waits this long for the first to act, the third twice as long, …
 LARGER_FIRST_S = SILENT_S + ANSWER_S + 1.0  # whoever may be on the smaller side of a cut waits for the other to act
 
@@ -49,6 +50,7 @@ class Member:
         self._heard_of: dict[str, float] = {}  # when, by key
         self._holds: dict[tuple[int, int], set[str]] = defaultdict(set)  # (epoch, steps) → who
         self._gone: dict[str, tuple[str, float]] = {}  # key → (why, when it was noticed)
+        self._apart: dict[tuple[str, str], float] = {}  # who cannot trade with whom, since when
         self._ready: dict[str, Card] = {}  # newcomers that have caught up
         self._over: list[Callable[[], None]] = []
         self._closed = threading.Event()
@@ -289,6 +291,7 @@ class Member:
             before, self.epoch, self._frozen = self.epoch, epoch, None
             self._gone = {k: v for k, v in self._gone.items() if k in epoch.keys and v[0] == "left"}
             self._ready = {k: v for k, v in self._ready.items() if k not in epoch.keys}
+            self._apart.clear()
             self._holds = defaultdict(set, {k: v for k, v in self._holds.items() if k[0] >= epoch.number})
             state = self._state
             if self.card.key not in epoch.keys:
@@ -422,6 +425,9 @@ class Member:
         """Two members cannot trade. If I hear both, the later one has to go: with either the run goes on."""
         assert self.epoch is not None
         if {by, key} <= self._audible():
+            now = time.monotonic()
+            if now - self._apart.setdefault((by, key), now) < APART_S:
+                return  # it is said again; if one of them has died, the end of its line is on its way
             key = max(by, key, key=self.epoch.index)
         self._suspect(key, why)
 
