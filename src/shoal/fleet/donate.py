@@ -27,7 +27,10 @@ from shoal.fleet.lines import MESSAGE_BYTES, Message
 STALL_S = 60.0  # without a byte of progress: the other side is gone, or as good as gone
 CHUNK_BYTES = 8 << 20
 LOOK_S = 0.1
-AHEAD = 3  # gradients that may wait to be sent; with more, training waits for the newcomer's connection
+WAIT_S = 0.5
+AHEAD_BYTES, AHEAD = 2 << 30, 3  # gradients that may wait to be sent: so many bytes, and at least so many …
+SLOW_S = 4.0  # … with more, training waits for the newcomer, but not for one to which not a byte has gone for so long
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Donor:
 
     def wanted(self) -> list[str]:
         with self._lock:
+            for key in [key for key, sock in self._waiting.items() if _gone(sock)]:
+                self._waiting.pop(key).close()
             return list(self._waiting)
 
     def begin(self, key: str, step: int, tensors: Mapping[str, Tensor], notes: dict[str, Any]) -> None:
@@ -97,7 +102,8 @@ class Donor:
 class _Gift:
     def __init__(self, step: int, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
         self._step, self._tensors, self._notes = step, tensors, notes
-        self._queue: queue.Queue[Entry | int] = queue.Queue(AHEAD)
+        self._queue: queue.Queue[Entry | int] = queue.Queue()
+        self._moved = time.monotonic()  # when it last made progress
         self._begun = time.monotonic()
         self._sock: socket.socket | None = None
         self.broken = False
@@ -107,11 +113,13 @@ class _Gift:
         threading.Thread(target=self._send, args=(sock,), name="fleet-donate", daemon=True).start()
 
     def add(self, entry: Entry | int) -> None:
-        while not self.broken:
-            self.broken = self._sock is None and time.monotonic() - self._begun > STALL_S  # nobody comes for it
-            with contextlib.suppress(queue.Full):
-                self._queue.put(entry, timeout=0.2)
-                return
+        size = entry.total.nbytes if isinstance(entry, Entry) else 0
+        while not self.broken and self._queue.qsize() >= max(AHEAD, AHEAD_BYTES // max(size, 1)):
+            since = self._begun + STALL_S if self._sock is None else self._moved + SLOW_S
+            if time.monotonic() > since:  # nobody comes for it, or whoever came is stopped
+                self.drop()
+            time.sleep(0.02)
+        self._queue.put(entry)
 
     def end(self, step: int) -> None:
         self.add(step)
@@ -121,8 +129,7 @@ class _Gift:
         with contextlib.suppress(OSError):
             if self._sock:
                 self._sock.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(queue.Full):  # then it is sending, and notices
-            self._queue.put_nowait(-1)
+        self._queue.put(-1)
 
     def _send(self, sock: socket.socket) -> None:
         try:
@@ -130,11 +137,11 @@ class _Gift:
             table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in self._tensors.items()]
             wire.send(sock, {"step": self._step, "tensors": table, "notes": self._notes})
             for tensor in self._tensors.values():
-                _send_tensor(sock, tensor)
+                self._send_tensor(sock, tensor)
             self._tensors.clear()
             while isinstance(entry := self._queue.get(), Entry):
                 wire.send(sock, {"step": entry.step, "said": entry.said, "count": entry.total.numel()})
-                _send_tensor(sock, entry.total)
+                self._send_tensor(sock, entry.total)
             wire.send(sock, {"end": entry})
             sock.shutdown(socket.SHUT_WR)
             sock.recv(1)  # until it has read all of it
@@ -144,17 +151,30 @@ class _Gift:
             self.broken = True
             sock.close()
 
+    def _send_tensor(self, sock: socket.socket, tensor: Tensor) -> None:
+        data = _bytes(tensor)
+        h = xxhash.xxh3_128()
+        for at in range(0, data.nbytes, PIECE_BYTES):
+            h.update(data[at : at + PIECE_BYTES])
+            sock.sendall(data[at : at + PIECE_BYTES])
+            self._moved = time.monotonic()
+        sock.sendall(h.digest())
+
 
 def receive(
     sock: socket.socket,
     tensors: Mapping[str, Tensor],
     loaded: Callable[[int, dict[str, Any]], None],
     idle: Callable[[], None],
+    waiting: Callable[[], None],
 ) -> Iterable[Entry]:
     """Fills the state in place and calls `loaded` with its step and notes; then the steps after it, as they come.
 
-    `idle` is called whenever all that has come is applied. Raises `wire.Broken` for what is damaged or incomplete.
+    `waiting` is called until it begins, which is at the other side's next step; `idle` whenever all that has come is
+    applied. Either may raise. Raises `wire.Broken` for what is damaged or incomplete.
     """
+    while not select.select([sock], [], [], WAIT_S)[0]:
+        waiting()
     sock.settimeout(STALL_S)
     head = wire.receive_message(sock, MESSAGE_BYTES)
     own = {name: local(t) for name, t in tensors.items()}
@@ -176,17 +196,18 @@ def receive(
         yield Entry(int(head["step"]), total, head["said"])
 
 
+def _gone(sock: socket.socket) -> bool:
+    """Whether the other side has closed it; it says nothing otherwise."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _send_tensor(sock: socket.socket, tensor: Tensor) -> None:
-    data = _bytes(tensor)
-    h = xxhash.xxh3_128()
-    for at in range(0, data.nbytes, CHUNK_BYTES):
-        h.update(data[at : at + CHUNK_BYTES])
-        sock.sendall(data[at : at + CHUNK_BYTES])
-    sock.sendall(h.digest())
 
 
 def _receive_tensor(sock: socket.socket, into: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.epoch import Card, Epoch, Fence
+from shoal.fleet.epoch import Card, Epoch, Fence, machine
 from shoal.fleet.lease import DEAD_S, Lease
 from shoal.fleet.lines import ask
 
@@ -25,17 +25,29 @@ class OldState(OSError):
     """The fleet goes back, to an older state than this island has restored."""
 
 
-def find(card: Card, fence: Fence, token: bytes, islands: int, step: int, digest: str, ended: int) -> Epoch | Card:
-    """The epoch that this island is in, or the member that gives it the state. Waits for as long as it takes.
+def find(
+    card: Card,
+    fence: Fence,
+    token: bytes,
+    islands: int,
+    step: int,
+    digest: str,
+    ended: int,
+    told_to_stop: Callable[[], bool],
+) -> Epoch | Card | None:
+    """The epoch that this island is in, or the member that gives it the state. Waits for as long as it takes; None if
+    it was told to stop meanwhile.
 
     `ended`: the number of the epoch that has ended a life, if the state was restored as that one tells; else 0.
     """
     here = fence.folder / "here" / f"{card.key}.json"
     here.parent.mkdir(parents=True, exist_ok=True)
+    for old in here.parent.glob(f"{card.island}-*.json"):  # of lives that were killed while they looked for others
+        old.unlink(missing_ok=True)
     here.write_text(json.dumps({"card": asdict(card), "step": step, "digest": digest, "ended": ended}))
     try:
         came, watched = time.monotonic(), _Watched(fence)
-        while True:
+        while not told_to_stop():
             newest = fence.newest()
             if newest is not None and newest.ends_life and newest.number != ended:
                 raise OldState("the fleet goes back to an older state")
@@ -46,6 +58,7 @@ def find(card: Card, fence: Fence, token: bytes, islands: int, step: int, digest
             if newest is None or newest.ends_life or watched.dead(newest):
                 _gather(card, fence, newest, token, islands, time.monotonic() - came)
             time.sleep(LOOK_S)
+        return None
     finally:
         here.unlink(missing_ok=True)
 
@@ -62,8 +75,10 @@ def _donor(newest: Epoch, card: Card, token: bytes) -> Card | None:
 def _gather(card: Card, fence: Fence, newest: Epoch | None, token: bytes, islands: int, waited_s: float) -> None:
     """Makes the first epoch, or the first after all had died, if it is this one's turn to do so."""
     ended = newest.number if newest is not None and newest.ends_life else 0
-    there = [found for found in _here(fence.folder) if found["key"] == card.key or _answers(found, token)]
-    there = [found for found in there if found["ended"] == ended]
+    there = [found for found in _here(fence.folder) if found.get("ended") == ended]
+    with ThreadPoolExecutor(len(there) or 1) as threads:
+        answers = list(threads.map(lambda found: found["key"] == card.key or _answers(found, token), there))
+    there = [found for found, answer in zip(there, answers, strict=True) if answer]
     if len({found["island"] for found in there}) < islands and waited_s < GATHER_S:
         return
     furthest = max(found["step"] for found in there)
@@ -105,7 +120,7 @@ class _Watched:
         now = (epoch.number, self._lease.read())
         if now != self._seen:
             self._seen, self._since = now, time.monotonic()
-        here = all(card.host == socket.gethostname() for card in epoch.members)
+        here = all(card.host == machine() for card in epoch.members)
         if here and not any(_alive(card.pid) for card in epoch.members):
             return True
         return time.monotonic() - self._since > DEAD_S

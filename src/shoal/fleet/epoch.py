@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ class Card:
     island: int
     control: str  # address of its first rank
     data: tuple[str, ...]  # … and of each rank
-    host: str
+    host: str  # `machine`
     pid: int
 
     @staticmethod
@@ -65,6 +66,14 @@ class Epoch:
     def of(fields: Mapping[str, Any]) -> Epoch:
         members = tuple(Card.of(card) for card in fields["members"])
         return Epoch(**{**fields, "members": members, "joined": tuple(fields["joined"])})
+
+
+def machine() -> str:
+    """Where process ids mean the same: containers may share a host's name and not its processes."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # Linux
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 class Fence:

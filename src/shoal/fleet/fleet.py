@@ -6,12 +6,14 @@ All ranks of an island call the same methods in the same order. The first rank a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,14 +22,17 @@ from torch import Tensor
 
 from shoal import wire
 from shoal.checkpoint import peers
+from shoal.errors import Stopped
 from shoal.fleet import enter
 from shoal.fleet.donate import Donor, receive
-from shoal.fleet.epoch import Card, Epoch, Fence
+from shoal.fleet.epoch import Card, Epoch, Fence, machine
 from shoal.fleet.inner import Inner
 from shoal.fleet.lines import Message, Server, answer, ask, connect
 from shoal.fleet.member import Evicted, Member
 from shoal.fleet.trade import Gone, Offer, Over, Traded, Trader
 
+MOST_PAUSE_S = 5.0  # before another try to join
+_WAYS: dict[type, str] = {Epoch: "epoch", Card: "donor"}
 PATIENCE_S = 3600.0  # in a trade: others may compute for long; that somebody is gone is told by its member
 
 
@@ -99,25 +104,31 @@ class Fleet:
 
     # Coming and going.
 
-    def enter(self, replica: Replica) -> int:
-        """Becomes a member; returns how many steps the state stands at then."""
+    def enter(self, replica: Replica, told_to_stop: Callable[[], bool] = lambda: False) -> int:
+        """Becomes a member; returns how many steps the state stands at then. Raises `Stopped` if that is asked for
+        before others are found."""
         self._forget()
-        while True:
+        for tries in itertools.count(1):
             ended, back = self._inner.share(self._end_of_life() if self._inner.speaks else None)
             step, digest = replica.restore(back)
             try:
                 failed = ""
-                step = self._enter(step, digest, ended, replica)
+                step = self._enter(step, digest, ended, replica, told_to_stop)
             except (OSError, Evicted) as e:  # whoever was to give its state is gone: what has come is worth nothing
                 failed = str(e) or type(e).__name__
-            if not any(self._inner.texts(failed[: peers.LINE_BYTES // 4])):
+            why = next(filter(None, self._inner.texts(failed[: peers.LINE_BYTES // 4])), "")
+            if not why:
                 return step
             self._forget()
+            if self._inner.speaks:
+                print(f"shoal: island {self.island} could not join ({why}) and tries again", file=sys.stderr)
+            time.sleep(min(0.1 * 2**tries, MOST_PAUSE_S))
+        raise AssertionError
 
-    def leave(self) -> bool:
-        """Whether the others go on; if not, this island is the last one, and has to save."""
-        gone = self._member.leave() if self._member else None
-        return bool(self._inner.share(gone))
+    def leave(self) -> bool | None:
+        """Whether the others go on; if not, this island is the last one, and has to save. None: after another step."""
+        gone: bool | None = self._inner.share(self._member.leave() if self._member else None)
+        return gone
 
     def go_back(self, back: dict[str, Any]) -> None:
         """Ends the life of the fleet: all islands restore the state as `back` tells, and gather again. To be called by
@@ -306,17 +317,25 @@ class Fleet:
         newest = self._fence.newest()
         return (newest.number, newest.back) if newest is not None and newest.ends_life else (0, None)
 
-    def _enter(self, step: int, digest: str, ended: int, replica: Replica) -> int:
+    def _enter(self, step: int, digest: str, ended: int, replica: Replica, told_to_stop: Callable[[], bool]) -> int:
         key = self._inner.share(f"{self.island}-{secrets.token_hex(4)}")
         control = self._addresses[0]
-        self._card = Card(key, self.island, control, tuple(self._addresses), socket.gethostname(), os.getpid())
+        self._card = Card(key, self.island, control, tuple(self._addresses), machine(), os.getpid())
         found: dict[str, Any] = {}
         if self._inner.speaks:
             self._member = Member(self._card, self._token, self._fence, self.shards)
             self._member.when_over(self._tell_ranks)
-            way = enter.find(self._card, self._fence, self._token, self.islands, step, digest, ended)
-            found = {"epoch" if isinstance(way, Epoch) else "donor": asdict(way)}
+            known = (self._card, self._fence, self._token, self.islands, step, digest, ended, told_to_stop)
+            try:
+                way = enter.find(*known)
+                found = {"stop": True} if way is None else {_WAYS[type(way)]: asdict(way)}
+            except OSError as e:  # all ranks have to hear of it
+                found = {"failed": str(e) or type(e).__name__}
         found = self._inner.share(found)
+        if "stop" in found:
+            raise Stopped(f"island {self.island} was told to stop before it had joined the others.")
+        if "failed" in found:
+            raise ConnectionError(found["failed"])
         if "epoch" in found:
             epoch = Epoch.of(found["epoch"])
             if self._member:
@@ -347,9 +366,15 @@ class Fleet:
                 with contextlib.suppress(OSError):
                     ask(newest.first.control, self._token, {"for": "ready", "card": asdict(self._card)})
 
+        def waiting() -> None:
+            """It does not begin before the donor's next step, and never if that is a member no more."""
+            newest = self._fence.newest()
+            if newest is None or donor.key not in newest.keys:
+                raise wire.Broken("whoever was to give its state is gone")
+
         said = {"for": "state", "key": self._key}
         with connect(donor.data[self._inner.rank], self._token, said) as sock:
-            for entry in receive(sock, replica.tensors(), loaded, idle):
+            for entry in receive(sock, replica.tensors(), loaded, idle, waiting):
                 if entry.step != at:
                     raise wire.Broken(f"step {entry.step} came after {at} steps")
                 replica.apply(entry.step, entry.total, entry.said)

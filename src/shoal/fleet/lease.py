@@ -17,6 +17,11 @@ FRESH_S = 20.0  # a commit needs a lease that was renewed within this time
 DEAD_S = FRESH_S + 5.0  # … and whoever watches it unchanged for this long may go on without them
 
 
+def now() -> float:
+    """Goes on while the machine sleeps, where the system has such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Lease:
     def __init__(self, folder: Path, is_over: Callable[[int], bool] = lambda epoch: False) -> None:
         """`is_over`: whether there is a later epoch than that one."""
@@ -29,7 +34,7 @@ class Lease:
     def hold(self, mine: bool, epoch: int) -> None:
         """From now on, or no longer. The file is written in a thread: a disk that hangs must not stop the watcher."""
         if mine and self._held is None:
-            self._renewed = time.monotonic()  # the epoch itself has just been written
+            self._renewed = now()  # the epoch itself has just been written
         self._held = epoch if mine else None
         if mine and self._thread is None:
             self._thread = threading.Thread(target=self._renew, name="fleet-lease", daemon=True)
@@ -37,7 +42,7 @@ class Lease:
         self._wake.set()
 
     def fresh(self) -> bool:
-        return time.monotonic() - self._renewed < FRESH_S
+        return now() - self._renewed < FRESH_S
 
     def read(self) -> str:
         """Changes as long as somebody renews it."""
@@ -54,7 +59,7 @@ class Lease:
         count = 0
         while not self._closed:
             if (held := self._held) is not None:
-                began, count = time.monotonic(), count + 1
+                began, count = now(), count + 1
                 try:
                     self._write(json.dumps({"epoch": held, "count": count, "pid": os.getpid()}))
                     # Whoever was frozen for long may be too late: others have found the lease old, and gone on.

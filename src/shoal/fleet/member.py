@@ -110,14 +110,18 @@ class Member:
                     self._suspect(key, why)
                 self._await(lambda: self._is_over(number), BEAT_S)
 
-    def leave(self) -> bool:
-        """Returns when the others go on without this island; False if there is nobody else to go on."""
+    def leave(self) -> bool | None:
+        """True when the others go on without this island; False if there is nobody else to go on; None: not yet, as
+        those who could go on have not got the whole state, and get it while this one takes another step."""
         with self._lock:
             assert self.epoch is not None
+            number = self.epoch.number
             while not self._evicted and not self._closed.is_set():
                 if len(self.epoch.members) == 1 and self._frozen is None:
                     self._gone.pop(self.card.key, None)
                     return False
+                if self._is_over(number):
+                    return None
                 if self._line:
                     self._line.say({"kind": "leave"})
                 else:
@@ -289,7 +293,7 @@ class Member:
             if self.epoch is not None and epoch.number <= self.epoch.number:
                 return
             before, self.epoch, self._frozen = self.epoch, epoch, None
-            self._gone = {k: v for k, v in self._gone.items() if k in epoch.keys and v[0] == "left"}
+            self._gone = {}  # who is kept although it wants to leave says so again
             self._ready = {k: v for k, v in self._ready.items() if k not in epoch.keys}
             self._apart.clear()
             self._holds = defaultdict(set, {k: v for k, v in self._holds.items() if k[0] >= epoch.number})

@@ -113,7 +113,7 @@ class Scribe:
         new_life = epoch.life != self._life
         self._epoch, self._life = epoch.number, epoch.life
         if self._parts.place.rank or not self._fleet.is_first:
-            self._journal = None
+            self._close()
             return
         if self._journal is None or new_life:
             self._journal = self._journal or Journal(self._run_dir.journal_file)
@@ -129,6 +129,11 @@ class Scribe:
             joined=[numbers[key] for key in epoch.joined],
             noticed=round(epoch.noticed, 6) or None,
         )
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def _make_up_for_the_one_before(self, step: int) -> None:
         """Whoever was first may have died before it wrote what was decided."""

@@ -38,7 +38,7 @@ def train(t: Island) -> None:
     while True:
         t.pulse.mark("join")
         try:
-            return _train(t, t.fleet.enter(t))
+            return _train(t, t.fleet.enter(t, t.told_to_stop))
         except Finished:
             return None
         except Evicted:
@@ -243,7 +243,10 @@ def _leave_if_told(t: Island, number: int) -> None:
         raise TooSlow
     if not told:
         return
-    if t.fleet.leave():
+    left = t.fleet.leave()
+    if left is None:
+        return
+    if left:
         raise Stopped(f"island {t.fleet.island} has left after step {t.step}; the others go on.")
     turn = t.fleet.take(number, t)
     assert turn is not None
