@@ -143,3 +143,16 @@ def test_a_watcher_that_fails_ends_the_island_instead_of_letting_it_wait_for_eve
     newcomer.caught_up(5)
     with pytest.raises(RuntimeError, match="watches the other islands has failed"):
         newcomer.hold(1, 5)
+
+
+def test_the_only_one_with_the_state_leaves_when_others_have_it(trio: list[Member], fence: Fence) -> None:
+    """Until then it is asked to take another step, in which it hands the state over."""
+    first, *others = trio
+    for member in others:
+        member.begin(newest(fence), 0, behind=True)
+    assert first.leave() is None
+    assert first.card.key in newest(fence).keys
+    for member in others:
+        member.caught_up(0)
+    assert first.leave() is True
+    assert newest(fence).keys == [member.card.key for member in others]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,15 @@ def test_experts_are_balanced_over_all_islands(
         assert np.allclose([r["expert_imbalance"] for r in fleet.journal("step")], expected, atol=0.02)
         told = [r["step"] for r in records(alone.journal_file) if r["kind"] == "router"]
         assert [r["step"] for r in fleet.journal("router")] == told
+
+
+def test_told_to_stop_while_it_looks_for_the_others_an_island_stops(tmp_path: Path, tiny_data: Path) -> None:
+    with islands(tmp_path, tiny_data, "lonely") as fleet:
+        fleet.start(0)
+        until = time.monotonic() + 30
+        while not list((fleet.run_dir.path / "fleet").glob("here/0-*.json")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        fleet.signal(0, signal.SIGTERM)
+        assert fleet.wait(15) == {0: {143}}  # sooner than it would have begun alone
+        assert not fleet.journal("epoch")
