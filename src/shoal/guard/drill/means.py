@@ -16,6 +16,7 @@ from shoal.checkpoint.names import RANK_FILE, Name
 from shoal.checkpoint.store import Folder
 from shoal.guard.drill.live import Live
 from shoal.guard.drill.plan import Planned
+from shoal.track.journal import Record
 
 BURST_S = 0.2  # of a slow worker: of each, it runs for a quarter
 OOM_MIB = 64  # that a worker may still have
@@ -117,13 +118,18 @@ def _oom(planned: Planned, stage: Stage) -> Broken | None:
 
 
 def _nan(planned: Planned, stage: Stage) -> Broken | None:
-    """The workers were told when they started (`plan.environment`): the batch comes when its step does."""
-    told = lambda: stage.live.of("skip", "rewind", "failure")  # noqa: E731
-    before = len(told())
-    stage.live.wait(lambda: len(told()) > before or stage.live.step > planned.step + 1, stage.live.patience_s)
-    if len(told()) == before:
+    """The workers were told when they started (`plan.environment`): the batch comes when its step does, and may have
+    come by now."""
+    live, since = stage.live, time.time()
+
+    def told() -> list[Record]:
+        skipped = [r for r in live.of("skip") if int(r["batch"]) == planned.step]
+        return skipped or live.of("rewind", "failure", since=since)
+
+    live.wait(lambda: bool(told()) or live.step > planned.step + 1, live.patience_s)
+    if not told():
         return None
-    at = told()[before]
+    at = told()[0]
     return Broken("nan", f"batch {planned.step}", planned.step, float(at.get("begin") or at["t"]))
 
 

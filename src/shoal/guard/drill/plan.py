@@ -88,8 +88,6 @@ def _wrong(kind: str, run: Run) -> str | None:
         return "checkpoint.keep=1 leaves no other checkpoint to go on from; set checkpoint.keep=2 or more"
     if kind == "nan" and getattr(run.guard, "numerics", "stop") == "stop":
         return "guard.numerics is `stop`, so it would end there"
-    if kind == "nan" and run.fleet.islands > 1:
-        return "islands have no point at which a batch could be poisoned"
     if kind == "oom" and sys.platform != "linux":
         return "it needs Linux"
     return None
