@@ -15,7 +15,7 @@ import pytest
 from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
-from shoal.guard.islands import agents_of
+from shoal.guard.orphans import agents_of
 from shoal.spec import dump
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
@@ -80,3 +80,6 @@ def test_the_death_of_the_supervisor_is_survived(run: RunDir) -> None:
     assert main(["stop", "tiny", "--workspace", str(run.workspace)]) == 0
     assert not agents_of(run)
     assert told(run, "checkpoint")[-1]["step"] == told(run, "step")[-1]["step"]
+    (close,) = told(run, "close")  # by the last agent, since nobody else was left to say so
+    assert (close["status"], close["exit_code"]) == ("stopped", 143)
+    assert len(told(run, "ended")) == 2

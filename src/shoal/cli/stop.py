@@ -14,7 +14,7 @@ import time
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
-from shoal.guard.islands import agents_of
+from shoal.guard.orphans import agents_of
 from shoal.observe.commands import going_on
 from shoal.spec import load
 from shoal.track.rundir import RunDir, find_run, workspace

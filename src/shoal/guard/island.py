@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
+from shoal.guard import orphans
 from shoal.guard.budget import Budget
 from shoal.guard.classify import Failure
 from shoal.guard.history import History
@@ -50,6 +51,12 @@ class Agent:
 
     def run(self) -> int:
         """Until the island is done, told to leave, or beyond help."""
+        code = self._attempts()
+        with suppress(OSError):  # a full disk
+            orphans.ended(self._run_dir, self._journal, self._island, code, self._run.train.steps)
+        return code
+
+    def _attempts(self) -> int:
         budget, furthest = Budget(self._run.guard.restarts, self._run.guard.backoff_s), self._step
         while True:
             ended = self._attempt()

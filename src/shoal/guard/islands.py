@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.guard.budget import Budget
@@ -23,27 +22,11 @@ from shoal.guard.signals import Signals
 from shoal.guard.watch import TICK_S, Ended
 from shoal.guard.workers import Death
 from shoal.spec.run import Guard
-from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
 SAID = (DONE, WRONG_USAGE, TRANSIENT, WRONG_ENVIRONMENT, TOLD_TO_STOP)  # an agent that ends so has told why
 FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
-
-
-def agents_of(run_dir: RunDir) -> list[int]:
-    """The living agents of a run, also where its supervisor has died: they go on without it."""
-    newest = {r["island"]: int(r["agent"]) for r in records(run_dir.journal_file) if r["kind"] == "island"}
-    return [pid for pid in newest.values() if _is_agent(pid, run_dir)]
-
-
-def _is_agent(pid: int, run_dir: RunDir) -> bool:
-    """A number alone may be another process by now."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"shoal.guard.island" in words and str(run_dir.path).encode() in words
 
 
 class Agents:
