@@ -156,3 +156,21 @@ def test_the_only_one_with_the_state_leaves_when_others_have_it(trio: list[Membe
         member.caught_up(0)
     assert first.leave() is True
     assert newest(fence).keys == [member.card.key for member in others]
+
+
+def test_who_was_a_member_does_not_come_back_by_an_old_word(trio: list[Member], fence: Fence) -> None:
+    """It said that it was ready, was taken in, and was stopped; the word comes once more."""
+    first, gone, other = trio
+    other.begin(newest(fence), 0)
+    first.ready(gone.card)
+    with first._lock:
+        first._suspect(gone.card.key, "closed")
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(first.take, 0).result(20)
+        deadline = time.monotonic() + 20
+        while gone.card.key in newest(fence).keys:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    first.ready(gone.card)
+    time.sleep(3 * module.BEAT_S)
+    assert newest(fence).keys == [first.card.key, other.card.key]

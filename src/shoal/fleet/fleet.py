@@ -382,6 +382,8 @@ class Fleet:
         if self._member:
             while self._member.epoch is None:  # the end came before the news
                 idle()
+            if at < self._member.epoch.base:
+                raise wire.Broken(f"the others have gone on from {at} steps to {self._member.epoch.base} without it")
             self._member.caught_up(at)
         return at
 

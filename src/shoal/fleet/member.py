@@ -52,6 +52,7 @@ class Member:
         self._gone: dict[str, tuple[str, float]] = {}  # key → (why, when it was noticed)
         self._apart: dict[tuple[str, str], float] = {}  # who cannot trade with whom, since when
         self._ready: dict[str, Card] = {}  # newcomers that have caught up
+        self._were: set[str] = set()  # keys of all that have been members: who was one comes back with another
         self._over: list[Callable[[], None]] = []
         self._closed = threading.Event()
         self._lease = Lease(fence.folder, fence.is_over)
@@ -133,8 +134,9 @@ class Member:
     def ready(self, card: Card) -> None:
         """A newcomer has caught up: it is to be in the next epoch. (Of the first member.)"""
         with self._lock:
-            self._ready[card.key] = card
-            self._lock.notify_all()
+            if card.key not in self._were:  # else it was stopped for long, or its words were
+                self._ready[card.key] = card
+                self._lock.notify_all()
 
     @property
     def is_first(self) -> bool:
@@ -294,7 +296,8 @@ class Member:
                 return
             before, self.epoch, self._frozen = self.epoch, epoch, None
             self._gone = {}  # who is kept although it wants to leave says so again
-            self._ready = {k: v for k, v in self._ready.items() if k not in epoch.keys}
+            self._were.update(epoch.keys, epoch.left)
+            self._ready = {k: v for k, v in self._ready.items() if k not in self._were}
             self._apart.clear()
             self._holds = defaultdict(set, {k: v for k, v in self._holds.items() if k[0] >= epoch.number})
             state = self._state
