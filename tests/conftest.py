@@ -1,4 +1,4 @@
-"""What all tests share: a corner of the memory (tmpfs) that is theirs and is gone after them."""
+"""What all tests share: one thread a process, and a corner of the memory (tmpfs) that is theirs and is gone after them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+# Before torch comes: its threads do not survive a fork, and a forked rank would wait for them for ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

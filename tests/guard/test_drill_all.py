@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from tests.guard.drills import assert_accounted, drill, make
 
+from shoal.track.journal import records
+from shoal.track.rundir import RunDir
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -35,7 +38,7 @@ def test_islands_are_killed_stopped_cut_off_and_robbed_of_their_supervisor_and_l
     islands = ["fleet.islands=3", "fleet.deterministic=true", "train.steps=160", "train.batch=12"]
     kinds = ["kill", "stop", "partition", "preempt", "coordinator"]
     args = ["--scenario", ",".join(kinds), "--count", "5", "--seed", "17", "--pause", "8", "--pace", "0.45"]
-    code, found = drill(tmp_path, *args, *islands, "checkpoint.every=50", within_s=800)
+    code, found = drill(tmp_path, *args, *islands, "checkpoint.every=50", "--keep", "kept", within_s=800)
     assert code == 0, found
     assert found["same_digest"] is True
     assert (found["lost_samples"], found["repeated_samples"]) == (0, 0)
@@ -47,6 +50,8 @@ def test_islands_are_killed_stopped_cut_off_and_robbed_of_their_supervisor_and_l
     assert coordinator["victim"] == "the supervisor"
     assert all(fault["detection_s"] is not None for fault in (kill, stop, partition, preempt))
     assert kill["stall_s"] < 20, "the others did not wait for it to start again"
+    told = records(RunDir.of("drill", tmp_path / "kept").journal_file)
+    assert [r["status"] for r in told if r["kind"] == "close"] == ["done"], "also without a supervisor"
 
 
 def test_a_poisoned_batch_is_left_out_and_nothing_else_is(tmp_path: Path) -> None:

@@ -173,22 +173,22 @@ class Fleet:
     def trade(self, step: int, offer: Offer, total: Tensor, tree: bool) -> Traded | None:
         """The sum over all islands, once all have it; None when the epoch has ended before that."""
         assert self.epoch is not None
-        traded, missing, why = None, "", ""
+        traded, missing = None, ""
         try:
             shards = self.shards if tree else None
             traded = self._connected().sum(step, offer, total, shards, PATIENCE_S)
         except Over:
             pass
         except Gone as e:
-            missing, why = self.epoch.keys[e.member], str(e)
+            missing = f"{self.epoch.keys[e.member]} {e}"
         held = self._inner.all(traded is not None)
-        reports = self._inner.texts(missing)
-        return traded if self._decide(step, held, [key for key in reports if key], why) else None
+        reports = self._inner.texts(missing[: peers.LINE_BYTES // 4])
+        return traded if self._decide(step, held, [report for report in reports if report]) else None
 
     def together(self, step: int) -> bool:
         """Whether all islands have come here, in this epoch. A step without a gradient."""
         assert self.epoch is not None
-        return self._decide(step, True, [], "")
+        return self._decide(step, True, [])
 
     def applied(self, step: int, traded: Traded) -> None:
         """To whoever is about to join."""
@@ -199,7 +199,8 @@ class Fleet:
         """Whether this island writes the journal and the checkpoints."""
         return self.epoch is not None and self.epoch.first.island == self.island
 
-    def _decide(self, step: int, held: bool, missing: list[str], why: str) -> bool:
+    def _decide(self, step: int, held: bool, missing: list[str]) -> bool:
+        """`missing`: what the ranks of this island say of those who did not trade with them: key, and why."""
         assert self.epoch is not None
         verdict: bool | str | None = None
         if self._member:
@@ -207,7 +208,8 @@ class Fleet:
                 if held:
                     verdict = self._member.hold(self.epoch.number, step)
                 elif missing:
-                    self._member.missing(self.epoch.number, missing[0], why)
+                    key, _, why = missing[0].partition(" ")
+                    self._member.missing(self.epoch.number, key, why)
                     verdict = False
                 else:
                     verdict = False

@@ -66,6 +66,7 @@ class Member:
             self._state = State(applied, applied, [], behind)
         self.adopt(epoch)
         self._watcher.start()
+        threading.Thread(target=self._live, name="fleet-beat", daemon=True).start()
 
     def caught_up(self, applied: int) -> None:
         with self._lock:
@@ -191,13 +192,20 @@ class Member:
                 self._failed = e
                 self._lock.notify_all()
 
+    def _live(self) -> None:
+        """Beats, also while the watcher waits for the answers of others."""
+        while not self._closed.wait(BEAT_S):
+            with self._lock:
+                if self._evicted:
+                    return
+                self._beat()
+
     def _look_out(self) -> None:
         while not self._closed.wait(0.0):
             with self._lock:
                 self._lock.wait(BEAT_S)
                 if self._closed.is_set() or self._evicted:
                     return
-                self._beat()
                 self._notice_silence()
                 job = self._job()
             if job:
