@@ -1,4 +1,4 @@
-"""What all tests share: one thread a process, and a corner of the memory (tmpfs) that is theirs and is gone after them."""
+"""What all tests share: one thread a process, and a corner of the memory (tmpfs) that is gone after them."""
 
 from __future__ import annotations
 
