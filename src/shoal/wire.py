@@ -35,9 +35,9 @@ def admit(sock: socket.socket, token: bytes, hello: bytes) -> None:
     sock.sendall(_proof(token, b"keeps", mine, theirs))
 
 
-def greet(sock: socket.socket, token: bytes, hello: bytes, within_s: float = GREETING_S) -> None:
+def greet(sock: socket.socket, token: bytes, hello: bytes, within_s: float | None = None) -> None:
     """The other side. `hello` is the name and the version of what is to be talked."""
-    until = time.monotonic() + within_s
+    until = time.monotonic() + (GREETING_S if within_s is None else within_s)
     said = receive(sock, len(hello) + _NONCE_BYTES, until)
     if not said.startswith(hello):
         raise Broken(f"what answers there is no {hello.split(maxsplit=2)[1].decode()} of this version")

@@ -321,9 +321,11 @@ def test_a_frozen_keeper_is_given_up_after_a_moment(
     spread(two, Name(20, 3))
     b.keeper.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    assert restored(run, a.folder, b.peer()) == (20, "memory", "")
-    assert time.monotonic() - began < 10
-    b.keeper.process.send_signal(signal.SIGCONT)
+    try:
+        assert restored(run, a.folder, b.peer()) == (20, "memory", "")
+        assert time.monotonic() - began < 10
+    finally:
+        b.keeper.process.send_signal(signal.SIGCONT)
 
 
 # What stays in memory, and for how long
