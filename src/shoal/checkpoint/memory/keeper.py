@@ -186,8 +186,8 @@ class Started:
     process: subprocess.Popen[bytes]
 
     def stop(self) -> None:
-        """At the end of a run. It has nothing to save: what it holds is complete or worthless."""
-        self.process.terminate()
+        """At the end of a run. It has nothing to save (what it holds is complete or worthless), and may be frozen."""
+        self.process.kill()
         self.process.wait()
 
 
