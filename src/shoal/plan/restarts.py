@@ -42,7 +42,7 @@ NOTHING = Span(0.0, 0.0, 0.0, "there is none")
 # Crashes are seen at once, hangs (a tenth of ByteRobust's failures) after a time-out of 10 to 30 minutes.
 TIME_OUT = Span(60, 10, 600, "a tenth of failures are hangs, seen after 10 min (ByteRobust, arXiv 2509.16293, 2025-09)")
 HANG_NAMED = Span(8, 0.6, 60, "hangs named in 7.2 s, deaths in 0.6 s (claims.md, 2026-11); 2 to 60 s at ByteDance")
-PROCESSES = Span(60, 6, 120, "6 s for Python and torch (claims.md, 2026-11); below 2 min on HyperPod (AWS, 2025-12)")
+PROCESSES = Span(60, 6, 120, "6 s for Python and torch (claims.md, 2026-11); below 2 min on HyperPod (AWS, abstract)")
 FROM_NEAR = Span(15, 3, 60, "14.8 GB in 9 s on one H200 (claims.md, 2026-11)")
 FROM_QUEUE = Span(600, 120, 1800, "dlrover#1690: 10 min for 30 pods; a median of 11 min to retry (arXiv 2605.09370)")
 
@@ -62,7 +62,7 @@ STYLES: Mapping[str, Style] = {
             "remote",
             "the scheduler restarts the whole run from a checkpoint on remote storage",
             TIME_OUT,
-            Span(480, 240, 1200, "10 min in all at 100,000 GPUs (arXiv 2602.00277, 2026-02), 15 to 30 on AWS (2025)"),
+            Span(480, 240, 1200, "10 min in all at 100,000 GPUs (arXiv 2602.00277, 2026-02), 15 to 30 on AWS (abstract)"),
             Span(120, 30, 600, "5.2 TB of a 405B checkpoint at 40 GB/s; an assumption about storage"),
             NOTHING,  # the queue is in the time of the restart
             replace_share=0.0,
