@@ -62,7 +62,7 @@ STYLES: Mapping[str, Style] = {
             "remote",
             "the scheduler restarts the whole run from a checkpoint on remote storage",
             TIME_OUT,
-            Span(480, 240, 1200, "10 min in all at 100,000 GPUs (arXiv 2602.00277, 2026-02), 15 to 30 on AWS (abstract)"),
+            Span(480, 240, 1200, "10 min in all at 100,000 GPUs (arXiv 2602.00277, 2026-02); 15 to 30 on AWS"),
             Span(120, 30, 600, "5.2 TB of a 405B checkpoint at 40 GB/s; an assumption about storage"),
             NOTHING,  # the queue is in the time of the restart
             replace_share=0.0,
