@@ -110,8 +110,16 @@ def test_figures_of_every_device_hang_together() -> None:
         assert d.architecture <= d.released <= 2026, d.name
         assert all(DATE.fullmatch(p.date) and p.date < "2027" for p in d.prices), d.name
     h100, a100, gb200 = find("h100"), find("a100"), find("gb200")
-    assert (h100.peak["bf16"], h100.link.gbs, h100.memory_bytes >> 30, h100.scale_out_gbs) == (989, 450, 80, 50)
+    assert (h100.peak["bf16"], h100.link.gbs, h100.memory_bytes >> 30, h100.scale_out.gbs) == (989, 450, 80, 50)
     assert (a100.peak["bf16"], a100.link.in_switch, h100.link.in_switch, gb200.link.domain) == (312, False, True, 72)
+
+
+def test_a_product_nobody_measured_is_as_far_from_its_peak_as_one_somebody_did() -> None:
+    h100, t4 = find("h100"), find("t4")
+    assert h100.ceiling("bf16") == 794.5
+    assert find("MI300X").ceiling("fp8") == pytest.approx(2610 * 668.4 / 1307)
+    assert find("TPU v5e").ceiling("bf16") == pytest.approx(0.95 * 197)
+    assert (h100.ceiling("fp4"), t4.ceiling("bf16"), t4.ceiling("fp16")) == (None, None, 0.8 * 65)
 
 
 def test_every_figure_of_the_package_says_whence_it_is() -> None:
@@ -184,7 +192,7 @@ def test_an_entry_like_another_takes_its_silicon_and_not_its_name_or_prices(tmp_
     ours = find("slow-net", [write(tmp_path / "hardware", text)])
     assert (ours.peak, ours.link.domain, ours.link.in_switch) == (find("h100").peak, 8, True)
     assert (ours.link.gbs, ours.prices, ours.aliases) == (200, (), ())
-    assert ours.scale_out.fabric == "ethernet-25"
+    assert (ours.scale_out.fabric, ours.scale_out.gbs) == ("ethernet-25", 3.125 / 8)
     assert find("h100", [tmp_path / "hardware"]).name == "H100 SXM"
 
 

@@ -94,7 +94,7 @@ def scale_out(device: Device, fabric: str | None = None, folders: Folders = ()) 
     if hardware_names.fabric_key(fabric) in (key(usual.family), key(usual.name)):
         return device.scale_out
     chosen = find_fabric(fabric, device, folders)
-    return ScaleOut(chosen.name, chosen.per_device_gbs(device.per_node))
+    return ScaleOut(chosen.name, chosen.device_gbs(device.per_node))
 
 
 def described_scale_out(device: Device, text: str, folders: Folders = ()) -> ScaleOut:
@@ -110,8 +110,8 @@ def described_scale_out(device: Device, text: str, folders: Folders = ()) -> Sca
     if node_gbs is not None:
         gbs = node_gbs / device.per_node
         family = [f for f in known if f.family == chosen.family]
-        return ScaleOut(min(family, key=lambda f: abs(f.per_device_gbs(device.per_node) - gbs)).name, gbs)
-    return device.scale_out if chosen is usual else ScaleOut(chosen.name, chosen.per_device_gbs(device.per_node))
+        return ScaleOut(min(family, key=lambda f: abs(f.device_gbs(device.per_node) - gbs)).name, gbs)
+    return device.scale_out if chosen is usual else ScaleOut(chosen.name, chosen.device_gbs(device.per_node))
 
 
 def price(device: Device, date: str | None = None) -> Price | None:

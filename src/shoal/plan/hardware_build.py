@@ -25,12 +25,11 @@ def merged(base: Table, entry: Table, where: str, inherit: bool) -> Table:
     names, prices and measurements stay behind.
     """
     result = {name: value for name, value in base.items() if not (inherit and name in _OWN)}
-    link_kind = result.get("link", {}).get("kind")
     for name, value in entry.items():
         if name == "aliases":
             result[name] = [*result.get(name, []), *value]
-        elif name == "link" and value.get("kind", link_kind) != link_kind:
-            result[name] = value  # another kind of link shares no figure
+        elif _other_kind(result.get(name), value):
+            result[name] = value  # another kind of link, another fabric: no figure in common
         elif name in ("link", "scale_out") or (name in ("peak", "matmul", "measured") and not inherit):
             result[name] = {**result.get(name, {}), **value}
         elif name not in ("sources", "like"):
@@ -38,6 +37,12 @@ def merged(base: Table, entry: Table, where: str, inherit: bool) -> Table:
     result["sources"] = _told(base.get("sources", {}), entry, where)
     result["where"] = where
     return result
+
+
+def _other_kind(before: Any, now: Any) -> bool:
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return False
+    return any(name in now and now[name] != before.get(name) for name in ("kind", "fabric"))
 
 
 def _told(base: dict[str, str], entry: Table, where: str) -> dict[str, str]:
@@ -67,13 +72,13 @@ def device(table: Table, sources: Table, fabrics: Mapping[str, Fabric]) -> Devic
     ]
     link = _link(table["link"])
     per_node = table.get("per_node", min(link.domain, 8))
-    released = table.get("released", 2024)
+    released = int(table.get("released", 2024))
     return Device(
         name=name,
         aliases=tuple(dict.fromkeys(table.get("aliases", []))),
         vendor=table.get("vendor", "unknown"),
         released=released,
-        architecture=table.get("architecture", released),
+        architecture=int(table.get("architecture", released)),
         peak={precision: float(rate) for precision, rate in table["peak"].items()},
         matmul={precision: float(rate) for precision, rate in table.get("matmul", {}).items()},
         memory_gb=float(table["memory_gb"]),
@@ -97,7 +102,7 @@ def fabric(table: Table, sources: Table, where: str) -> Fabric:
     return Fabric(
         name=table["name"],
         aliases=tuple(table.get("aliases", [])),
-        family=table.get("family", table["name"]),
+        family=str(table.get("family", table["name"])),
         gbs=float(table["gbs"]),
         per=table["per"],
         latency_us=float(table.get("latency_us", 10.0)),
@@ -126,7 +131,7 @@ def _scale_out(table: Table, per_node: int, fabrics: Mapping[str, Fabric], where
     if key(name) not in fabrics:
         raise SpecError(f"{where}: {unknown('fabric', name, list(fabrics.values()))}")
     chosen = fabrics[key(name)]
-    return ScaleOut(chosen.name, float(table.get("gbs", chosen.per_device_gbs(per_node))))
+    return ScaleOut(chosen.name, float(table.get("gbs", chosen.device_gbs(per_node))))
 
 
 def _sources(table: dict[str, str], known: Table) -> tuple[Source, ...]:
@@ -140,7 +145,8 @@ def _sources(table: dict[str, str], known: Table) -> tuple[Source, ...]:
 
 
 def _measured(table: Table) -> Measured:
-    return Measured(**{k: v if isinstance(v, str) else tuple(tuple(row) for row in v) for k, v in table.items()})
+    carried: Table = {name: v if isinstance(v, str) else tuple(map(tuple, v)) for name, v in table.items()}
+    return Measured(**carried)
 
 
 def _at(table: Table, dotted: str) -> Any:

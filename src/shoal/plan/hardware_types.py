@@ -24,6 +24,11 @@ LINK_KINDS = {
     "memory": (5.0, 0.5),
 }
 
+# Of the peak, what the best product reaches where nobody has measured one: systolic arrays keep their clocks, GPUs lose
+# to power and to their schedulers (measured: A100 87%, H100 80%, B200 78%, MI300X 51%, MI355X 63%).
+TYPICAL_MATMUL = {"google": 0.95, "amazon": 0.85, "intel": 0.8, "nvidia": 0.8, "amd": 0.62}
+TYPICAL_MATMUL_ELSEWHERE = 0.75
+
 
 @dataclass(frozen=True)
 class Source:
@@ -73,7 +78,7 @@ class Fabric:
     since: int
     sources: tuple[Source, ...] = field(hash=False)
 
-    def per_device_gbs(self, per_node: int) -> float:
+    def device_gbs(self, per_node: int) -> float:
         return self.gbs if self.per == "device" else self.gbs / per_node
 
 
@@ -124,6 +129,15 @@ class Device:
         """What vendors print as GB is 2**30 bytes: an "80 GB" H100 reports 79.6 of them, a "141 GB" H200 140.4."""
         return int(self.memory_gb * 2**30)
 
-    @property
-    def scale_out_gbs(self) -> float:
-        return self.scale_out.gbs
+    def ceiling(self, precision: str) -> float | None:
+        """TFLOP/s of a large, well-shaped product; None where the device does not compute in `precision`.
+
+        One that nobody measured is as far from its peak as one that somebody did.
+        """
+        if precision not in self.peak:
+            return None
+        if precision in self.matmul:
+            return self.matmul[precision]
+        shares = [self.matmul[p] / self.peak[p] for p in ("bf16", "fp16", "fp8", "fp32") if p in self.matmul]
+        typical = TYPICAL_MATMUL.get(self.vendor, TYPICAL_MATMUL_ELSEWHERE)
+        return self.peak[precision] * (shares[0] if shares else typical)
