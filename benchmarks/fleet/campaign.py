@@ -13,7 +13,7 @@ from tests.train.archipelago import Archipelago
 from tests.train.storm import Storm
 from tests.train.tiny import make_data, make_run
 
-ISLANDS, STEPS, FAULTS_A_RUN = 4, 120, 10
+ISLANDS, STEPS, FAULTS_A_RUN = 4, 160, 10
 SPEC = {"fleet.islands": ISLANDS, "fleet.shards": 16, "fleet.deterministic": True, "checkpoint.every": 40}
 
 

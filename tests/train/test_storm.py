@@ -9,7 +9,7 @@ from tests.train.archipelago import Archipelago
 from tests.train.storm import Storm
 from tests.train.tiny import make_data, make_run
 
-FAULTS, STEPS = 15, 150
+FAULTS, STEPS = 15, 200
 
 
 def test_fifteen_faults(tmp_path: Path) -> None:
