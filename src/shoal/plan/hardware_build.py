@@ -78,7 +78,7 @@ def device(table: Table, sources: Table, fabrics: Mapping[str, Fabric]) -> Devic
         aliases=tuple(dict.fromkeys(table.get("aliases", []))),
         vendor=table.get("vendor", "unknown"),
         released=released,
-        architecture=int(table.get("architecture", released)),
+        architecture=float(table.get("architecture", released)),
         peak={precision: float(rate) for precision, rate in table["peak"].items()},
         matmul={precision: float(rate) for precision, rate in table.get("matmul", {}).items()},
         memory_gb=float(table["memory_gb"]),

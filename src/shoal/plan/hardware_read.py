@@ -46,7 +46,7 @@ _DEVICE = {
     "aliases": [str],
     "vendor": str,
     "released": int,
-    "architecture": int,
+    "architecture": float,
     "peak": _RATES,
     "matmul": _RATES,
     "memory_gb": float,

@@ -109,7 +109,7 @@ class Device:
     aliases: tuple[str, ...]
     vendor: str
     released: int
-    architecture: int  # year of the first product with it: how long software has known it
+    architecture: float  # when the first product with it was to be had, in years: how long software has known it
     peak: dict[str, float] = field(hash=False)  # dense TFLOP/s by precision
     matmul: dict[str, float] = field(hash=False)  # the best product that anybody measured, TFLOP/s
     memory_gb: float  # as vendors print it

@@ -1,0 +1,193 @@
+"""The time of an optimizer step, part by part: what is computed, what moves bytes, what waits for other devices.
+
+Nothing here knows a machine or a framework by name. A part is the time that it adds to the step: traffic that goes on
+beside work counts only as far as it is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shoal.plan.case import Cases, Column
+from shoal.plan.collectives import exchange, gather, hand_over
+from shoal.plan.constants import Constants
+from shoal.plan.footprint import held_params, recomputed
+from shoal.plan.products import Time, linear, speed
+
+# Kernels of a layer beside its products, forwards and backwards.
+SMALL_KERNELS = (8, 12)
+# Devices of a node, where one counts who may be late.
+LATE = 8
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a step."""
+
+    products: Column
+    attention: Column
+    elementwise: Column
+    loss: Column
+    recompute: Column
+    tensor: Column  # seen of tensor parallelism's traffic
+    context: Column
+    experts: Column
+    pipeline: Column  # stages that wait for the first and the last micro-batch, or for a slower stage
+    handover: Column
+    data: Column  # seen of data parallelism's traffic
+    update: Column
+    host: Column
+    waiting: Column  # for the slowest
+
+    @property
+    def total(self) -> Column:
+        return np.sum([getattr(self, f.name) for f in fields(Parts)], axis=0)
+
+
+def step(cases: Cases, c: Constants) -> Parts:
+    layers, rounds = cases.layers / cases.pp, cases.micro_batches
+    products, attention, elementwise = _products(cases, c), _attention(cases, c), _elementwise(cases, c)
+    tensor, context, experts = _tensor(cases, c), _context(cases, c, attention), _experts(cases, c)
+    again = recomputed(cases) * (products + attention + elementwise + tensor + context + experts).forward
+    loss = _loss(cases, c)
+    block = products.both + attention.both + elementwise.both + tensor.both + context.both + experts.both + again
+    stage = layers * block
+    # The head is as much work as a few layers more, on the last stage. Where stages are cut by cost all have a share of
+    # it, but for what is less than a layer; else the others wait for the last one.
+    cut = loss / cases.pp
+    left = np.where(cases.balances, np.minimum(loss - cut, block / 2), loss - cut)
+    filling = (cases.pp - 1) / cases.chunks * (stage + cut) + rounds * left
+    seen = _handover(cases, c)
+    compute = rounds * (stage + cut) + filling
+    data = _data(cases, c, compute, stage + cut)
+    update, host = _update(cases, c), np.full_like(stage, c.host_s)
+    known = compute + seen + data + update + host
+    return Parts(
+        products=rounds * layers * products.both,
+        attention=rounds * layers * attention.both,
+        elementwise=rounds * layers * elementwise.both,
+        loss=rounds * cut,
+        recompute=rounds * layers * again,
+        tensor=rounds * layers * tensor.both,
+        context=rounds * layers * context.both,
+        experts=rounds * layers * experts.both,
+        pipeline=filling,
+        handover=seen,
+        data=data,
+        update=update,
+        host=host,
+        waiting=known * c.waiting * np.log2(np.maximum(cases.devices / LATE, 1.0)),
+    )
+
+
+def tokens_per_second(cases: Cases, c: Constants) -> Column:
+    """A device."""
+    return cases.batch * cases.seq / step(cases, c).total / cases.devices
+
+
+def _products(cases: Cases, c: Constants) -> Time:
+    m, tp, d = cases.tokens, cases.tp, cases.dim
+    attention = linear(cases, c, m, (cases.q_dim + 2 * cases.kv_dim) / tp, d) + linear(cases, c, m, d, cases.q_dim / tp)
+    dense = _feed_forward(cases, c, m, cases.ffn_dim / tp)
+    share = cases.sparse_layers / cases.layers
+    if not share.any():
+        return attention + dense
+    own = np.maximum(cases.experts / np.maximum(cases.ep, 1), 1.0)
+    rows = m / tp * cases.top_k / own * np.maximum(cases.ep, 1) / np.maximum(cases.ep, 1)
+    each = _feed_forward(cases, c, np.maximum(rows, 1.0), np.maximum(cases.expert_dim, 1.0))
+    # All experts of a device are one grouped product: one launch for all of them.
+    grouped = Time(
+        own * (each.forward - 2 * c.launch_s) * c.uneven + 2 * c.launch_s,
+        own * (each.backward - 4 * c.launch_s) * c.uneven + 4 * c.launch_s,
+    )
+    shared = _feed_forward(cases, c, m, np.maximum(cases.shared * cases.expert_dim / tp, 1.0))
+    sparse = grouped + shared.times(np.where(cases.shared > 0, 1.0, 0.0))
+    return attention + dense.times(1 - share) + sparse.times(share)
+
+
+def _feed_forward(cases: Cases, c: Constants, rows: Column, width: Column) -> Time:
+    up = linear(cases, c, rows, (cases.matrices - 1) * width, cases.dim)
+    return up + linear(cases, c, rows, cases.dim, width)
+
+
+def _attention(cases: Cases, c: Constants) -> Time:
+    """Half of the square of scores is computed, forwards twice and backwards five times; where the scores go through
+    memory, all of it."""
+    at = speed(cases, c, low=False)
+    half = 2 * cases.tokens * cases.seq * cases.q_dim / cases.tp
+    share = np.where(cases.native_attention, c.native, c.generic)
+    moved = c.score * cases.heads / cases.tp * cases.tokens * cases.seq / (cases.bandwidth * c.achieved)
+    forward = np.where(cases.fused_attention, half / (at * share), 2.5 * half / at + moved)
+    backward = np.where(cases.fused_attention, 2.5 * half / (at * share), 5 * half / at + 1.5 * moved)
+    return Time(forward + c.launch_s, backward + 2 * c.launch_s)
+
+
+def _elementwise(cases: Cases, c: Constants) -> Time:
+    share = cases.sparse_layers / cases.layers
+    inner = cases.ffn_dim * (1 - share) + cases.expert_dim * (cases.top_k + cases.shared) * share
+    numbers = c.stream * cases.dim + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
+    numbers = numbers * np.where(cases.fused, 1.0, c.unfused) + c.permute * cases.top_k * cases.dim * share
+    moved = 2 * numbers / cases.tp * cases.tokens / (cases.bandwidth * c.achieved)
+    forward, backward = SMALL_KERNELS
+    return Time(moved / 3 + forward * c.launch_s, moved * 2 / 3 + backward * c.launch_s)
+
+
+def _loss(cases: Cases, c: Constants) -> Column:
+    head = linear(cases, c, cases.tokens, cases.vocab / cases.tp, cases.dim, low=False).both
+    return head + c.logit * cases.tokens * cases.vocab / cases.tp / (cases.bandwidth * c.achieved)
+
+
+def _tensor(cases: Cases, c: Constants) -> Time:
+    """Two gathers and two scatters of the stream a layer, in either direction."""
+    seen = np.where(cases.hides_tp, 1 - c.beside_tp, 1.0)
+    once = gather(cases, c, 2 * cases.tokens * cases.dim, cases.tp, np.ones_like(cases.tp))
+    return Time(4 * once * seen, 4 * once * seen)
+
+
+def _context(cases: Cases, c: Constants, attention: Time) -> Time:
+    """Keys and values go round while attention works on those that are there."""
+    keys = gather(cases, c, 4 * cases.tokens * cases.cp * cases.kv_dim / cases.tp, cases.cp, cases.tp)
+    forward = np.maximum(keys - 0.7 * attention.forward, 0.1 * keys)
+    return Time(forward, np.maximum(2 * keys - 0.7 * attention.backward, 0.2 * keys))
+
+
+def _experts(cases: Cases, c: Constants) -> Time:
+    """Tokens go to their experts and come back, in either direction."""
+    share = cases.sparse_layers / cases.layers
+    sent = 2 * cases.tokens / cases.tp * cases.top_k * cases.dim
+    once = exchange(cases, c, sent, np.maximum(cases.ep, 1.0), np.ones_like(sent))
+    seen = 2 * once * share * np.where(cases.hidden_ep, 0.15, 1 - c.beside_ep)
+    return Time(seen, seen)
+
+
+def _handover(cases: Cases, c: Constants) -> Column:
+    between = cases.devices / cases.pp
+    once = hand_over(cases, c, 2 * cases.tokens * cases.dim / cases.tp, between)
+    times = 2 * cases.chunks * (cases.micro_batches + cases.pp - 1)
+    return np.where(cases.pp > 1, c.handover * once * times, 0.0)
+
+
+def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
+    """FSDP fetches weights twice and gives gradients away with every micro-batch, beside all of the work; the others
+    give gradients away and fetch weights once a step, beside one micro-batch."""
+    dense, sparse = held_params(cases)
+    held = dense + sparse
+    group, inner = cases.dp * cases.cp, cases.tp
+    shard = np.minimum(cases.shard, group)
+    fetch = gather(cases, c, 2 * held, shard, inner)
+    copies = group / shard  # beyond those that share one: their gradients are summed up too
+    summed = 2 * gather(cases, c, 4 * held / shard, copies, inner * shard)
+    fsdp = 3 * fetch * cases.micro_batches + summed
+    others = gather(cases, c, 4 * held, shard, inner) + fetch + summed
+    sharded = cases.zero >= 3
+    traffic = np.where(sharded, fsdp, others)
+    beside = np.where(sharded, compute, np.where(cases.hides_dp, once, 0.0))
+    return np.maximum(traffic - c.beside_dp * beside, 0.05 * traffic)
+
+
+def _update(cases: Cases, c: Constants) -> Column:
+    dense, sparse = held_params(cases)
+    over = np.where(cases.zero >= 1, np.maximum(cases.shard, 1.0), 1.0)
+    return c.update * (dense + sparse) / over / (cases.bandwidth * c.achieved)
