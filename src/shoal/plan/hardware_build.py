@@ -145,7 +145,7 @@ def _sources(table: dict[str, str], known: Table) -> tuple[Source, ...]:
 
 
 def _measured(table: Table) -> Measured:
-    carried: Table = {name: v if isinstance(v, str) else tuple(map(tuple, v)) for name, v in table.items()}
+    carried: Table = {name: tuple(map(tuple, v)) if isinstance(v, list) else v for name, v in table.items()}
     return Measured(**carried)
 
 

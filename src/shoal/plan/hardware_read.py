@@ -37,6 +37,8 @@ _MEASURED = {
     "memory": _ROWS,
     "collectives": _ROWS,
     "disk": _ROWS,
+    "norm": _ROWS,
+    "launch_us": float,
     "when": str,
     "software": str,
 }

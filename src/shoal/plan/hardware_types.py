@@ -94,6 +94,8 @@ class Measured:
     memory: tuple[Row, ...] = ()  # bytes, GB/s
     collectives: tuple[Row, ...] = ()  # operation, devices, bytes, seconds
     disk: tuple[Row, ...] = ()  # read or write, GB/s
+    norm: tuple[Row, ...] = ()  # of an RMSNorm: bytes, GB/s
+    launch_us: float = 0.0  # of a kernel that does nothing, in a row of them; 0: not measured
     when: str = ""
     software: str = ""
 
