@@ -71,7 +71,7 @@ def main() -> int:
     print("\n".join(lines))
     print("\n".join(f"{'PASS' if ok else 'MISS'}  {words}" for ok, words in passed))
     if args.write:
-        CONSTANTS.write_text(_toml(constants, len(every.published)))
+        CONSTANTS.write_text(_toml(constants, len(every.published), by_source))
         SCOREBOARD.write_text(_page(lines, passed, len(found), whole))
         print(f"wrote {CONSTANTS.relative_to(HERE)} and {SCOREBOARD.relative_to(HERE)}")
     return int(not all(ok for ok, _ in passed))
@@ -162,10 +162,14 @@ def _bars(by_source: Column, by_machine: Column, whole: Validation) -> list[tupl
     return found
 
 
-def _toml(constants: Constants, rows: int) -> str:
+def _toml(constants: Constants, rows: int, unseen_errors: Column) -> str:
     values = "\n".join(f"{name} = {asdict(constants)[name]:.4g}" for name in names())
     about = f"# Written by benchmarks/planner.py from {rows} published runs; shoal.plan.constants says what each is."
-    return f"{about}\n\n[constants]\n{values}\n"
+    low, high = (float(1 / (1 + np.quantile(unseen_errors, q))) for q in (0.9, 0.1))
+    spread = (
+        f"# Of a prediction, what was measured: 80% of runs of unseen sources lie between.\n[spread]\nlow = {low:.3g}"
+    )
+    return f"{about}\n\n[constants]\n{values}\n\n{spread}\nhigh = {high:.3g}\n"
 
 
 def _page(lines: list[str], passed: list[tuple[bool, str]], rows: int, whole: Validation) -> str:

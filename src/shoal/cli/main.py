@@ -19,6 +19,7 @@ VERBS = {
     "init": "write a run file to start from",
     "show": "print the resolved run file and where each value came from",
     "data": "turn text into token shards, train a tokenizer, look at a data set",
+    "plan": "predict speed, memory, cost and goodput, and find the best layout",
     "train": "train on this machine, all its devices",
     "ps": "list the runs and what each is doing",
     "logs": "print or follow the logs of a run",

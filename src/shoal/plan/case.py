@@ -6,8 +6,9 @@ hundred thousand layouts and a fit on hundreds of published runs are a few array
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ class Plan:
     micro_batch: int = 1
     recompute: float | None = 0.0  # of a layer's forward work, what is done again; None: as little as fits
     dropped: float | None = None  # of a layer's activations, what is not kept; None: as much as is done again
+    under_way: float | None = None  # micro-batches whose activations the first stage holds; None: as 1F1B
     hidden_ep: bool = False  # expert traffic goes on beside other work
 
 
@@ -83,6 +85,8 @@ class Cases:
     micro_batch: Column
     recompute: Column  # not a number: as little as fits
     dropped: Column
+    under_way: Column
+    kept: Column  # bytes a token and layer, where the trainer's own formula knows them; else not a number
     hidden_ep: Flags
     low: Column  # 0: 16 bits; else the place in PRECISIONS
     # The machine.
@@ -108,11 +112,19 @@ class Cases:
     narrow_gradients: Flags
     logit_bytes: Column
     balances: Flags
+    gathers_once: Flags
 
     @staticmethod
     def of(cases: Sequence[Case]) -> Cases:
         rows = [_row(case) for case in cases]
         return Cases(**{f.name: np.array([row[f.name] for row in rows]) for f in fields(Cases)})
+
+    @staticmethod
+    def spread(case: Case, columns: Mapping[str, npt.NDArray[Any]]) -> Cases:
+        """One case many times over, with these columns of its own."""
+        size = len(next(iter(columns.values())))
+        row = _row(case)
+        return Cases(**{f.name: columns.get(f.name, np.full(size, row[f.name])) for f in fields(Cases)})
 
     @property
     def dp(self) -> Column:
@@ -168,6 +180,8 @@ def _row(case: Case) -> dict[str, float | bool]:
         "micro_batch": plan.micro_batch,
         "recompute": float("nan") if plan.recompute is None else plan.recompute,
         "dropped": next((x for x in (plan.dropped, plan.recompute) if x is not None), float("nan")),
+        "under_way": float("nan") if plan.under_way is None else plan.under_way,
+        "kept": float("nan"),
         "hidden_ep": plan.hidden_ep,
         "low": low,
         "matmul": machine.matmul,
@@ -191,4 +205,5 @@ def _row(case: Case) -> dict[str, float | bool]:
         "narrow_gradients": software.narrow_gradients,
         "logit_bytes": software.logit_bytes,
         "balances": software.balances,
+        "gathers_once": software.gathers_once,
     }

@@ -59,10 +59,19 @@ class Constants:
 
 
 @cache
+def _file() -> dict[str, dict[str, float]]:
+    return tomllib.loads(resources.files("shoal.plan").joinpath("constants.toml").read_text())
+
+
+@cache
 def fitted() -> Constants:
     """As benchmarks/planner.py fitted them."""
-    text = resources.files("shoal.plan").joinpath("constants.toml").read_text()
-    return Constants(**tomllib.loads(text)["constants"])
+    return Constants(**_file()["constants"])
+
+
+def spread() -> tuple[float, float]:
+    """Of a predicted speed, what was measured in four of five runs whose source the constants had not seen."""
+    return _file()["spread"]["low"], _file()["spread"]["high"]
 
 
 def names() -> list[str]:

@@ -42,12 +42,16 @@ def footprint(cases: Cases) -> Footprint:
     held, share = dense + sparse, _state_share(cases, dense, sparse)
     sharded = cases.zero >= 3
     gathered = np.where(cases.shard > 1, 2 * 2 * layer, 2 * layer)  # the layer at work and the next one
+    gathered = np.where(cases.gathers_once & (cases.pp > 1), 2 * held, gathered)
+    whole = cases.gathers_once & (cases.micro_batches > 1)
     kept = activations(cases, again)
     grads = np.where(cases.narrow_gradients, 2.0, 4.0)
     # Megatron holds one gradient buffer a device; FSDP reduces each layer's at once.
     return Footprint(
         weights=np.where(sharded, 4 * share + gathered, 2 * held),
-        gradients=np.where(sharded, 4 * share + 2 * layer, np.where(cases.zero >= 2, share, held) * grads),
+        gradients=np.where(
+            sharded, np.where(whole, 4 * held, 4 * share + 2 * layer), np.where(cases.zero >= 2, share, held) * grads
+        ),
         optimizer=np.where(sharded, 8 * share, np.where(cases.zero >= 1, 12 * share, 12 * held)),
         activations=kept,
         logits=_logits(cases),
@@ -96,9 +100,11 @@ def activations(cases: Cases, again: Column) -> Column:
     full = 2 * d / cases.tp
     flying = np.minimum(cases.micro_batches, cases.pp)
     flying = flying * np.where(cases.chunks > 1, 1 + (cases.pp - 1) / (cases.pp * cases.chunks), 1.0)
+    flying = np.where(np.isnan(cases.under_way), flying, cases.under_way)
     layers = cases.layers / cases.pp
+    kept = np.where(np.isnan(cases.kept), none * (1 - again) + full * again, cases.kept)
     # One layer at a time is whole again while it goes backwards.
-    return cases.tokens * (layers * flying * (none * (1 - again) + full * again) + np.where(again > 0, none, 0.0))
+    return cases.tokens * (layers * flying * kept + np.where(again > 0, none, 0.0))
 
 
 def _state_share(cases: Cases, dense: Column, sparse: Column) -> Column:

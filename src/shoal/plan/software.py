@@ -25,6 +25,7 @@ class Software:
     narrow_gradients: bool = False  # in 16 bits, where weights are computed with in 16 bits
     logit_bytes: float = 10.0  # held of each logit: 32 bits, their gradient in 32 and again in 16; less where fused
     balances: bool = False  # a pipeline's stages are cut by cost, not by the number of layers
+    gathers_once: bool = False  # FSDP: gradients stay whole over micro-batches, and a pipeline's weights over a step
 
 
 # The first release of FlashAttention that frameworks took up; before it the scores went through memory.

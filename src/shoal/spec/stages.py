@@ -8,7 +8,7 @@ as two to three layers, and a split by layer count makes the last stage the slow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 
 from shoal.errors import SpecError
@@ -55,9 +55,14 @@ def stretches(shape: Shape, pp: int, schedule: str, seq_len: int | None = None) 
             f"lower mesh.pp to at most {shape.layers // (stages // pp)}."
         )
     costs = layer_costs(shape, shape.max_seq_len if seq_len is None else seq_len)
+    return [range(start, end) for start, end in pairwise(_cuts(tuple(costs), pp, schedule))]
+
+
+@lru_cache(maxsize=256)  # a planner asks for the same few again and again
+def _cuts(costs: tuple[float, ...], pp: int, schedule: str) -> list[int]:
+    stages = stage_count(pp, schedule)
     limit = _least_maximum(costs, stages)
-    cuts = _best_pairs(costs, pp, schedule, limit) if schedule in TWO_STAGES else _most_even(costs, stages, limit)
-    return [range(start, end) for start, end in pairwise(cuts)]
+    return _best_pairs(costs, pp, schedule, limit) if schedule in TWO_STAGES else _most_even(costs, stages, limit)
 
 
 def layer_costs(shape: Shape, seq_len: int) -> list[float]:

@@ -1,0 +1,101 @@
+"""Says why: what the winner does better than the next one, what would change the answer, what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoal.plan.search import Asked, Found, search
+from shoal.spec.mesh import Layout
+from shoal.spec.run import Run
+
+# What a part of a step is called in a sentence.
+CALLED = {
+    "products": "matrix products",
+    "attention": "attention",
+    "elementwise": "norms and activations",
+    "loss": "the head and the loss",
+    "recompute": "recomputing",
+    "tensor": "tensor-parallel traffic",
+    "context": "context-parallel traffic",
+    "experts": "expert traffic",
+    "pipeline": "waiting in the pipeline",
+    "handover": "handing on in the pipeline",
+    "data": "data-parallel traffic",
+    "update": "the optimizer",
+    "host": "launching a step",
+    "waiting": "waiting for the slowest",
+}
+
+
+def words(layout: Layout, recompute: str) -> str:
+    """A layout as a run file would name it."""
+    s = layout.sizes
+    axes = [(name, getattr(s, name)) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")]
+    named = [f"{name} {size}" for name, size in axes if size > 1] or ["one device"]
+    named.append(f"micro_batch {layout.micro_batch}")
+    if s.pp > 1:
+        named.append(layout.schedule)
+    if s.cp > 1:
+        named.append(layout.cp_method)
+    return ", ".join([*named, f"recompute {recompute}"])
+
+
+def against(best: Found, other: Found) -> str:
+    """Why the first is faster than the second: the parts that differ most, as shares of a step."""
+    gain = other.seconds / best.seconds - 1
+    differ = {name: (other.parts[name] - best.parts[name]) / best.seconds for name in best.parts}
+    for_it = sorted((item for item in differ.items() if item[1] > 0.002), key=lambda item: -item[1])[:2]
+    on_it = sorted((item for item in differ.items() if item[1] < -0.002), key=lambda item: item[1])[:2]
+    text = f"{gain:.1%} faster than {words(other.layout, other.recompute)}"
+    if for_it:
+        text += ": " + " and ".join(f"{share:.1%} of a step less {CALLED[name]}" for name, share in for_it)
+    if on_it:
+        text += (", against " if for_it else ": in spite of ") + " and ".join(
+            f"{-share:.1%} more {CALLED[name]}" for name, share in on_it
+        )
+    return text + "."
+
+
+def changes(asked: Asked, best: Found) -> Iterator[str]:
+    """What would change the answer: the same search with one thing other than it is."""
+    m = asked.machine
+    tried = [
+        ("twice the memory", replace(asked, machine=replace(m, memory=2 * m.memory))),
+        ("twice the network between nodes", replace(asked, machine=replace(m, nic=2 * m.nic))),
+        ("half of it", replace(asked, machine=replace(m, nic=m.nic / 2))),
+        ("twice the batch", replace(asked, run=_batch(asked, 2))),
+    ]
+    for what, other in tried:
+        found = search(other, 1)
+        if not found or not found[0].fits:
+            continue
+        scale = other.run.train.batch / asked.run.train.batch
+        gain = best.seconds * scale / found[0].seconds - 1
+        same = found[0].layout.sizes == best.layout.sizes and found[0].recompute == best.recompute
+        then = "the same layout" if same else words(found[0].layout, found[0].recompute)
+        yield f"{what}: {gain:+.1%} tokens/s with {then}"
+
+
+def make_it_fit(asked: Asked, least: Found) -> str:
+    """The cheapest change that fits: named values of the run file set free, then more devices."""
+    need, have = least.memory.total / 1e9, least.budget / 1e9
+    head = (
+        f"no layout fits: the smallest ({words(least.layout, least.recompute)}) needs {need:,.0f} GB a device at "
+        f"{least.memory.moment}, and {have:,.0f} GB can be filled"
+    )
+    free = asked.run.mesh.model_copy(update=dict.fromkeys(type(asked.run.mesh).model_fields, "auto"))
+    found = search(replace(asked, run=asked.run.model_copy(update={"mesh": free})), 1)
+    if found and found[0].fits:
+        return f"{head}; with the mesh left open, {words(found[0].layout, found[0].recompute)} does."
+    for times in (2, 4, 8, 16, 32, 64):
+        other = replace(asked, devices=asked.devices * times, run=asked.run.model_copy(update={"mesh": free}))
+        found = search(other, 1)
+        if found and found[0].fits:
+            return f"{head}; {other.devices} devices do, with {words(found[0].layout, found[0].recompute)}."
+    return f"{head}; take a device with more memory, or a smaller model."
+
+
+def _batch(asked: Asked, times: int) -> Run:
+    train = asked.run.train.model_copy(update={"batch": asked.run.train.batch * times})
+    return asked.run.model_copy(update={"train": train})

@@ -1,0 +1,283 @@
+"""Every legal layout of a run on so many devices, by predicted speed.
+
+All of them are priced at once, as columns. Those that come out best are looked at again one by one: their memory is
+counted by the exact formula of Shoal's own trainer, and a pipeline's schedule is played instead of estimated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.plan.activations import block
+from shoal.plan.case import Case, Cases, Plan
+from shoal.plan.constants import Constants, fitted
+from shoal.plan.footprint import footprint
+from shoal.plan.machine import Machine
+from shoal.plan.memory import MODES, Memory, memory
+from shoal.plan.net import Net
+from shoal.plan.schedule import play
+from shoal.plan.software import Attention, Software
+from shoal.plan.step import Parts, step
+from shoal.spec.mesh import Layout, Sizes, divisors
+from shoal.spec.mesh_rules import Work, broken
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape
+from shoal.spec.stages import layer_costs, micro_batches_fit, stretches
+
+# Of a device's memory, what a plan may fill: the rest is lost to fragments, contexts and libraries.
+USABLE = 0.92
+# What Shoal's trainer does: SDPA's kernels, FSDP2 or DDP, stages cut by cost, a loss that holds no logits.
+TRAINER = Software(
+    None, Attention.NATIVE, hides_tp=False, fused=False, logit_bytes=0.0, balances=True, gathers_once=True
+)
+# Layouts that are looked at again one by one.
+LOOKED_AT = 400
+# What a pipeline waits, in the estimate, is divided by this: pieces a device, or as zbv's split backward passes do.
+PIECES = {"auto": 1.0, "gpipe": 1.0, "1f1b": 1.0, "interleaved": 2.0, "zbv": 6.0}
+# Of a layer's forward work, what is done again; selective: norms, activations and the last product.
+AGAIN = {"none": 0.0, "selective": 0.2, "full": 1.0}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout with what it is predicted to take."""
+
+    layout: Layout
+    recompute: str
+    parts: dict[str, float]  # seconds of a step
+    memory: Memory
+    budget: float  # bytes that may be filled
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.budget
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be laid out, and on what."""
+
+    run: Run
+    shape: Shape
+    machine: Machine
+    devices: int
+
+    @property
+    def case(self) -> Case:
+        software = replace(TRAINER, fused=self.run.train.compile)
+        net = Net.of(self.shape)
+        return Case(net, self.machine, software, Plan(), self.devices, self.run.train.batch, self.run.data.seq_len)
+
+    @property
+    def work(self) -> Work:
+        return replace(Work.of(self.run), shape=self.shape, vocab_size=self.shape.vocab_size, processes=self.devices)
+
+
+def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Found]:
+    """The fastest that fit, each another mesh; where none does, those that need the least memory."""
+    c = c or fitted()
+    layouts, recomputes, cases = _columns(asked)
+    if not layouts:
+        return []
+    seconds, needed = step(cases, c).total, footprint(cases).total
+    budget = USABLE * asked.machine.memory
+    order = np.argsort(np.where(needed <= budget * 1.1, seconds, np.inf), kind="stable")
+    if not np.isfinite(seconds[order[0]]) or needed[order[0]] > budget * 1.1:
+        order = np.argsort(needed, kind="stable")
+    found: list[Found] = []
+    work = asked.work
+    for i in itertools.islice(order, LOOKED_AT):
+        if broken(layouts[i], work):
+            continue
+        found.append(_look_at(asked, layouts[i], recomputes[i], cases.take(np.array([i])), c, budget))
+        if sum(one.fits for one in found) >= 8 * most:
+            break
+    found.sort(key=lambda one: (not one.fits, one.seconds * _simpler(one) if one.fits else one.memory.total))
+    return _different(found)[:most]
+
+
+def _simpler(one: Found) -> float:
+    """Of two that are predicted to be about as fast, the one with fewer axes is easier to live with."""
+    s = one.layout.sizes
+    return 1 + 0.005 * sum(size > 1 for size in (s.pp, s.cp, s.tp, s.dp_replicate * (s.dp_shard > 1)))
+
+
+def _different(found: list[Found]) -> list[Found]:
+    """The best of each mesh: one that differs in nothing but the micro-batch tells nobody anything."""
+    seen: dict[Any, Found] = {}
+    for one in found:
+        seen.setdefault(one.layout.sizes, one)
+    return list(seen.values())
+
+
+def priced(asked: Asked, layout: Layout, recompute: str, c: Constants | None = None) -> Found:
+    """One layout that somebody else has chosen."""
+    cases = _cases(asked, [layout], [recompute])
+    return _look_at(asked, layout, recompute, cases, c or fitted(), USABLE * asked.machine.memory)
+
+
+def _columns(asked: Asked) -> tuple[list[Layout], list[str], Cases]:
+    layouts: list[Layout] = []
+    recomputes: list[str] = []
+    modes = MODES if asked.run.mesh.recompute == "auto" else (asked.run.mesh.recompute,)
+    for layout in _layouts(asked):
+        layouts += [layout] * len(modes)
+        recomputes += modes
+    return layouts, recomputes, _cases(asked, layouts, recomputes) if layouts else Cases.of([asked.case])
+
+
+def _cases(asked: Asked, layouts: list[Layout], recomputes: list[str]) -> Cases:
+    sizes = [layout.sizes for layout in layouts]
+    batch = asked.work.batch
+    sharded = np.array([s.dp_shard * s.cp > 1 or 1 < s.dp * s.cp < s.world for s in sizes])
+    columns: dict[str, npt.NDArray[Any]] = {
+        **{name: np.array([getattr(s, name) for s in sizes], dtype=float) for name in ("tp", "pp", "cp", "ep")},
+        "chunks": np.array([PIECES[layout.schedule] for layout in layouts]),
+        "zero": np.where(sharded, 3.0, 0.0),
+        "shard": np.array([s.dp_shard * s.cp for s in sizes], dtype=float),
+        "micro_batch": np.array([layout.micro_batch for layout in layouts], dtype=float),
+        "under_way": np.array([_under_way(layout, batch) for layout in layouts]),
+        "recompute": np.array([AGAIN[mode] for mode in recomputes]),
+        "dropped": np.array([AGAIN[mode] for mode in recomputes]),
+        "kept": _kept(asked, layouts, recomputes),
+    }
+    return Cases.spread(asked.case, columns)
+
+
+def _under_way(layout: Layout, batch: int) -> float:
+    """Micro-batches that a device holds at most, in whole stages: as shoal.plan.schedule plays them."""
+    pp, rounds = layout.sizes.pp, batch // (layout.sizes.dp * layout.micro_batch)
+    most = {"gpipe": rounds, "interleaved": (3 * pp - 1) / 2}.get(layout.schedule, pp)
+    return float(min(rounds, most))
+
+
+def _kept(asked: Asked, layouts: list[Layout], recomputes: list[str]) -> npt.NDArray[np.float64]:
+    """Bytes a token and layer, on average over the layers, by the trainer's own formula: it knows few kinds."""
+
+    @cache
+    def of(tp: int, cp: int, method: str, sharded: bool, mode: str) -> float:
+        sizes = Sizes(dp_shard=2 if sharded else 1, cp=cp, tp=tp)
+        run = _run(asked, Layout(sizes, 1, "auto", method), mode)
+        layers = asked.shape.layers
+        tokens = asked.run.data.seq_len / cp
+        sparse = sum(asked.shape.sparse(layer) for layer in range(layers))
+        ends = block(run, asked.shape, 0).of(mode), block(run, asked.shape, layers - 1).of(mode)
+        return (ends[0] * (layers - sparse) + ends[1] * sparse) / layers / tokens if sparse else ends[1] / tokens
+
+    def one(layout: Layout, mode: str) -> float:
+        s = layout.sizes
+        return of(s.tp, s.cp, layout.cp_method, s.dp_shard > 1, mode)
+
+    return np.array([one(layout, mode) for layout, mode in zip(layouts, recomputes, strict=True)])
+
+
+def _layouts(asked: Asked) -> Iterator[Layout]:
+    """All that the named values of the run file allow, and the rules of a mesh."""
+    mesh, shape, devices = asked.run.mesh, asked.shape, asked.devices
+    batch, seq = asked.work.batch, asked.run.data.seq_len
+
+    def allowed(name: str, values: list[int]) -> list[int]:
+        named = getattr(mesh, name)
+        return values if named == "auto" else [v for v in values if v == named]
+
+    heads = math.gcd(shape.heads, shape.kv_heads)
+    tps = allowed("tp", [t for t in divisors(heads) if devices % t == 0 and t <= asked.machine.domain])
+    for tp, pp in itertools.product(tps, allowed("pp", [p for p in divisors(devices) if p <= shape.layers])):
+        if devices % (tp * pp):
+            continue
+        for cp in allowed("cp", [n for n in divisors(devices // (tp * pp)) if seq % (2 * n * tp) == 0 or n == 1]):
+            dp = devices // (tp * pp * cp)
+            if batch % dp:
+                continue
+            for shard in allowed("dp_shard", divisors(dp)):
+                if mesh.dp_replicate not in ("auto", dp // shard):
+                    continue
+                for ep in _expert_groups(asked, shard * cp * tp):
+                    sizes = Sizes(pp, dp // shard, shard, cp, tp, ep)
+                    yield from _orders(asked, sizes, batch // dp)
+
+
+def _expert_groups(asked: Asked, span: int) -> list[int]:
+    experts, named = asked.shape.experts, asked.run.mesh.ep
+    if experts is None:
+        return [1]
+    groups = [n for n in divisors(experts.count) if span % n == 0]
+    return groups if named == "auto" else [n for n in groups if n == named]
+
+
+def _orders(asked: Asked, sizes: Sizes, each: int) -> Iterator[Layout]:
+    """Micro-batches and schedules. Data parallelism alone gains nothing from small micro-batches."""
+    mesh = asked.run.mesh
+    micros = divisors(each) if mesh.micro_batch == "auto" else [mesh.micro_batch]
+    methods = ["auto"]
+    if sizes.cp > 1:
+        methods = ["all_to_all", "ring"] if mesh.cp_method == "auto" else [mesh.cp_method]
+        if asked.shape.kv_heads // sizes.tp % sizes.cp:
+            methods = [m for m in methods if m == "ring"]
+    schedules = ["auto"]
+    if sizes.pp > 1:
+        schedules = ["1f1b", "interleaved", "zbv"] if mesh.schedule == "auto" else [mesh.schedule]
+    for micro, schedule in itertools.product(micros, schedules):
+        if each % micro or (sizes.pp > 1 and not micro_batches_fit(each // micro, sizes.pp, schedule)):
+            continue
+        if schedule in ("interleaved", "zbv") and asked.shape.layers < 2 * sizes.pp:
+            continue
+        yield from (Layout(sizes, micro, schedule, method) for method in methods[:1])
+
+
+def _look_at(asked: Asked, layout: Layout, recompute: str, case: Cases, c: Constants, budget: float) -> Found:
+    parts = step(case, c)
+    named = {f.name: float(getattr(parts, f.name)[0]) for f in fields(Parts)}
+    if layout.sizes.pp > 1:
+        named["pipeline"] = _played(asked, layout, case, named)
+    return Found(layout, recompute, named, memory(_run(asked, layout, recompute), asked.shape), budget)
+
+
+def _played(asked: Asked, layout: Layout, case: Cases, parts: dict[str, float]) -> float:
+    """Seconds that the pipeline adds to what devices compute: the schedule is played, with stages as they are cut."""
+    rounds, pp = int(case.micro_batches[0]), layout.sizes.pp
+    busy = ("products", "attention", "elementwise", "loss", "recompute", "tensor", "context", "experts")
+    a_round = sum(parts[name] for name in busy) / rounds  # of one device, on average
+    costs = layer_costs(asked.shape, asked.run.data.seq_len)
+    stages = [sum(costs[layer] for layer in stretch) for stretch in stretches(asked.shape, pp, layout.schedule)]
+    whole = a_round * pp / sum(stages)
+    forward_share = 1 / (3 + float(case.recompute[0]))
+    short = min(rounds, 4 * pp)  # beyond this every round adds as much as the slowest device takes
+    played = play(
+        layout.schedule,
+        pp,
+        short,
+        [stage * whole * forward_share for stage in stages],
+        [stage * whole * (1 - forward_share) for stage in stages],
+    )
+    slowest = max(played.busy) / short
+    return played.seconds + (rounds - short) * slowest - rounds * a_round
+
+
+def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
+    """The run with this layout and nothing left open."""
+    run, sizes = asked.run, layout.sizes
+    mesh = run.mesh.model_copy(
+        update={
+            **{name: getattr(sizes, name) for name in Sizes.__dataclass_fields__},
+            "micro_batch": layout.micro_batch,
+            "schedule": layout.schedule,
+            "cp_method": layout.cp_method,
+            "recompute": recompute,
+        }
+    )
+    resources = run.resources.model_copy(update={"device": "cuda", "processes": asked.devices})
+    train = run.train.model_copy(update={"precision": "bf16"})
+    return run.model_copy(update={"mesh": mesh, "resources": resources, "train": train})
