@@ -43,7 +43,7 @@ def busy(machine: Machine) -> str:
         held = (total - free) / 2**30  # half of one is this process's own
         return f"{held:.0f} GB of this GPU are in use" if held > 2 else ""
     load = os.getloadavg()[0]
-    return f"the load is {load:.1f}" if load > machine.units / 2 else ""
+    return f"the load is {load:.1f}" if load > 0.75 * machine.units else ""
 
 
 def _gpu() -> Machine:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from shoal.bench import attention, collectives, disk, memory, products
+from shoal.bench import attention, collectives, memory, products
 from shoal.bench.clock import Clock
 from shoal.bench.machine import Machine
 from shoal.errors import TransientError
@@ -30,7 +30,7 @@ def measure(machine: Machine, seconds: float, processes: int, folder: Path, quic
     so_far.part("memory", lambda: memory.copies(clock, seconds * SHARES["memory"]))
     so_far.part("norm", lambda: memory.norms(clock, seconds * SHARES["norm"]))
     so_far.part("launch_us", lambda: memory.launch_us(clock))
-    so_far.part("disk", lambda: disk.measure(folder, seconds * SHARES["disk"]))
+    so_far.part("disk", lambda: _disk(folder, seconds * SHARES["disk"]))
     return so_far.measured
 
 
@@ -40,8 +40,14 @@ def _collectives(machine: Machine, processes: int, seconds: float) -> list[Row]:
     return collectives.measure(machine, processes, seconds * SHARES["collectives"])
 
 
+def _disk(folder: Path, seconds: float) -> list[Row]:
+    from shoal.bench import disk  # with the checkpoints' packages, which a bare machine of GPUs may lack
+
+    return disk.measure(folder, seconds)
+
+
 class _Parts:
-    """What was measured so far. Where processes cannot meet or a disk is full, the bench goes on without that part."""
+    """What was measured so far. Where processes cannot meet, or a disk is full, the bench goes on without that part."""
 
     def __init__(self, machine: Machine, tell: Tell) -> None:
         self._found: dict[str, object] = {"when": date.today().isoformat(), "software": machine.software}
@@ -56,6 +62,6 @@ class _Parts:
         try:
             found = work()
             self._found[name] = tuple(found) if isinstance(found, list) else found
-        except (TransientError, OSError) as e:
+        except (TransientError, OSError, ImportError) as e:
             why = (str(e).strip().splitlines() or [type(e).__name__])[0]
         self._tell(name, self.measured, why)
