@@ -27,10 +27,10 @@ from shoal.plan.schedule import play
 from shoal.plan.software import Attention, Software
 from shoal.plan.step import Parts, step
 from shoal.spec.mesh import Layout, Sizes, divisors
-from shoal.spec.mesh_rules import Work, broken
+from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
-from shoal.spec.stages import layer_costs, micro_batches_fit, stretches
+from shoal.spec.stages import layer_costs, micro_batches_fit, stage_count, stretches
 
 # Of a device's memory, what a plan may fill: the rest is lost to fragments, contexts and libraries.
 USABLE = 0.92
@@ -93,16 +93,16 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
         return []
     seconds, needed = step(cases, c).total, footprint(cases).total
     budget = USABLE * asked.machine.memory
-    order = np.argsort(np.where(needed <= budget * 1.1, seconds, np.inf), kind="stable")
-    if not np.isfinite(seconds[order[0]]) or needed[order[0]] > budget * 1.1:
-        order = np.argsort(needed, kind="stable")
+    # The estimate of memory is off by a tenth often and by a quarter now and then: what is beyond the one comes after
+    # the fastest, and where none of those fits at all, the smallest may.
+    beyond, smallest = needed > budget * 1.1, np.argsort(needed, kind="stable")
     found: list[Found] = []
-    work = asked.work
-    for i in itertools.islice(order, LOOKED_AT):
-        if broken(layouts[i], work):
-            continue
-        found.append(_look_at(asked, layouts[i], recomputes[i], cases.take(np.array([i])), c, budget))
-        if sum(one.fits for one in found) >= 8 * most:
+    for order in (np.lexsort((np.where(beyond, needed, seconds), beyond)), smallest):
+        for i in order[:LOOKED_AT]:
+            found.append(_look_at(asked, layouts[i], recomputes[i], cases.take(np.array([i])), c, budget))
+            if sum(one.fits for one in found) >= 8 * most:
+                break
+        if any(one.fits for one in found):
             break
     found.sort(key=lambda one: (not one.fits, one.seconds * _simpler(one) if one.fits else one.memory.total))
     return _different(found)[:most]
@@ -140,8 +140,9 @@ def _columns(asked: Asked) -> tuple[list[Layout], list[str], Cases]:
 
 def _cases(asked: Asked, layouts: list[Layout], recomputes: list[str]) -> Cases:
     sizes = [layout.sizes for layout in layouts]
-    batch = asked.work.batch
-    sharded = np.array([s.dp_shard * s.cp > 1 or 1 < s.dp * s.cp < s.world for s in sizes])
+    batch, experts = asked.work.batch, asked.shape.experts is not None
+    # Experts are shared by all that hold other tokens, tensor parallelism's devices too.
+    sharded = np.array([s.dp_shard * s.cp > 1 or 1 < s.dp * s.cp < s.world or (s.span > 1 and experts) for s in sizes])
     columns: dict[str, npt.NDArray[Any]] = {
         **{name: np.array([getattr(s, name) for s in sizes], dtype=float) for name in ("tp", "pp", "cp", "ep")},
         "chunks": np.array([PIECES[layout.schedule] for layout in layouts]),
@@ -193,11 +194,14 @@ def _layouts(asked: Asked) -> Iterator[Layout]:
         return values if named == "auto" else [v for v in values if v == named]
 
     heads = math.gcd(shape.heads, shape.kv_heads)
-    tps = allowed("tp", [t for t in divisors(heads) if devices % t == 0 and t <= asked.machine.domain])
+    # Beyond a domain of fast links tensor parallelism is looked at only where somebody asks for it.
+    widest = asked.machine.domain if mesh.tp == "auto" else devices
+    tps = allowed("tp", [t for t in divisors(heads) if devices % t == 0 and t <= widest])
+    work = asked.work
     for tp, pp in itertools.product(tps, allowed("pp", [p for p in divisors(devices) if p <= shape.layers])):
         if devices % (tp * pp):
             continue
-        for cp in allowed("cp", [n for n in divisors(devices // (tp * pp)) if seq % (2 * n * tp) == 0 or n == 1]):
+        for cp in allowed("cp", [n for n in divisors(devices // (tp * pp)) if seq % (n * tp) == 0]):
             dp = devices // (tp * pp * cp)
             if batch % dp:
                 continue
@@ -206,7 +210,7 @@ def _layouts(asked: Asked) -> Iterator[Layout]:
                     continue
                 for ep in _expert_groups(asked, shard * cp * tp):
                     sizes = Sizes(pp, dp // shard, shard, cp, tp, ep)
-                    yield from _orders(asked, sizes, batch // dp)
+                    yield from _orders(asked, work, sizes, batch // dp)
 
 
 def _expert_groups(asked: Asked, span: int) -> list[int]:
@@ -217,24 +221,24 @@ def _expert_groups(asked: Asked, span: int) -> list[int]:
     return groups if named == "auto" else [n for n in groups if n == named]
 
 
-def _orders(asked: Asked, sizes: Sizes, each: int) -> Iterator[Layout]:
-    """Micro-batches and schedules. Data parallelism alone gains nothing from small micro-batches."""
-    mesh = asked.run.mesh
+def _orders(asked: Asked, work: Work, sizes: Sizes, each: int) -> Iterator[Layout]:
+    """Micro-batches, schedules and ways of context parallelism, `each` being the windows of a data-parallel process."""
+    mesh, layers = asked.run.mesh, asked.shape.layers
+    ways = ("all_to_all", "ring") if mesh.cp_method == "auto" else (mesh.cp_method,)
+    bare = [Layout(sizes, 1, "auto", way) for way in (ways if sizes.cp > 1 else (mesh.cp_method,))]
+    rules = (*FIXED, *CONTEXT, *EXPERTS)  # those of the batch and the pipeline are kept below
+    legal = [layout for layout in bare if not any(found for rule in rules for found in rule(layout, work))]
+    schedules: tuple[str, ...] = (mesh.schedule,)
+    if sizes.pp == 1 and mesh.schedule != "auto":  # who names one wants a pipeline
+        schedules = ()
+    elif sizes.pp > 1 and mesh.schedule == "auto":
+        schedules = ("1f1b", "interleaved", "zbv")
     micros = divisors(each) if mesh.micro_batch == "auto" else [mesh.micro_batch]
-    methods = ["auto"]
-    if sizes.cp > 1:
-        methods = ["all_to_all", "ring"] if mesh.cp_method == "auto" else [mesh.cp_method]
-        if asked.shape.kv_heads // sizes.tp % sizes.cp:
-            methods = [m for m in methods if m == "ring"]
-    schedules = ["auto"]
-    if sizes.pp > 1:
-        schedules = ["1f1b", "interleaved", "zbv"] if mesh.schedule == "auto" else [mesh.schedule]
     for micro, schedule in itertools.product(micros, schedules):
         if each % micro or (sizes.pp > 1 and not micro_batches_fit(each // micro, sizes.pp, schedule)):
             continue
-        if schedule in ("interleaved", "zbv") and asked.shape.layers < 2 * sizes.pp:
-            continue
-        yield from (Layout(sizes, micro, schedule, method) for method in methods[:1])
+        if stage_count(sizes.pp, schedule) <= layers:
+            yield from (replace(layout, micro_batch=micro, schedule=schedule) for layout in legal)
 
 
 def _look_at(asked: Asked, layout: Layout, recompute: str, case: Cases, c: Constants, budget: float) -> Found:
@@ -250,9 +254,10 @@ def _played(asked: Asked, layout: Layout, case: Cases, parts: dict[str, float]) 
     rounds, pp = int(case.micro_batches[0]), layout.sizes.pp
     busy = ("products", "attention", "elementwise", "loss", "recompute", "tensor", "context", "experts")
     a_round = sum(parts[name] for name in busy) / rounds  # of one device, on average
-    costs = layer_costs(asked.shape, asked.run.data.seq_len)
-    stages = [sum(costs[layer] for layer in stretch) for stretch in stretches(asked.shape, pp, layout.schedule)]
-    whole = a_round * pp / sum(stages)
+    seq = asked.run.data.seq_len
+    costs = layer_costs(asked.shape, seq)
+    stages = [sum(costs[layer] for layer in stretch) for stretch in stretches(asked.shape, pp, layout.schedule, seq)]
+    whole = pp / sum(stages)  # in rounds of a device, so that layouts which differ in their speed alone are played once
     forward_share = 1 / (3 + float(case.recompute[0]))
     short = min(rounds, 4 * pp)  # beyond this every round adds as much as the slowest device takes
     played = play(
@@ -263,7 +268,7 @@ def _played(asked: Asked, layout: Layout, case: Cases, parts: dict[str, float]) 
         [stage * whole * (1 - forward_share) for stage in stages],
     )
     slowest = max(played.busy) / short
-    return played.seconds + (rounds - short) * slowest - rounds * a_round
+    return (played.seconds + (rounds - short) * slowest - rounds) * a_round
 
 
 def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
