@@ -56,11 +56,11 @@ RUNS: list[tuple[str, int, int, int, str, bool]] = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hardware", type=Path, default=Path("hardware"), help="the folder that shoal bench wrote to")
-    parser.add_argument("--only", help="runs whose preset has this in its name")
+    parser.add_argument("--only", help="runs whose names have one of these (a,b) in them")
     parser.add_argument("--out", type=Path, help="write what was measured there, as JSON")
     parser.add_argument("--measured", type=Path, help="do not run: take what --out wrote")
     args = parser.parse_args()
-    runs = [run for run in RUNS if not args.only or args.only in run[0]]
+    runs = [run for run in RUNS if not args.only or any(part in _name(run) for part in args.only.split(","))]
     seen = json.loads(args.measured.read_text()) if args.measured else _measure(runs)
     if args.out:
         args.out.write_text(json.dumps(seen, indent=1))
@@ -98,7 +98,8 @@ def _measure(runs: list[tuple[str, int, int, int, str, bool]]) -> dict[str, Any]
         make_data(Path(folder) / "data", documents=40000)
         for run in runs:
             command = [sys.executable, "-m", "tests.gpu.worker_alone", folder]
-            out = subprocess.run([*command, json.dumps({**_changes(run), "name": _name(run)})], capture_output=True)
+            about = json.dumps({**_changes(run), "name": _name(run)})
+            out = subprocess.run([*command, about, "--no-save"], capture_output=True)
             if out.returncode:
                 print(f"{_name(run)}: {out.stderr.decode()[-400:]}", flush=True)
                 continue

@@ -13,14 +13,17 @@ from shoal.plan.memory import memory
 from shoal.spec.shape import shape_of
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
+from shoal.train.saves import Saves
 from shoal.train.worker import work
 from tests.train.tiny import make_run
 
 
-def main(workspace: Path, changes: dict[str, object]) -> None:
+def main(workspace: Path, changes: dict[str, object], saves: bool) -> None:
     run = decide(make_run(workspace / "data", **changes), workspace, 1).run
     run_dir = RunDir.of(run.name, workspace)
     run_dir.path.mkdir(parents=True)
+    if not saves:
+        Saves.now = lambda *args, **kwargs: None  # type: ignore[method-assign]
     place = join(run)
     torch.cuda.reset_peak_memory_stats()
     work(run_dir, run, place, lambda: False)
@@ -33,4 +36,4 @@ def main(workspace: Path, changes: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), saves="--no-save" not in sys.argv)

@@ -88,7 +88,7 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     norms = 2 * _norm_input(at) * shape.dim / tp
     if at.compiled:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
-        none = (r + c) * shape.dim / tp + c * shape.dim + attention + exchanged + ffn
+        none = (r + c) * shape.dim / tp + c * shape.dim + attention + exchanged + ffn + _qk_norm(at, shape)
     else:
         queries = (3 if _copied(at) else 1) * c * shape.dim
         mask = c * at.seq * at.sizes.cp if masked else 0

@@ -25,14 +25,17 @@ def calibrated(device: Device, c: Constants | None = None) -> Constants:
     if seen.attention:
         c = _attention(device, c)
     if seen.memory:
-        c = replace(c, achieved=1.0)  # the entry's bandwidth is what was measured
+        # The entry's bandwidth is that of a copy; what a step does with its memory is more like a norm.
+        copied, normed = (max((rate for _, rate in rows), default=0.0) for rows in (seen.memory, seen.norm))
+        c = replace(c, achieved=normed / copied if normed else 0.9)
     if seen.launch_us:
         c = replace(c, launch_s=seen.launch_us * 1e-6)
     return c
 
 
 def _products(device: Device, c: Constants) -> Constants:
-    """How much a product loses to its shape: the two numbers that explain the measured ones best."""
+    """What products reach that are large in every direction, and what they lose to their shape: the three numbers that
+    explain the measured ones best."""
     rows = [(m, n, k, rate * 1e12) for m, n, k, precision, rate in device.measured.matmul if precision == "bf16"]
     best = device.ceiling("bf16")
     if len(rows) < 3 or not best:
@@ -40,13 +43,15 @@ def _products(device: Device, c: Constants) -> Constants:
     m, n, k, rate = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     units = float(device.units or 100)
 
-    def off(waves: float, depth: float) -> float:
+    def left(waves: float, depth: float) -> tuple[float, float]:
         lost: Column = 1 + waves * units * TILE / (m * n) + depth / k
-        return float(np.median(np.abs(np.log(best * 1e12 / lost / rate))))
+        shares = np.log(rate * lost / (best * 1e12))
+        middle = float(np.median(shares))
+        return float(np.mean(np.abs(shares - middle))), float(np.exp(middle))
 
     tried = [(waves, depth) for waves in _steps("waves") for depth in _steps("depth")]
-    waves, depth = min(tried, key=lambda pair: off(*pair))
-    return replace(c, waves=waves, depth=depth, sustained=1.0, young=0.0)
+    waves, depth = min(tried, key=lambda pair: left(*pair)[0])
+    return replace(c, waves=waves, depth=depth, sustained=left(waves, depth)[1], young=0.0)
 
 
 def _steps(name: str) -> list[float]:
@@ -60,5 +65,5 @@ def _attention(device: Device, c: Constants) -> Constants:
     rows = [row for row in device.measured.attention if row[5] == "bf16" and row[3] >= 2048]
     if not rows or not best:
         return c
-    share = median(7 / (2 / row[6] + 5 / row[7]) / best for row in rows)
+    share = median(7 / (2 / row[6] + 5 / row[7]) / best for row in rows) / c.sustained
     return replace(c, native=share, generic=share)

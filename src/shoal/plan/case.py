@@ -109,6 +109,9 @@ class Cases:
     hides_tp: Flags
     hides_dp: Flags
     fused: Flags
+    stream_bytes: Column
+    passes: Column
+    host: Column
     narrow_gradients: Flags
     logit_bytes: Column
     balances: Flags
@@ -202,6 +205,9 @@ def _row(case: Case) -> dict[str, float | bool]:
         "hides_tp": software.hides_tp,
         "hides_dp": software.hides_dp,
         "fused": software.fused,
+        "stream_bytes": software.stream_bytes,
+        "passes": software.passes,
+        "host": software.host,
         "narrow_gradients": software.narrow_gradients,
         "logit_bytes": software.logit_bytes,
         "balances": software.balances,

@@ -36,8 +36,18 @@ from shoal.spec.stages import layer_costs, micro_batches_fit, stage_count, stret
 USABLE = 0.92
 # What Shoal's trainer does: SDPA's kernels, FSDP2 or DDP, stages cut by cost, a loss that holds no logits.
 TRAINER = Software(
-    None, Attention.NATIVE, hides_tp=False, fused=False, logit_bytes=0.0, balances=True, gathers_once=True
+    None,
+    Attention.NATIVE,
+    hides_tp=False,
+    fused=False,
+    stream_bytes=4.0,
+    host=0.2,  # the loop does not wait for the device but to read the loss (benchmarks/loop_overhead.py: 0.1%)
+    logit_bytes=0.0,
+    balances=True,
+    gathers_once=True,
 )
+# Passes over the stream of an eager block against a compiled one: each product makes its own copy in 16 bits.
+EAGER_PASSES = 3.0
 # Layouts that are looked at again one by one.
 LOOKED_AT = 400
 # What a pipeline waits, in the estimate, is divided by this: pieces a device, or as zbv's split backward passes do.
@@ -76,7 +86,8 @@ class Asked:
 
     @property
     def case(self) -> Case:
-        software = replace(TRAINER, fused=self.run.train.compile)
+        compiled = self.run.train.compile
+        software = replace(TRAINER, fused=compiled, passes=1.0 if compiled else EAGER_PASSES)
         net = Net.of(self.shape)
         return Case(net, self.machine, software, Plan(), self.devices, self.run.train.batch, self.run.data.seq_len)
 

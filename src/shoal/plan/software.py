@@ -22,6 +22,9 @@ class Software:
     hides_tp: bool = False  # tensor parallelism's traffic goes on beside products
     hides_dp: bool = True  # and data parallelism's beside the backward pass
     fused: bool = True  # norms, activations and the loss are fused, by hand or by a compiler
+    stream_bytes: float = 2.0  # of a number between layers
+    passes: float = 1.0  # over it, against what is usual
+    host: float = 1.0  # of what a step usually costs the host
     narrow_gradients: bool = False  # in 16 bits, where weights are computed with in 16 bits
     logit_bytes: float = 10.0  # held of each logit: 32 bits, their gradient in 32 and again in 16; less where fused
     balances: bool = False  # a pipeline's stages are cut by cost, not by the number of layers

@@ -62,7 +62,7 @@ def step(cases: Cases, c: Constants) -> Parts:
     seen = _handover(cases, c)
     compute = rounds * (stage + cut) + filling
     data = _data(cases, c, compute, stage + cut)
-    update, host = _update(cases, c), np.full_like(stage, c.host_s)
+    update, host = _update(cases, c), c.host_s * cases.host
     known = compute + seen + data + update + host
     return Parts(
         products=rounds * layers * products.both,
@@ -127,7 +127,8 @@ def _attention(cases: Cases, c: Constants) -> Time:
 def _elementwise(cases: Cases, c: Constants) -> Time:
     share = cases.sparse_layers / cases.layers
     inner = cases.ffn_dim * (1 - share) + cases.expert_dim * (cases.top_k + cases.shared) * share
-    numbers = c.stream * cases.dim + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
+    stream = c.stream * cases.dim * cases.passes * cases.stream_bytes / 2
+    numbers = stream + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
     numbers = numbers * np.where(cases.fused, 1.0, c.unfused) + c.permute * cases.top_k * cases.dim * share
     moved = 2 * numbers / cases.tp * cases.tokens / (cases.bandwidth * c.achieved)
     forward, backward = SMALL_KERNELS
