@@ -1,7 +1,8 @@
 """Predict speed, memory, cost and goodput of a run before it is launched.
 
   shoal plan RUN.yaml --on h100 --devices 64     the best layouts of this run there, and why
-  shoal plan compare RUN.yaml --on h100,b200     the same on several machines, as a table and a chart
+  shoal plan compare RUN.yaml --on h100,b200     the same on several machines, as a table and a chart; also
+                                                 --fabric ib,ethernet, --devices 8,64, --price 2.1,4.5 take several
   shoal plan validate CASES.csv                  how wrong predictions are on runs that were measured
 
 Without --on the plan is for this machine: what `shoal bench` measured here, else the catalogue's entry. Values of the
@@ -23,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", nargs="+", metavar="RUN.yaml", help="a run file; or `compare RUN.yaml`, `validate CSV`"
     )
-    parser.add_argument("--on", metavar="DEVICE", help="an accelerator of the catalogue, such as h100 (several: a,b)")
-    parser.add_argument("--devices", type=int, metavar="N", help="how many (default: resources.processes, else 1 node)")
-    parser.add_argument("--fabric", metavar="NAME", help="what joins the nodes, such as ib or ethernet (several: a,b)")
-    parser.add_argument("--price", type=float, metavar="USD", help="of one device and hour, instead of the catalogue's")
+    parser.add_argument("--on", metavar="DEVICE", help="an accelerator of the catalogue, such as h100")
+    parser.add_argument("--devices", metavar="N", help="how many (default: resources.processes, else one node)")
+    parser.add_argument("--fabric", metavar="NAME", help="what joins the nodes, such as ib or ethernet")
+    parser.add_argument("--price", metavar="USD", help="of one device and hour, instead of the catalogue's")
     parser.add_argument(
-        "--style", default="supervised", metavar="NAME", help="how failures are survived: see the guide"
+        "--style", default="supervised", metavar="NAME", help="how a run comes back from failures (guide/goodput.md)"
     )
-    parser.add_argument("--rates", default="default", metavar="NAME", help="how often devices fail: a fleet's name")
+    parser.add_argument("--rates", default="default", metavar="NAME", help="whose devices fail how often: llama3, …")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="layouts to show (default 5)")
     parser.add_argument("--chart", metavar="FILE.png", help="compare: draw cost against time, and scaling")
     parser.add_argument("--json", action="store_true", help="machine-readable output")

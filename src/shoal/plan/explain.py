@@ -47,7 +47,8 @@ def against(best: Found, other: Found) -> str:
     differ = {name: (other.parts[name] - best.parts[name]) / best.seconds for name in best.parts}
     for_it = sorted((item for item in differ.items() if item[1] > 0.002), key=lambda item: -item[1])[:2]
     on_it = sorted((item for item in differ.items() if item[1] < -0.002), key=lambda item: item[1])[:2]
-    text = f"{gain:.1%} faster than {words(other.layout, other.recompute)}"
+    how = f"{gain:.1%} faster than" if gain > 0 else f"simpler, at {-gain:.1%} less speed, than"
+    text = f"{'as fast as' if abs(gain) < 0.0005 else how} {words(other.layout, other.recompute)}"
     if for_it:
         text += ": " + " and ".join(f"{share:.1%} of a step less {CALLED[name]}" for name, share in for_it)
     if on_it:
@@ -63,7 +64,7 @@ def changes(asked: Asked, best: Found) -> Iterator[str]:
     tried = [
         ("twice the memory", replace(asked, machine=replace(m, memory=2 * m.memory))),
         ("twice the network between nodes", replace(asked, machine=replace(m, nic=2 * m.nic))),
-        ("half of it", replace(asked, machine=replace(m, nic=m.nic / 2))),
+        ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
         ("twice the batch", replace(asked, run=_batch(asked, 2))),
     ]
     for what, other in tried:

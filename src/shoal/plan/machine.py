@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.plan.catalogue import Device, Fabric, find_fabric
 
@@ -32,9 +34,9 @@ class Machine:
     watts: float
 
     @staticmethod
-    def of(device: Device, fabric: Fabric | None = None) -> Machine:
-        """`fabric`: what joins the nodes; empty: what usually does."""
-        joins = find_fabric(device.scale_out.fabric, device) if fabric is None else fabric
+    def of(device: Device, fabric: Fabric | None = None, folders: Sequence[Path] = ()) -> Machine:
+        """`fabric`: what joins the nodes; empty: what usually does, which `folders` may describe."""
+        joins = find_fabric(device.scale_out.fabric, device, folders) if fabric is None else fabric
         nic = device.scale_out.gbs if fabric is None else fabric.device_gbs(device.per_node)
         link = device.link
         return Machine(

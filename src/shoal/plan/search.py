@@ -50,6 +50,8 @@ TRAINER = Software(
 EAGER_PASSES = 3.0
 # Layouts that are looked at again one by one.
 LOOKED_AT = 400
+# Of these, so many that fit: the estimate puts the best of them among the first.
+ENOUGH = 40
 # What a pipeline waits, in the estimate, is divided by this: pieces a device, or as zbv's split backward passes do.
 PIECES = {"auto": 1.0, "gpipe": 1.0, "1f1b": 1.0, "interleaved": 2.0, "zbv": 6.0}
 # Of a layer's forward work, what is done again; selective: norms, activations and the last product.
@@ -111,7 +113,7 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
     for order in (np.lexsort((np.where(beyond, needed, seconds), beyond)), smallest):
         for i in order[:LOOKED_AT]:
             found.append(_look_at(asked, layouts[i], recomputes[i], cases.take(np.array([i])), c, budget))
-            if sum(one.fits for one in found) >= 8 * most:
+            if sum(one.fits for one in found) >= ENOUGH:
                 break
         if any(one.fits for one in found):
             break

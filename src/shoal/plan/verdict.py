@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from shoal.errors import SetupError
 from shoal.plan.catalogue import Device, price
 from shoal.plan.constants import spread
 from shoal.plan.failures import FailureRate
@@ -17,6 +19,8 @@ SAVED_BYTES = 12
 NODE_WRITES = 2e9
 # What a save in the background holds training up (claims.md: 0.06 s of 14.8 GB on one H200).
 BLOCKING_S = 0.1
+# Less of the time than this is none.
+NO_GOODPUT = 1e-3
 DAY_S, HOUR_S = 86400.0, 3600.0
 
 
@@ -32,6 +36,13 @@ class Range:
     def inverse(self) -> Range:
         return Range(1 / self.high, 1 / self.expected, 1 / self.low)
 
+    def by(self, other: Range) -> Range:
+        """The product with one that is wrong for other reasons: as shares, what they are off by adds up by squares."""
+        expected = self.expected * other.expected
+        down = math.hypot(*(math.log(r.expected / r.low) for r in (self, other)))
+        up = math.hypot(*(math.log(r.high / r.expected) for r in (self, other)))
+        return Range(expected * math.exp(-down), expected, expected * math.exp(up))
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -40,9 +51,19 @@ class Verdict:
     mfu: float  # causal attention counted half
     mfu_whole: float  # and whole
     goodput: Goodput
-    days: Range  # to the end of the run, with failures
+    tokens: float  # of the whole run
     usd_per_hour: float | None  # of all devices
     watts: float | None
+
+    @property
+    def useful_tokens_s(self) -> Range:
+        """With failures."""
+        good = self.goodput
+        return self.tokens_s.by(Range(max(good.low, NO_GOODPUT), good.expected, good.high))
+
+    @property
+    def days(self) -> Range:
+        return self.useful_tokens_s.inverse().times(self.tokens / DAY_S)
 
     @property
     def usd(self) -> Range | None:
@@ -51,16 +72,15 @@ class Verdict:
     @property
     def usd_per_billion(self) -> Range | None:
         """Tokens, with failures."""
-        if self.usd_per_hour is None:
-            return None
-        hours = self.tokens_s.inverse().times(1e9 / HOUR_S / self.goodput.expected)
-        return hours.times(self.usd_per_hour)
+        return None if self.usd_per_hour is None else self._hours_per_billion.times(self.usd_per_hour)
 
     @property
     def kwh_per_billion(self) -> Range | None:
-        if self.watts is None:
-            return None
-        return self.tokens_s.inverse().times(1e9 / HOUR_S * self.watts / 1000 / self.goodput.expected)
+        return None if self.watts is None else self._hours_per_billion.times(self.watts / 1000)
+
+    @property
+    def _hours_per_billion(self) -> Range:
+        return self.useful_tokens_s.inverse().times(1e9 / HOUR_S)
 
 
 def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how: Style, usd: float | None) -> Verdict:
@@ -69,22 +89,25 @@ def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how:
     tokens = run.train.batch * run.data.seq_len
     low, high = spread()
     expected = tokens / found.seconds
-    speed = Range(expected * low, expected, expected * high)
-    nodes = max(1, devices // device.per_node)
-    writes = SAVED_BYTES * asked.shape.params / (nodes * NODE_WRITES)
-    good = goodput(devices, device.per_node, rates, how, writes, BLOCKING_S, step_s=found.seconds)
+    per_node = min(devices, device.per_node)
+    writes = SAVED_BYTES * asked.shape.params / (math.ceil(devices / per_node) * NODE_WRITES)
+    good = goodput(devices, per_node, rates, how, writes, min(BLOCKING_S, writes), step_s=found.seconds)
+    if good.expected < NO_GOODPUT:
+        raise SetupError(
+            f"{devices:,} devices fail so often that with the style '{how.name}' the run never gets anywhere; "
+            "take another --style, or fewer devices."
+        )
     known = price(device) if usd is None else None
     each = usd if usd is not None else None if known is None else known.usd_per_hour
-    seconds = speed.inverse().times(tokens * run.train.steps / good.expected)
     flops = {causal: asked.shape.flops_per_token(run.data.seq_len, causal) for causal in (True, False)}
     peak = asked.machine.peak * devices
     return Verdict(
         found,
-        speed,
+        Range(expected * low, expected, expected * high),
         mfu=flops[True] * expected / peak,
         mfu_whole=flops[False] * expected / peak,
         goodput=good,
-        days=seconds.times(1 / DAY_S),
+        tokens=tokens * run.train.steps,
         usd_per_hour=None if each is None else each * devices,
         watts=None if not device.watts else device.watts * devices,
     )
