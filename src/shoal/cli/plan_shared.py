@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.errors import SetupError, SpecError, UsageError
+from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
 from shoal.plan.explain import make_it_fit
 from shoal.plan.machine import Machine
@@ -40,7 +41,7 @@ class Target:
         return self.device.scale_out.fabric if self.fabric is None else self.fabric.name
 
     def asked(self, run: Run, shape: Shape) -> Asked:
-        return Asked(run, shape, self.machine, self.devices)
+        return Asked(run, shape, self.machine, self.devices, calibrated(self.device))
 
 
 def wanted(args: argparse.Namespace) -> tuple[Run, Shape]:

@@ -65,8 +65,10 @@ def changes(asked: Asked, best: Found) -> Iterator[str]:
         ("twice the memory", replace(asked, machine=replace(m, memory=2 * m.memory))),
         ("twice the network between nodes", replace(asked, machine=replace(m, nic=2 * m.nic))),
         ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
-        ("twice the batch", replace(asked, run=_batch(asked, 2))),
+        ("twice the batch", replace(asked, run=_with(asked, batch=2 * asked.run.train.batch))),
     ]
+    if not asked.run.train.compile:
+        tried.append(("train.compile", replace(asked, run=_with(asked, compile=True))))
     for what, other in tried:
         found = search(other, 1)
         if not found or not found[0].fits:
@@ -97,6 +99,5 @@ def make_it_fit(asked: Asked, least: Found) -> str:
     return f"{head}; take a device with more memory, or a smaller model."
 
 
-def _batch(asked: Asked, times: int) -> Run:
-    train = asked.run.train.model_copy(update={"batch": asked.run.train.batch * times})
-    return asked.run.model_copy(update={"train": train})
+def _with(asked: Asked, **train: object) -> Run:
+    return asked.run.model_copy(update={"train": asked.run.train.model_copy(update=train)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -85,6 +85,7 @@ class Asked:
     shape: Shape
     machine: Machine
     devices: int
+    constants: Constants = field(default_factory=fitted)  # of this machine where it was measured, else as fitted
 
     @property
     def case(self) -> Case:
@@ -100,7 +101,7 @@ class Asked:
 
 def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Found]:
     """The fastest that fit, each another mesh; where none does, those that need the least memory."""
-    c = c or fitted()
+    c = c or asked.constants
     layouts, recomputes, cases = _columns(asked)
     if not layouts:
         return []
@@ -138,7 +139,7 @@ def _different(found: list[Found]) -> list[Found]:
 def priced(asked: Asked, layout: Layout, recompute: str, c: Constants | None = None) -> Found:
     """One layout that somebody else has chosen."""
     cases = _cases(asked, [layout], [recompute])
-    return _look_at(asked, layout, recompute, cases, c or fitted(), USABLE * asked.machine.memory)
+    return _look_at(asked, layout, recompute, cases, c or asked.constants, USABLE * asked.machine.memory)
 
 
 def _columns(asked: Asked) -> tuple[list[Layout], list[str], Cases]:
