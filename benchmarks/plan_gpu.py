@@ -2,6 +2,7 @@
 
     shoal bench && python benchmarks/plan_gpu.py          bars: median 6% of the time, 8% of the memory, 12 runs or more
 
+What one H200 gave is in data/h200 (`--hardware benchmarks/data/h200 --measured benchmarks/data/h200/runs.json`).
 The prediction knows of the machine what `shoal bench` wrote (hardware/*.toml in the workspace), nothing of the runs.
 """
 
