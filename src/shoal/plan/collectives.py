@@ -33,9 +33,10 @@ def exchange(cases: Cases, c: Constants, sent: Column, size: Column, inner: Colu
     return np.where(size > 1, time + latency, 0.0)
 
 
-def hand_over(cases: Cases, c: Constants, sent: Column, distance: Column) -> Column:
-    """Seconds to send `sent` bytes to the device `distance` further on."""
-    near = distance < cases.domain
+def hand_over(cases: Cases, c: Constants, sent: Column) -> Column:
+    """Seconds to send `sent` bytes to the next stage, by the slowest of those that do: of a pipeline that is longer
+    than a domain, one hand-over leaves it."""
+    near = cases.devices <= cases.domain
     return (
         sent / np.where(near, c.links * cases.per_peer, c.nics * cases.nic)
         + c.start_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from shoal.plan.memory import MODES, Memory, memory
 from shoal.plan.net import Net
 from shoal.plan.schedule import play
 from shoal.plan.software import Attention, Software
-from shoal.plan.step import Parts, step
+from shoal.plan.step import step
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
 from shoal.spec.run import Run
@@ -105,7 +105,8 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
     layouts, recomputes, cases = _columns(asked)
     if not layouts:
         return []
-    seconds, needed = step(cases, c).total, footprint(cases).total
+    parts = step(cases, c)
+    seconds, needed = parts.total, footprint(cases).total
     budget = USABLE * asked.machine.memory
     # The estimate of memory is off by a tenth often and by a quarter now and then: what is beyond the one comes after
     # the fastest, and where none of those fits at all, the smallest may.
@@ -113,7 +114,7 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
     found: list[Found] = []
     for order in (np.lexsort((np.where(beyond, needed, seconds), beyond)), smallest):
         for i in order[:LOOKED_AT]:
-            found.append(_look_at(asked, layouts[i], recomputes[i], cases.take(np.array([i])), c, budget))
+            found.append(_look_at(asked, layouts[i], recomputes[i], parts.of(i), budget))
             if sum(one.fits for one in found) >= ENOUGH:
                 break
         if any(one.fits for one in found):
@@ -138,8 +139,8 @@ def _different(found: list[Found]) -> list[Found]:
 
 def priced(asked: Asked, layout: Layout, recompute: str, c: Constants | None = None) -> Found:
     """One layout that somebody else has chosen."""
-    cases = _cases(asked, [layout], [recompute])
-    return _look_at(asked, layout, recompute, cases, c or asked.constants, USABLE * asked.machine.memory)
+    parts = step(_cases(asked, [layout], [recompute]), c or asked.constants)
+    return _look_at(asked, layout, recompute, parts.of(0), USABLE * asked.machine.memory)
 
 
 def _columns(asked: Asked) -> tuple[list[Layout], list[str], Cases]:
@@ -255,24 +256,22 @@ def _orders(asked: Asked, work: Work, sizes: Sizes, each: int) -> Iterator[Layou
             yield from (replace(layout, micro_batch=micro, schedule=schedule) for layout in legal)
 
 
-def _look_at(asked: Asked, layout: Layout, recompute: str, case: Cases, c: Constants, budget: float) -> Found:
-    parts = step(case, c)
-    named = {f.name: float(getattr(parts, f.name)[0]) for f in fields(Parts)}
+def _look_at(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float], budget: float) -> Found:
     if layout.sizes.pp > 1:
-        named["pipeline"] = _played(asked, layout, case, named)
-    return Found(layout, recompute, named, memory(_run(asked, layout, recompute), asked.shape), budget)
+        parts["pipeline"] = _played(asked, layout, recompute, parts)
+    return Found(layout, recompute, parts, memory(_run(asked, layout, recompute), asked.shape), budget)
 
 
-def _played(asked: Asked, layout: Layout, case: Cases, parts: dict[str, float]) -> float:
+def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float]) -> float:
     """Seconds that the pipeline adds to what devices compute: the schedule is played, with stages as they are cut."""
-    rounds, pp = int(case.micro_batches[0]), layout.sizes.pp
+    rounds, pp = asked.work.batch // (layout.sizes.dp * layout.micro_batch), layout.sizes.pp
     busy = ("products", "attention", "elementwise", "loss", "recompute", "tensor", "context", "experts")
     a_round = sum(parts[name] for name in busy) / rounds  # of one device, on average
     seq = asked.run.data.seq_len
     costs = layer_costs(asked.shape, seq)
     stages = [sum(costs[layer] for layer in stretch) for stretch in stretches(asked.shape, pp, layout.schedule, seq)]
     whole = pp / sum(stages)  # in rounds of a device, so that layouts which differ in their speed alone are played once
-    forward_share = 1 / (3 + float(case.recompute[0]))
+    forward_share = 1 / (3 + AGAIN[recompute])
     short = min(rounds, 4 * pp)  # beyond this every round adds as much as the slowest device takes
     played = play(
         layout.schedule,

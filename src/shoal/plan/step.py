@@ -45,6 +45,10 @@ class Parts:
     def total(self) -> Column:
         return np.sum([getattr(self, f.name) for f in fields(Parts)], axis=0)
 
+    def of(self, row: int) -> dict[str, float]:
+        """Of one case."""
+        return {f.name: float(getattr(self, f.name)[row]) for f in fields(Parts)}
+
 
 def step(cases: Cases, c: Constants) -> Parts:
     layers, rounds = cases.layers / cases.pp, cases.micro_batches
@@ -164,28 +168,35 @@ def _experts(cases: Cases, c: Constants) -> Time:
 
 
 def _handover(cases: Cases, c: Constants) -> Column:
-    between = cases.devices / cases.pp
-    once = hand_over(cases, c, 2 * cases.tokens * cases.dim / cases.tp, between)
+    once = hand_over(cases, c, 2 * cases.tokens * cases.dim / cases.tp)
     times = 2 * cases.chunks * (cases.micro_batches + cases.pp - 1)
     return np.where(cases.pp > 1, c.handover * once * times, 0.0)
 
 
 def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
     """FSDP fetches weights twice and gives gradients away with every micro-batch, beside all of the work; the others
-    give gradients away and fetch weights once a step, beside one micro-batch."""
+    give gradients away and fetch weights once a step, beside one micro-batch. FSDP with gradients that stay whole does
+    the one with its weights and the other with its gradients."""
     dense, sparse = held_params(cases)
     held = dense + sparse
     group, inner = cases.dp * cases.cp, cases.tp
     shard = np.minimum(cases.shard, group)
     fetch = gather(cases, c, 2 * held, shard, inner)
+    give = gather(cases, c, 4 * held, shard, inner)
     copies = group / shard  # beyond those that share one: their gradients are summed up too
     summed = 2 * gather(cases, c, 4 * held / shard, copies, inner * shard)
-    fsdp = 3 * fetch * cases.micro_batches + summed
-    others = gather(cases, c, 4 * held, shard, inner) + fetch + summed
-    sharded = cases.zero >= 3
-    traffic = np.where(sharded, fsdp, others)
-    beside = np.where(sharded, compute, np.where(cases.hides_dp, once, 0.0))
-    return np.maximum(traffic - c.beside_dp * beside, 0.05 * traffic)
+    rounds, sharded = cases.micro_batches, cases.zero >= 3
+    whole = cases.gathers_once & sharded
+    fetched = np.where(whole, np.where(cases.pp > 1, 1.0, 2 * rounds) * fetch, 3 * fetch * rounds + summed)
+    spread = np.where(sharded, fetched, 0.0)
+    at_once = np.where(whole, give + summed, np.where(sharded, 0.0, give + fetch + summed))
+    last = np.where(cases.hides_dp, once, 0.0)
+    return _seen(spread, c.beside_dp * compute) + _seen(at_once, c.beside_dp * last)
+
+
+def _seen(traffic: Column, beside: Column) -> Column:
+    """Of traffic that goes on beside some work: never less than its beginning and its end."""
+    return np.maximum(traffic - beside, 0.05 * traffic)
 
 
 def _update(cases: Cases, c: Constants) -> Column:
