@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from shoal.plan.validate import Errors, Validation, validate
+from shoal.plan.validate import Errors, Ranked, Validation, validate
+from shoal.track.rundir import workspace
 
 
 def run(args: argparse.Namespace) -> int:
-    found = validate(Path(args.file))
+    found = validate(Path(args.file), folders=[workspace(args.workspace) / "hardware"])
     if args.json:
         print(json.dumps(found.as_json(), indent=2))
     else:
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(found: Validation) -> Iterator[str]:
-    yield f"{found.rows} rows, {found.rows - sum(found.refused.values())} predicted"
+    yield f"{found.rows} rows, {found.rows - sum(found.refused.values())} of them predicted"
     for why, count in sorted(found.refused.items(), key=lambda item: -item[1]):
         yield f"  refused {count}: {why}"
     groups = {"by source": found.by_source, "by machine": found.by_machine, "overall": {"all rows": found.overall}}
@@ -30,14 +31,18 @@ def _lines(found: Validation) -> Iterator[str]:
         yield f"{title:<48} {'':<8} rows  median    mean     p90    bias"
         for name, errors in group.items():
             yield from _rows(name, errors)
-    ranks = {"same model and machine": found.ranked, "that differ in nothing but the layout": found.layouts}
-    for title, ranked in ranks.items():
-        if ranked:
-            middle = median(r.spearman for r in ranked)
-            lost = median(r.regret for r in ranked)
-            yield ""
-            yield f"rank correlation, {len(ranked)} groups of 5 or more runs {title}: median {middle:.2f}; "
-            yield f"the run predicted to be the fastest is {lost:.1%} slower than the best of its group (median)"
+    yield from _order("in groups of 5 or more runs of one model on one machine", found.ranked)
+    yield from _order("in groups where nothing but the layout differs", found.layouts)
+
+
+def _order(where: str, ranked: Sequence[Ranked]) -> Iterator[str]:
+    if not ranked:
+        return
+    agreed, lost = (sorted(getattr(r, name) for r in ranked) for name in ("spearman", "regret"))
+    yield ""
+    yield f"Order {where} ({len(ranked)} of them):"
+    yield f"  rank correlation of predicted and measured speed: median {median(agreed):.2f}, lowest {agreed[0]:.2f}"
+    yield f"  speed lost by taking the run predicted to be the fastest: median {median(lost):.1%}, most {lost[-1]:.1%}"
 
 
 def _rows(name: str, errors: Mapping[str, Errors | None]) -> Iterator[str]:

@@ -6,13 +6,13 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.errors import SpecError
 from shoal.plan.case import Case, Plan
-from shoal.plan.catalogue import Device, find
+from shoal.plan.catalogue import Device, described_scale_out, find
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
 from shoal.plan.software import software
@@ -43,29 +43,33 @@ class Refused:
     why: str
 
 
-def read(path: Path) -> Iterator[Published | Refused]:
+def read(path: Path, folders: Sequence[Path] = ()) -> Iterator[Published | Refused]:
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
             rows = csv.DictReader(file)
             missing = [name for name in NEEDED if name not in (rows.fieldnames or ())]
             if missing:
-                raise SpecError(f"{path}: the column {missing[0]} is missing: see `shoal plan validate --help`.")
+                raise SpecError(
+                    f"{path}: the column {missing[0]} is missing; a table of runs has at least {', '.join(NEEDED)}."
+                )
             for number, row in enumerate(rows, 1):
-                yield _published({k: (v or "").strip() for k, v in row.items() if k}, str(number))
-    except (OSError, UnicodeDecodeError) as e:
-        raise SpecError(f"{path} cannot be read: {e}.") from e
+                yield _published({k: (v or "").strip() for k, v in row.items() if k}, str(number), folders)
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        why = e.strerror if isinstance(e, OSError) else f"it is no table in UTF-8 ({e})"
+        raise SpecError(f"{path} cannot be read: {why}.") from e
 
 
 class _Unclear(Exception):
     pass
 
 
-def _published(row: dict[str, str], number: str) -> Published | Refused:
+def _published(row: dict[str, str], number: str, folders: Sequence[Path]) -> Published | Refused:
     name, source = row.get("row_id") or number, row.get("source", "")
     try:
-        device = find(row["gpu_type"])
+        device = find(row["gpu_type"], folders)
+        device = replace(device, scale_out=described_scale_out(device, row.get("fabric", ""), folders))
         net = _net(row)
-        case = _case(row, net, device)
+        case = _case(row, net, device, Machine.of(device, folders=folders))
         speed = _speed(row, case)
         memory = _number(row, "mem_GB")
         if speed is None and memory is None:
@@ -75,9 +79,8 @@ def _published(row: dict[str, str], number: str) -> Published | Refused:
         return Refused(name, source, row["gpu_type"], str(e))
 
 
-def _case(row: dict[str, str], net: Net, device: Device) -> Case:
+def _case(row: dict[str, str], net: Net, device: Device, machine: Machine) -> Case:
     text = f"{row.get('software', '')} {row.get('source', '')}"
-    machine = Machine.of(device)
     program = software(text, machine.architecture)
     devices = _whole(row, "n_gpus")
     tp, pp, cp = (_whole(row, name, 1) for name in ("tp", "pp", "cp"))
@@ -207,7 +210,7 @@ def _precision(row: dict[str, str]) -> str:
 
 def _number(row: dict[str, str], name: str) -> float | None:
     try:
-        value = float(row.get(name, ""))
+        value = float(row.get(name, "").replace(",", ""))
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None

@@ -66,9 +66,10 @@ class Validation:
         return asdict(self)
 
 
-def validate(path: Path, c: Constants | None = None) -> Validation:
+def validate(path: Path, c: Constants | None = None, folders: Sequence[Path] = ()) -> Validation:
+    """`folders`: of hardware entries of one's own."""
     c = c or fitted()
-    found = list(read(path))
+    found = list(read(path, folders))
     rows = [row for row in found if isinstance(row, Published)]
     refused = Counter(row.why for row in found if isinstance(row, Refused))
     if not rows:
