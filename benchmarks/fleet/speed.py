@@ -1,4 +1,8 @@
-"""Tokens a second of islands against DDP, in turns on the same machine."""
+"""Tokens a second of islands against DDP, in turns on the same machine.
+
+Whatever else the machine does only makes steps slower, and not those of one way more than the other's: so what is
+compared is the speed that a quarter of all steps of a way reach, over all rounds.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from tests.ranks import run_ranks
@@ -39,8 +43,8 @@ SKIPPED = 4  # steps at the beginning of a round
 def overhead(rounds: int, steps: int) -> int:
     ways = {"DDP": {}, "islands": {"fleet.islands": 2}}
     speeds = _measure(ways, rounds, steps)
-    lost = 1 - median(b / a for a, b in zip(speeds["DDP"], speeds["islands"], strict=True))
-    _print(speeds)
+    ddp, islands = _print(speeds).values()
+    lost = 1 - islands / ddp
     verdict = "PASS" if lost <= BAR else "FAIL"
     print(f"{verdict}  islands are {lost:.1%} slower than DDP on 2 processes (bar {BAR:.0%})")
     return int(lost > BAR)
@@ -49,13 +53,13 @@ def overhead(rounds: int, steps: int) -> int:
 def price(rounds: int, steps: int) -> int:
     ways = {"usual": {"fleet.islands": 2}, "deterministic": {"fleet.islands": 2, "fleet.deterministic": True}}
     speeds = _measure(ways, rounds, steps)
-    _print(speeds)
-    cost = 1 - median(b / a for a, b in zip(speeds["usual"], speeds["deterministic"], strict=True))
-    print(f"fleet.deterministic costs {cost:.1%} of the tokens/s on 2 islands")
+    usual, deterministic = _print(speeds).values()
+    print(f"fleet.deterministic costs {1 - deterministic / usual:.1%} of the tokens/s on 2 islands")
     return 0
 
 
 def _measure(ways: dict[str, dict[str, Any]], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Tokens a second of every step."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         data = make_data(Path(folder) / "data", documents=4000)
@@ -63,12 +67,13 @@ def _measure(ways: dict[str, dict[str, Any]], rounds: int, steps: int) -> dict[s
             names = list(ways) if number % 2 == 0 else list(reversed(ways))
             for name in names:
                 changes = {**WORKLOAD, "train.steps": steps, "name": f"{name}-{number}", **ways[name]}
-                speeds[name].append(_speed(make_run(data, **changes), Path(folder)))
-                print(f"  round {number + 1}: {name} {speeds[name][-1]:,.0f} tokens/s", flush=True)
+                found = _speeds(make_run(data, **changes), Path(folder))
+                speeds[name] += found
+                print(f"  round {number + 1}: {name} {median(found):,.0f} tokens/s (median)", flush=True)
     return speeds
 
 
-def _speed(run: Run, workspace: Path) -> float:
+def _speeds(run: Run, workspace: Path) -> list[float]:
     if run.fleet.islands > 1:
         with Archipelago(workspace, run) as fleet:
             fleet.start(*range(run.fleet.islands))
@@ -84,9 +89,12 @@ def _speed(run: Run, workspace: Path) -> float:
 
         run_ranks(rank, 2, timeout_s=600)
     steps = [r for r in records(RunDir.of(run.name, workspace).journal_file) if r["kind"] == "step"][SKIPPED:]
-    return median(b["tokens"] / (b["t"] - a["t"]) for a, b in pairwise(steps))
+    return [b["tokens"] / (b["t"] - a["t"]) for a, b in pairwise(steps)]
 
 
-def _print(speeds: dict[str, list[float]]) -> None:
+def _print(speeds: dict[str, list[float]]) -> dict[str, float]:
+    """What a quarter of the steps reach, of each way."""
+    reached = {name: quantiles(values, n=4)[2] for name, values in speeds.items()}
     for name, values in speeds.items():
-        print(f"{name:<14} {median(values):>8,.0f} tokens/s (median of {len(values)} rounds)")
+        print(f"{name:<14} {reached[name]:>8,.0f} tokens/s (upper quartile of {len(values)} steps)")
+    return reached
