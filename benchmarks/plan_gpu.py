@@ -22,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.train.tiny import make_data, make_run
 
+from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import find
 from shoal.plan.machine import Machine
 from shoal.plan.memory import memory
-from shoal.plan.search import Asked, priced
+from shoal.plan.search import priced
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.presets import presets
 from shoal.spec.shape import shape_of

@@ -27,12 +27,12 @@ from shoal.cli.plan_shared import (
     wanted,
 )
 from shoal.errors import SetupError, SpecError, UsageError
+from shoal.plan.asked import Asked
 from shoal.plan.chart import NONE_NEEDED, Cost, Curve, draw
 from shoal.plan.explain import words
 from shoal.plan.failures import preset
 from shoal.plan.restarts import style
 from shoal.plan.scaling import Point, numbers, strong, weak
-from shoal.plan.search import Asked
 from shoal.plan.verdict import Verdict, verdict
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape

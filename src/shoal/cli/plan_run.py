@@ -21,10 +21,10 @@ from shoal.cli.plan_shared import (
     wanted,
 )
 from shoal.errors import UsageError
+from shoal.plan.asked import Asked
 from shoal.plan.explain import CALLED, against, changes, words
 from shoal.plan.failures import preset
 from shoal.plan.restarts import style
-from shoal.plan.search import Asked
 from shoal.plan.verdict import Verdict, verdict
 
 

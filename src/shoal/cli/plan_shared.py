@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.errors import SetupError, SpecError, UsageError
+from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
 from shoal.plan.explain import make_it_fit
 from shoal.plan.machine import Machine
-from shoal.plan.search import Asked, Found, search
+from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range, Verdict
 from shoal.spec.resolve import load
 from shoal.spec.run import Run

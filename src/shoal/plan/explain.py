@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.plan.search import Asked, Found, search
+from shoal.plan.asked import Asked
+from shoal.plan.search import Found, search
 from shoal.spec.mesh import Layout
 from shoal.spec.run import Run
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from shoal.plan.asked import Asked
 from shoal.plan.constants import spread
-from shoal.plan.search import Asked, Found, search
+from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range
 
 # A single number of devices is looked at from an eighth of it to eight times as many.

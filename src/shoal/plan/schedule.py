@@ -48,16 +48,16 @@ def play(
 def _play(
     schedule: str, devices: int, count: int, forward: tuple[float, ...], backward: tuple[float, ...], handover: float
 ) -> Played:
-    orders = [list(order) for order in _orders(schedule, devices, count)]
+    left_to_do = [list(order) for order in orders(schedule, devices, count)]
     home = {stage: device for device in range(devices) for stage in stages_of(device, devices, schedule)}
     halved, frees = (2, WEIGHTS) if schedule == "zbv" else (1, BACKWARD)
     done: dict[Piece, float] = {}
     clock, busy, at = [0.0] * devices, [0.0] * devices, [0] * devices
     held, most = [0] * devices, [0] * devices
-    left = sum(map(len, orders))
+    left = sum(map(len, left_to_do))
     while left:
         before = left
-        for device, order in enumerate(orders):
+        for device, order in enumerate(left_to_do):
             while at[device] < len(order):
                 piece = order[at[device]]
                 ready = _ready(piece, done, home, len(forward) - 1, handover)
@@ -94,7 +94,8 @@ def _ready(piece: Piece, done: dict[Piece, float], home: dict[int, int], last: i
     return done[before] + (handover if home[before[1]] != home[stage] else 0.0)
 
 
-def _orders(schedule: str, devices: int, count: int) -> Iterator[Iterator[Piece]]:
+def orders(schedule: str, devices: int, count: int) -> Iterator[Iterator[Piece]]:
+    """What each device does, one after the other: as torch.distributed.pipelining orders it."""
     order = {"gpipe": _gpipe, "1f1b": _one_by_one, "interleaved": _interleaved, "zbv": _v_shaped}[schedule]
     for device in range(devices):
         yield (piece for piece in order(device, devices, count) if piece[2] < count)
@@ -139,9 +140,7 @@ def _v_shaped(device: int, devices: int, count: int) -> Iterator[Piece]:
     """Down one side of the V and up the other, backward passes in two halves: so many forwards that the first one is
     back in time, one of everything in turn, and weights' gradients at the end in place of waiting."""
     down, up = device, 2 * devices - 1 - device
-    count = max(
-        count, 2 * devices
-    )  # what the order is made for; pieces beyond the real ones are left out by the caller
+    count = max(count, 2 * devices)  # what the order is made for; the caller leaves out pieces beyond the real ones
     forwards, inputs, late = {down: 0, up: 0}, {down: 0, up: 0}, {down: 0, up: 0}
 
     def one(kind: str, stage: int, counted: dict[int, int]) -> Piece:

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 from shoal.errors import SetupError
+from shoal.plan.asked import Asked
 from shoal.plan.catalogue import Device, price
 from shoal.plan.constants import spread
 from shoal.plan.failures import FailureRate
 from shoal.plan.goodput import Goodput, goodput
 from shoal.plan.restarts import Style
-from shoal.plan.search import Asked, Found
+from shoal.plan.search import Found
 
 # Float32 weights and AdamW's two moments: what a checkpoint holds of a parameter.
 SAVED_BYTES = 12
