@@ -179,7 +179,7 @@ def _recompute(text: str, vendor: bool) -> tuple[float | None, float | None]:
 def _zero(sharding: str, device: Device) -> int:
     if re.search(r"grad_op|zero-?2", sharding):
         return 2
-    if re.search(r"fsdp|zero-?3|full_shard", sharding):
+    if re.search(r"fsdp|hsdp|zero-?3|full_shard|hybrid", sharding):
         return 3
     if re.search(r"distributed optimizer|zero-?1", sharding):
         return 1
