@@ -90,7 +90,8 @@ def test_precisions_are_read_as_people_write_them(tmp_path: Path, words: str, pr
 
 
 @pytest.mark.parametrize(
-    ("words", "again"), [("full", 1.0), ("none", 0.0), ("", None), ("not stated", None), ("selective", 0.12)]
+    ("words", "again"),
+    [("full (assumed)", 1.0), ("none, by the log", 0.0), ("", None), ("not stated", None), ("selective", 0.12)],
 )
 def test_recomputing_is_what_is_said_or_left_open(tmp_path: Path, words: str, again: float | None) -> None:
     assert case(tmp_path, recompute=words).plan.recompute == again
@@ -102,6 +103,7 @@ def test_recomputing_is_what_is_said_or_left_open(tmp_path: Path, words: str, ag
         ("FSDP FULL_SHARD", 3, 0),
         ("SHARD_GRAD_OP", 2, 0),
         ("ZeRO-1", 1, 0),
+        ("DeepSpeed ZeRO stage 3", 3, 0),
         ("distributed optimizer", 1, 0),
         ("DDP", 0, 0),
         ("HSDP", 3, 8),

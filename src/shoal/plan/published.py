@@ -165,25 +165,28 @@ def _speed(row: dict[str, str], case: Case) -> float | None:
 def _recompute(text: str, vendor: bool) -> tuple[float | None, float | None]:
     """Of a layer's forward work what is done again, and of its activations what is not kept."""
     words = text.lower()
-    if words.startswith("full"):
+    if re.match(r"(full|yes|true|on)\b", words):
         return 1.0, 1.0
-    if words in ("none", "no", "off", "false"):
-        return 0.0, 0.0
-    if not words or "not stated" in words or "unknown" in words:
+    if not words or re.search(r"not stated|unknown|n/a", words):
         return None, None
+    if re.match(r"(none|no|off|false)\b", words):
+        return 0.0, 0.0
     if vendor:  # single modules by name: attention's inside, norms, activations of experts
         return (0.5, 0.6) if re.search(r"\b(mlp|moe)\b", words) else (0.05, 0.1)
     return 0.12, 0.45  # selective: every other product, and all that is cheap
 
 
 def _zero(sharding: str, device: Device) -> int:
-    if re.search(r"grad_op|zero-?2", sharding):
+    stage = re.search(r"zero[-_ ]*(?:stage)?[-_ ]*([0-3])", sharding)
+    if stage is not None:
+        return int(stage[1])
+    if "grad_op" in sharding:
         return 2
-    if re.search(r"fsdp|hsdp|zero-?3|full_shard|hybrid", sharding):
+    if re.search(r"fsdp|hsdp|full_shard|hybrid", sharding):
         return 3
-    if re.search(r"distributed optimizer|zero-?1", sharding):
+    if "distributed optimizer" in sharding:
         return 1
-    if re.search(r"ddp|none|zero-?0", sharding):
+    if re.search(r"ddp|none", sharding):
         return 0
     return 3 if device.vendor == "google" else 1
 
