@@ -6,14 +6,15 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import SetupError
+from shoal.errors import SetupError, ShoalError
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
+from shoal.spec.shape import shape_of
 from shoal.track.rundir import RunDir
 
 
@@ -35,6 +36,16 @@ def create(run_dir: RunDir, run: Run) -> None:
     write_spec(run_dir, run)
     about = {**identity(run), "data": data_fingerprints(run)}
     _publish(run_dir.identity_file, json.dumps(about, indent=2) + "\n")
+    _write_plan(run_dir, run)
+
+
+def _write_plan(run_dir: RunDir, run: Run) -> None:
+    """What is expected of it on this machine. A prediction that cannot be made is no reason not to train."""
+    from shoal.plan.expect import expected  # numpy: only those who start a run wait for it
+
+    with suppress(ShoalError, ArithmeticError):
+        plan = expected(run, shape_of(run.model), [run_dir.workspace / "hardware"])
+        _publish(run_dir.plan_file, json.dumps(plan, indent=2) + "\n")
 
 
 def set_aside(run_dir: RunDir) -> Path:

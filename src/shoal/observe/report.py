@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.observe import router, traffic, words
+from shoal.observe import planned, router, traffic, words
 from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
 from shoal.observe.faults import Cost
 from shoal.observe.history import History, Speed, history, speed
 from shoal.observe.ledger import PARTS, Ledger, ledger
+from shoal.observe.planned import Compared, compared
 from shoal.observe.plot import plot
 from shoal.observe.status import Status, status_of
 from shoal.observe.throughput import CONVENTION, tokens_per_s
@@ -35,6 +36,7 @@ class Report:
     history: History
     speed: Speed | None
     advice: Advice | None
+    planned: Compared | None
     pictures: list[Path]
 
 
@@ -46,7 +48,8 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
     drawn = draw(found, run_dir.name, identity, run_dir.report) if pictures else []
     # While it runs, the time since the last record is part of it.
     accounts = ledger(told, time.time() if status.status == "running" else None)
-    return Report(run_dir, identity, status, accounts, found, speed(found), advice(accounts, found), drawn)
+    beside, said = compared(run_dir, found.steps), advice(accounts, found)
+    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn)
 
 
 def as_json(r: Report) -> dict[str, Any]:
@@ -71,6 +74,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "stragglers": r.history.stragglers,
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
+        "plan": None if r.planned is None else r.planned.as_json(),
         "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
@@ -173,6 +177,7 @@ def _results(r: Report) -> str:
         f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} "
         "(5th to 95th percentile), "
         f"{words.percent(s.data_wait_share)} of it waiting for data",
+        *([] if r.planned is None else planned.lines(r.planned)),
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
         f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
     ]

@@ -43,6 +43,11 @@ class RunDir:
         return self.path / "identity.json"
 
     @property
+    def plan_file(self) -> Path:
+        """What was expected of the run when it started (JSON)."""
+        return self.path / "plan.json"
+
+    @property
     def journal_file(self) -> Path:
         return self.path / "journal.jsonl"
 

@@ -1,0 +1,121 @@
+"""What was expected of a run (its plan.json) beside what it did, and which part is furthest off. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from shoal.observe import words
+from shoal.observe.throughput import duration_s
+from shoal.track.rundir import RunDir
+
+# Steps at the beginning that compile, fill caches and count traffic.
+FIRST = 3
+# Off by less than this of a step, a part is no news.
+NEWS = 0.05
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    planned_s: float
+    measured_s: float
+
+    @property
+    def off_s(self) -> float:
+        return self.measured_s - self.planned_s
+
+
+@dataclass(frozen=True)
+class Compared:
+    plan: Mapping[str, Any]
+    step_s: float  # median
+    parts: tuple[Part, ...]
+
+    @property
+    def off(self) -> float:
+        """Measured against planned, less one."""
+        return self.step_s / float(self.plan["step_s"]) - 1
+
+    @property
+    def worst(self) -> Part | None:
+        part = max(self.parts, key=lambda p: abs(p.off_s))
+        return part if abs(part.off_s) > NEWS * self.step_s else None
+
+    def as_json(self) -> dict[str, Any]:
+        parts = {p.name: {"planned_s": p.planned_s, "measured_s": p.measured_s} for p in self.parts}
+        worst = self.worst
+        return {
+            "device": self.plan["device"],
+            "figures": self.plan["figures"],
+            "step_s": {"planned": self.plan["step_s"], "measured": self.step_s},
+            "parts": parts,
+            "furthest_off": None if worst is None else {"part": worst.name, "likely": likely(self, worst)},
+        }
+
+
+def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | None:
+    """None where nothing was planned, or too little has been done to tell."""
+    counted = list(steps[FIRST:])
+    try:
+        plan = json.loads(run_dir.plan_file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if len(counted) < FIRST:
+        return None
+    clocks: dict[str, list[float]] = {}
+    for record in counted:
+        for name, seconds in (record.get("time") or {}).items():
+            clocks.setdefault(name, []).append(float(seconds))
+    measured = {name: median(values) for name, values in clocks.items()}
+    planned = {"optimizer_s": float(plan["parts_s"].get("update", 0.0)), "data_s": 0.0}
+    planned["compute_s"] = float(plan["step_s"]) - planned["optimizer_s"]
+    if "exchange_s" in measured:  # of islands: what they trade
+        planned["exchange_s"] = 0.0
+    whole = median(duration_s(record) for record in counted)
+    parts = tuple(
+        Part(_CALLED[name], planned[name], measured.get(name, 0.0))
+        for name in ("data_s", "compute_s", "exchange_s", "optimizer_s")
+        if name in planned
+    )
+    return Compared(plan, whole, parts)
+
+
+_CALLED = {
+    "data_s": "waiting for data",
+    "compute_s": "forward and backward",
+    "exchange_s": "trading with islands",
+    "optimizer_s": "optimizer",
+}
+
+
+def likely(found: Compared, part: Part) -> str:
+    """The likely cause, in words that say what to do."""
+    if part.name == "waiting for data":
+        return "data comes more slowly than the devices compute: a slow disk or bucket, or too few cores beside them"
+    if part.name == "trading with islands":
+        return "the plan counts no trade between islands; what they wait for each other is in it"
+    if found.plan["figures"] == "the catalogue":
+        return "the plan knows this machine from the catalogue only: `shoal bench` measures it"
+    if part.off_s < 0:
+        return "the plan is too careful here"
+    return "something else runs on these devices, their clocks sag, or steps are too small to fill them"
+
+
+def lines(found: Compared) -> list[str]:
+    plan = found.plan
+    expected, low, high = (words.short(float(plan[name])) for name in ("step_s", "step_low_s", "step_high_s"))
+    told = [
+        f"plan        a step of {expected} ({low} to {high}) by the figures of {plan['figures']} for {plan['device']}; "
+        f"it took {words.short(found.step_s)} ({found.off:+.0%})"
+    ]
+    for part in found.parts:
+        if max(part.planned_s, part.measured_s) > 0.001 * found.step_s:
+            planned, measured = words.short(part.planned_s), words.short(part.measured_s)
+            told.append(f"            {part.name:<21} {planned:>8} planned {measured:>8} measured")
+    if (worst := found.worst) is not None:
+        told.append(f"            furthest off: {worst.name}; {likely(found, worst)}")
+    return told
