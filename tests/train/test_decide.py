@@ -214,3 +214,20 @@ def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
     for key, value in values.items():
         flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return flat
+
+
+def test_several_gpus_are_laid_out_by_the_planner(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 8)
+    monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "NVIDIA H100 80GB HBM3")
+    llama = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_dim": 14336, "vocab_size": 128256}
+    large = {f"model.{name}": value for name, value in llama.items()}
+    changes = {**large, "resources.device": "cuda", "data.seq_len": 256, "train.batch": 64}
+    decided = decide(make_run(data, **changes), data.parent)
+    assert decided.world == 8
+    mesh = decided.run.mesh
+    assert mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp == 8
+    assert mesh.dp_replicate < 8, "16 bytes a parameter do not fit one GPU"
+    whys = {d.key: d.why for d in decided.decisions}
+    assert "the fastest of all layouts on 8 H100 SXM as predicted" in whys["mesh.micro_batch"]
+    named = decide(make_run(data, **{**changes, "mesh.tp": 2}), data.parent)
+    assert named.run.mesh.tp == 2

@@ -49,7 +49,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     room = max(1, (gpus if device == "cuda" else min(cores, MOST_CPU_PROCESSES)) // islands)
     if islands > 1:
         run = _for_islands(run, choices)
-    layout = close_mesh(run, shape, device, room, world, choices)
+    layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"])
     world = layout.sizes.world
     _refuse_what_cannot_fit(shape, layout.sizes, device, islands)
     everybody = world * islands

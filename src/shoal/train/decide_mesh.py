@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from shoal.errors import SetupError, SpecError
-from shoal.spec.mesh import Layout
+from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.mesh_refusal import refusal, words
 from shoal.spec.mesh_rules import Work
 from shoal.spec.mesh_search import SHARD_ABOVE_PARAMS, closed, nearest
 from shoal.spec.run import Mesh, Run
 from shoal.spec.shape import Shape
+from shoal.train.decide_plan import Planned, planned
 from shoal.train.decision import Choices
 
 # Tokens one process computes at once: enough to keep matmuls busy, small enough for the activations.
 MICRO_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
-def close_mesh(run: Run, shape: Shape, device: str, room: int, world: int | None, choices: Choices) -> Layout:
+def close_mesh(
+    run: Run, shape: Shape, device: str, room: int, world: int | None, choices: Choices, folders: Sequence[Path] = ()
+) -> Layout:
     """The layout of the run. `room` is how many processes suit this machine; `world` is set when they are started
-    already. Refuses in a sentence what cannot be laid out."""
+    already. Refuses in a sentence what cannot be laid out. Several GPUs are laid out by the planner (`folders` describe
+    those that the catalogue does not know); rules decide on processors, and where it knows no answer."""
     work = replace(Work.of(run), shape=shape, vocab_size=shape.vocab_size, micro_tokens=MICRO_TOKENS[device])
     if world is not None:
         work = replace(work, processes=world, processes_name="WORLD_SIZE")
     elif work.processes is None:
         work = replace(work, processes=_processes(run, work, device, room, choices))
-    layout = _layout(run.mesh, work)
+    best = None
+    if device == "cuda" and work.processes is not None and work.processes > 1:
+        best = planned(run, shape, work.processes, folders)
+    layout = _layout(run.mesh, work) if best is None else best.layout
     if device == "cuda" and world is None and layout.sizes.world > room:
         fewer = nearest(run.mesh, replace(work, processes=room))
         raise SetupError(
             f"{layout.sizes.world} processes need a GPU each, and {room} are visible here: the nearest mesh that works "
             f"on them {words(fewer, run.mesh)}."
         )
-    _explain(run, work, layout, device, choices)
+    if best is None:
+        _explain(run, work, layout, device, choices)
+    else:
+        _explain_planned(run.mesh, best, choices)
     return layout
 
 
@@ -66,6 +78,14 @@ def _processes(run: Run, work: Work, device: str, room: int, choices: Choices) -
         if world > room:
             why = f"the mesh asks for {world}, on {room} {what}"
     return choices.choose("resources.processes", "auto", world, why)
+
+
+def _explain_planned(mesh: Mesh, best: Planned, choices: Choices) -> None:
+    values = {name: getattr(best.layout.sizes, name) for name in Sizes.__dataclass_fields__}
+    values |= {name: getattr(best.layout, name) for name in ("micro_batch", "schedule", "cp_method")}
+    for name, value in values.items():
+        if value not in (1, "auto") or name == "micro_batch":
+            choices.choose(f"mesh.{name}", getattr(mesh, name), value, best.why)
 
 
 def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices) -> None:
