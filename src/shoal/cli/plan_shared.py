@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import SetupError, SpecError, UsageError
+from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
@@ -106,7 +106,7 @@ def priced(device: Device, given: float | None) -> str:
         return f"${given:g} for one {device.name} and hour, as given"
     known = price(device)
     if known is None:
-        return f"of a {device.name} the catalogue knows none; --price gives one"
+        return f"the catalogue knows none of {device.name}; give one with --price"
     return f"${known.usd_per_hour:g} for one {device.name} and hour ({known.basis}, {known.where}, {known.date})"
 
 
@@ -164,7 +164,7 @@ def _vocabulary(run: Run, folder: Path) -> int:
 
     try:
         return open_sources(run.data.train, run.data, folder)[0].vocab_size
-    except (SetupError, SpecError) as e:
+    except ShoalError as e:
         raise SpecError(
             f"model.vocab_size is auto, and the data that would say it cannot be opened: {str(e).rstrip('.')}; "
             "set model.vocab_size, as in `shoal plan RUN.yaml model.vocab_size=128256`."

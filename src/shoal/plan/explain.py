@@ -10,6 +10,8 @@ from shoal.plan.search import Found, search
 from shoal.spec.mesh import Layout
 from shoal.spec.run import Run
 
+# Of a parameter, however it is laid out: float32 weights and two moments, spread over all devices.
+LEAST_BYTES = 12
 # What a part of a step is called in a sentence.
 CALLED = {
     "products": "matrix products",
@@ -89,14 +91,14 @@ def make_it_fit(asked: Asked, least: Found) -> str:
         f"{least.memory.moment}, and {have:,.0f} GB can be filled"
     )
     free = asked.run.mesh.model_copy(update=dict.fromkeys(type(asked.run.mesh).model_fields, "auto"))
-    found = search(replace(asked, run=asked.run.model_copy(update={"mesh": free})), 1)
-    if found and found[0].fits:
-        return f"{head}; with the mesh left open, {words(found[0].layout, found[0].recompute)} does."
-    for times in (2, 4, 8, 16, 32, 64):
+    for times in (1, 2, 4, 8, 16, 32, 64):
         other = replace(asked, devices=asked.devices * times, run=asked.run.model_copy(update={"mesh": free}))
+        if LEAST_BYTES * asked.shape.params > other.devices * least.budget:
+            continue
         found = search(other, 1)
         if found and found[0].fits:
-            return f"{head}; {other.devices} devices do, with {words(found[0].layout, found[0].recompute)}."
+            who = "with the mesh left open," if times == 1 else f"{other.devices:,} devices do, with"
+            return f"{head}; {who} {words(found[0].layout, found[0].recompute)}{' does' * (times == 1)}."
     return f"{head}; take a device with more memory, or a smaller model."
 
 

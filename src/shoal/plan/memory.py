@@ -108,7 +108,9 @@ def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, gr
     """The loss and the backward pass of one micro-batch, `before` being the gradients (in numbers) that are there when
     it begins, and `grows` whether it adds others to them."""
     at, mode = setting(run), str(run.mesh.recompute)
-    kept = [block(run, shape, layer) for layer in has.layers]
+    kinds = [(shape.sparse(layer), layer >= shape.full_attention_layers) for layer in has.layers]
+    of_kind = {kind: block(run, shape, layer) for kind, layer in dict(zip(kinds, has.layers, strict=True)).items()}
+    kept = [of_kind[kind] for kind in kinds]
     most = max(has.flights)
     head = _head(shape, at) if has.last else _Head(0.0, 0.0, 0.0)
     activations = sum(k.of(mode) * n for k, n in zip(kept, has.flights, strict=True))

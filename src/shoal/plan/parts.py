@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal.plan.activations import Setting, setting
 from shoal.spec.run import Run
@@ -45,7 +46,7 @@ def held(run: Run, shape: Shape, rank: int) -> Held:
     pp = at.sizes.pp
     cut, numbers, counts = [range(shape.layers)], [0], [1]
     if pp > 1:
-        cut = stretches(shape, pp, schedule, run.data.seq_len)
+        cut = _cut(shape, pp, schedule, run.data.seq_len)
         numbers = stages_of(rank, pp, schedule)
         counts = in_flight(schedule, pp, rank, micro_batches(run))
     first, last = 0 in numbers, len(cut) - 1 in numbers
@@ -59,6 +60,11 @@ def held(run: Run, shape: Shape, rank: int) -> Held:
         last=last,
         flights=[count for n, count in zip(numbers, counts, strict=True) for _ in cut[n]],
     )
+
+
+@lru_cache(maxsize=256)  # asked for by every place of a pipeline, and by every layout of a search
+def _cut(shape: Shape, pp: int, schedule: str, seq_len: int) -> list[range]:
+    return stretches(shape, pp, schedule, seq_len)
 
 
 def micro_batches(run: Run) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from shoal.plan.schedule import play
 from shoal.plan.step import step
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.run import Run
+from shoal.spec.shape import Shape
 from shoal.spec.stages import layer_costs, stretches
 
 # Of a device's memory, what a plan may fill: the rest is lost to fragments, contexts and libraries.
@@ -169,9 +171,7 @@ def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float
     rounds, pp = asked.work.batch // (layout.sizes.dp * layout.micro_batch), layout.sizes.pp
     busy = ("products", "attention", "elementwise", "loss", "recompute", "tensor", "context", "experts")
     a_round = sum(parts[name] for name in busy) / rounds  # of one device, on average
-    seq = asked.run.data.seq_len
-    costs = layer_costs(asked.shape, seq)
-    stages = [sum(costs[layer] for layer in stretch) for stretch in stretches(asked.shape, pp, layout.schedule, seq)]
+    stages = _stages(asked.shape, pp, layout.schedule, asked.run.data.seq_len)
     whole = pp / sum(stages)  # in rounds of a device, so that layouts which differ in their speed alone are played once
     forward_share = 1 / (3 + AGAIN[recompute])
     short = min(rounds, 4 * pp)  # beyond this every round adds as much as the slowest device takes
@@ -184,6 +184,13 @@ def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float
     )
     slowest = max(played.busy) / short
     return (played.seconds + (rounds - short) * slowest - rounds) * a_round
+
+
+@lru_cache(maxsize=256)
+def _stages(shape: Shape, pp: int, schedule: str, seq: int) -> tuple[float, ...]:
+    """What each stage costs."""
+    costs = layer_costs(shape, seq)
+    return tuple(sum(costs[layer] for layer in stretch) for stretch in stretches(shape, pp, schedule, seq))
 
 
 def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
