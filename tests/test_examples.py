@@ -13,7 +13,7 @@ from shoal.spec.checks import trainable
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_loads_and_is_trainable(path: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
@@ -22,4 +22,6 @@ def test_every_example_loads_and_is_trainable(path: Path, tmp_path: Path) -> Non
     (weights / "config.json").write_text(json.dumps(config))
     overrides = [f"model.weights={weights}"] if "weights:" in path.read_text() else []
     trainable(load(path, overrides).run)
-    assert path.read_text().startswith("# yaml-language-server: $schema=../docs/reference/run.schema.json\n# ")
+    schema = Path(*[".."] * len(path.relative_to(EXAMPLES).parts), "docs/reference/run.schema.json")
+    assert (path.parent / schema).is_file()
+    assert path.read_text().startswith(f"# yaml-language-server: $schema={schema}\n# ")

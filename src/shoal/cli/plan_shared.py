@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
+from shoal.plan.expect import this_device
 from shoal.plan.explain import make_it_fit
 from shoal.plan.machine import Machine
 from shoal.plan.search import Found, search
@@ -60,7 +60,7 @@ def target(
     args: argparse.Namespace, run: Run, name: str | None, fabric: str | None, devices: int | None = None
 ) -> Target:
     folders = (workspace(args.workspace) / "hardware",)
-    device = find(name or _this_machine(), folders)
+    device = find(name or this_device(), folders)
     if devices is None:
         devices = device.per_node if run.resources.processes == "auto" else int(run.resources.processes)
     return Target(device, None if fabric is None else find_fabric(fabric, device, folders), devices, folders)
@@ -169,12 +169,3 @@ def _vocabulary(run: Run, folder: Path) -> int:
             f"model.vocab_size is auto, and the data that would say it cannot be opened: {str(e).rstrip('.')}; "
             "set model.vocab_size, as in `shoal plan RUN.yaml model.vocab_size=128256`."
         ) from e
-
-
-def _this_machine() -> str:
-    try:
-        ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "cpu"
-    return told.strip().split("\n")[0] or "cpu"

@@ -38,7 +38,8 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
     cpu = run.resources.device == "cpu"
     device = find("cpu" if cpu else this_device(), folders)
     sizes, processes = Sizes.of(run.mesh), int(run.resources.processes)
-    machine = _shared(_in(device, run), processes * run.fleet.islands) if cpu else _in(device, run)
+    whole = _in(device, run, folders)
+    machine = _shared(whole, processes * run.fleet.islands) if cpu else whole
     shards = 1 if run.fleet.islands == 1 else int(run.fleet.shards)
     part = run.model_copy(update={"train": run.train.model_copy(update={"batch": run.train.batch // shards})})
     layout = Layout(sizes, int(run.mesh.micro_batch), str(run.mesh.schedule), str(run.mesh.cp_method))
@@ -60,8 +61,8 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
     }
 
 
-def _in(device: Device, run: Run) -> Machine:
-    machine = Machine.of(device)
+def _in(device: Device, run: Run, folders: Sequence[Path]) -> Machine:
+    machine = Machine.of(device, folders=folders)
     best = device.ceiling("fp32")
     if run.train.precision != "fp32" or best is None:
         return machine
