@@ -102,6 +102,7 @@ class Cases:
     nic: Column
     nic_latency: Column
     units: Column
+    sends_by_units: Flags
     age: Column  # years between the architecture and the software
     # The software.
     fused_attention: Flags
@@ -199,6 +200,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "nic": machine.nic,
         "nic_latency": machine.nic_latency,
         "units": machine.units,
+        "sends_by_units": machine.sends_by_units,
         "age": max(0.0, year - machine.architecture),
         "fused_attention": software.attention != 0,
         "native_attention": native,

@@ -45,6 +45,7 @@ class Constants:
     hops: float = _expected(1.0, 0.3, 3.0)  # of a hop's latency, for each member of a ring
     beside_tp: float = _expected(0.7, 0.2, 0.95)  # of tensor parallelism's traffic, hidden where products overlap it
     beside_dp: float = _expected(0.9, 0.5, 1.0)  # of the work that data parallelism's traffic may hide behind
+    felt: float = _expected(0.3, 0.05, 0.8)  # of it when it is hidden, on GPUs: it takes units from that work
     handover: float = _expected(0.4, 0.05, 1.5)  # of what a pipeline hands on, seen
     exchange: float = _expected(0.6, 0.2, 0.9)  # of a link's share, in an exchange of all with all
     # Experts.

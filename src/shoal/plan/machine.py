@@ -30,6 +30,7 @@ class Machine:
     nic: float  # bytes/s a device, one way, to other domains
     nic_latency: float
     units: int
+    sends_by_units: bool  # collectives run on the units that compute (GPUs), not on engines of their own
     architecture: float  # year of the first product of its architecture
     watts: float
 
@@ -56,6 +57,7 @@ class Machine:
             nic=nic * joins.achievable * 1e9,
             nic_latency=joins.latency_us * 1e-6,
             units=device.units or 100,
+            sends_by_units=device.vendor in ("nvidia", "amd"),
             architecture=device.architecture,
             watts=device.watts or 0.0,
         )

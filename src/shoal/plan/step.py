@@ -191,12 +191,13 @@ def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
     spread = np.where(sharded, fetched, 0.0)
     at_once = np.where(whole, give + summed, np.where(sharded, 0.0, give + fetch + summed))
     last = np.where(cases.hides_dp, once, 0.0)
-    return _seen(spread, c.beside_dp * compute) + _seen(at_once, c.beside_dp * last)
+    felt = np.where(cases.sends_by_units, c.felt, 0.05)
+    return _seen(spread, c.beside_dp * compute, felt) + _seen(at_once, c.beside_dp * last, felt)
 
 
-def _seen(traffic: Column, beside: Column) -> Column:
-    """Of traffic that goes on beside some work: never less than its beginning and its end."""
-    return np.maximum(traffic - beside, 0.05 * traffic)
+def _seen(traffic: Column, beside: Column, felt: Column) -> Column:
+    """Of traffic that goes on beside some work: never less than what it takes from that work."""
+    return np.maximum(traffic - beside, felt * traffic)
 
 
 def _update(cases: Cases, c: Constants) -> Column:
