@@ -55,7 +55,7 @@ def every_layout(question: Asked) -> Iterator[Layout]:
     "question",
     [
         asked("llama3-8b", 8, 8, "a100-40gb", 8192),  # tight: what fits decides
-        asked("qwen2.5-0.5b", 8, 8),  # roomy: what is fast decides
+        asked("qwen2.5-0.5b", 4, 8),  # roomy: what is fast decides
         asked(MIXTURE, 4, 8, "rtx 4090", 2048),
     ],
     ids=lambda q: f"{q.shape.params / 1e9:.1f}B",
