@@ -79,15 +79,7 @@ def main() -> int:
 
 def _family(source: str) -> str:
     """Releases of one project are one source: to leave one of them out and keep the others would be no test."""
-    for project in (
-        "Megatron-Bridge",
-        "Megatron-LM",
-        "dgxc-benchmarking",
-        "vTrain",
-        "LLM Foundry",
-        "MaxText",
-        "torchtitan",
-    ):
+    for project in PROJECTS:
         if project.lower() in source.lower():
             return project
     return source
