@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     targets = list(_targets(args, spec, machines))
     rows: list[Row] = []
     refused: list[Refused] = []
-    with progress("compared", len(targets) + len(machines), quiet=args.json) as done:
+    curves = len(machines) if len(machines) > 1 else len(targets)
+    with progress("compared", len(targets) + curves, quiet=args.json) as done:
         for name, where in targets:
             asked = where.asked(spec, shape)
             try:
