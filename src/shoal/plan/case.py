@@ -113,6 +113,7 @@ class Cases:
     stream_bytes: Column
     passes: Column
     host: Column
+    sends_once: Flags
     narrow_gradients: Flags
     logit_bytes: Column
     balances: Flags
@@ -210,6 +211,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "stream_bytes": software.stream_bytes,
         "passes": software.passes,
         "host": software.host,
+        "sends_once": software.sends_once,
         "narrow_gradients": software.narrow_gradients,
         "logit_bytes": software.logit_bytes,
         "balances": software.balances,

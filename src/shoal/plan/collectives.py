@@ -23,12 +23,13 @@ def gather(cases: Cases, c: Constants, whole: Column, size: Column, inner: Colum
     return np.where(size > 1, np.maximum(inside, outside) + _latency(cases, c, size, domains > 1), 0.0)
 
 
-def exchange(cases: Cases, c: Constants, sent: Column, size: Column, inner: Column) -> Column:
-    """Seconds of an all-to-all in which each device sends `sent` bytes, an equal part of them to each of `size`."""
+def exchange(cases: Cases, c: Constants, sent: Column, size: Column, inner: Column, outside: Column) -> Column:
+    """Seconds of an all-to-all in which each device sends `sent` bytes, an equal part of them to each of `size`; of what
+    is for other domains only a share, `outside`, is on the way."""
     local = np.clip(np.floor(cases.domain / inner), 1.0, size)
     out = 1 - local / size
     inside = sent * (local - 1) / size / np.minimum(cases.link, cases.per_peer * np.maximum(local - 1, 1))
-    time = (inside / c.links + sent * out / cases.nic / c.nics) / c.exchange
+    time = (inside / c.links + sent * out * outside / cases.nic / c.nics) / c.exchange
     latency = c.start_s + c.hops * np.where(out > 0, cases.nic_latency, cases.link_latency) * np.log2(size)
     return np.where(size > 1, time + latency, 0.0)
 

@@ -25,6 +25,7 @@ class Software:
     stream_bytes: float = 2.0  # of a number between layers
     passes: float = 1.0  # over it, against what is usual
     host: float = 1.0  # of what a step usually costs the host
+    sends_once: bool = False  # a token goes once to a node, however many of its experts are there
     narrow_gradients: bool = False  # in 16 bits, where weights are computed with in 16 bits
     logit_bytes: float = 10.0  # held of each logit: 32 bits, their gradient in 32 and again in 16; less where fused
     balances: bool = False  # a pipeline's stages are cut by cost, not by the number of layers
@@ -38,6 +39,8 @@ FLASH_SINCE = 2022.9
 VENDOR_SINCE = 2023.3
 # Its recipes reduce gradients in 16 bits from here on (logs: 4 bytes a parameter and 12 shared, Llama 3.1 8B, 44.3 GB).
 NARROW_SINCE = 2024.0
+# DeepEP and HybridEP, whose dispatch copies a token inside a node and not on the way there.
+SENDS_ONCE_SINCE = 2025.3
 
 
 def software(text: str, architecture_year: float) -> Software:
@@ -54,8 +57,14 @@ def software(text: str, architecture_year: float) -> Software:
     if when < FLASH_SINCE:
         return Software(year, Attention.SCORES, hides_dp=vendor, fused=False)
     if vendor and when >= VENDOR_SINCE:
-        narrow = when >= NARROW_SINCE
-        return Software(year, Attention.NATIVE, hides_tp=True, narrow_gradients=narrow, logit_bytes=6.0)
+        return Software(
+            year,
+            Attention.NATIVE,
+            hides_tp=True,
+            sends_once=when >= SENDS_ONCE_SINCE,
+            narrow_gradients=when >= NARROW_SINCE,
+            logit_bytes=6.0,
+        )
     return Software(year, Attention.FLASH, fused=_compiles(words, when))
 
 

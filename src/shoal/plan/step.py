@@ -162,7 +162,12 @@ def _experts(cases: Cases, c: Constants) -> Time:
     """Tokens go to their experts and come back, in either direction."""
     share = cases.sparse_layers / cases.layers
     sent = 2 * cases.tokens / cases.tp * cases.top_k * cases.dim
-    once = exchange(cases, c, sent, np.maximum(cases.ep, 1.0), np.ones_like(sent))
+    group = np.maximum(cases.ep, 1.0)
+    # Of top_k experts, spread over so many domains, how many domains there are: a token has to go there once.
+    domains, routed = np.maximum(np.ceil(group / cases.domain), 1.0), np.maximum(cases.top_k, 1.0)
+    distinct = domains * (1 - (1 - 1 / domains) ** routed) / routed
+    outside = np.where(cases.sends_once, distinct, 1.0)
+    once = exchange(cases, c, sent, group, np.ones_like(sent), outside)
     seen = 2 * once * share * np.where(cases.hidden_ep, 0.15, 1 - c.beside_ep)
     return Time(seen, seen)
 
