@@ -55,8 +55,8 @@ def every_layout(question: Asked) -> Iterator[Layout]:
     "question",
     [
         asked("llama3-8b", 8, 8, "a100-40gb", 8192),  # tight: what fits decides
-        asked("qwen2.5-0.5b", 4, 8),  # roomy: what is fast decides
-        asked(MIXTURE, 4, 8, "rtx 4090", 2048),
+        asked("qwen2.5-0.5b", 8, 4),  # roomy: what is fast decides
+        asked(MIXTURE, 4, 4, "rtx 4090", 2048),
     ],
     ids=lambda q: f"{q.shape.params / 1e9:.1f}B",
 )
@@ -116,7 +116,7 @@ def test_no_number_is_legal_where_none_can_be() -> None:
     assert search(asked("llama3-8b", 8, 8, micro_batch=3)) == []
 
 
-@pytest.mark.parametrize(("model", "devices"), [("llama3-70b", 16_384), ("qwen3-235b-a22b", 2048)])
+@pytest.mark.parametrize(("model", "devices"), [("llama3-70b", 16_384), ("qwen3-235b-a22b", 1024)])
 def test_a_large_cluster_is_searched_in_under_10_seconds(model: str, devices: int) -> None:
     question = asked(model, devices, devices)
     began = time.process_time()  # one thread, so that it is what a quiet machine takes

@@ -24,7 +24,7 @@ def gather(cases: Cases, c: Constants, whole: Column, size: Column, inner: Colum
 
 
 def exchange(cases: Cases, c: Constants, sent: Column, size: Column, inner: Column, outside: Column) -> Column:
-    """Seconds of an all-to-all in which each device sends `sent` bytes, an equal part of them to each of `size`; of what
+    """Seconds of an all-to-all in which each device sends `sent` bytes, an equal part of it to each of `size`; of what
     is for other domains only a share, `outside`, is on the way."""
     local = np.clip(np.floor(cases.domain / inner), 1.0, size)
     out = 1 - local / size
