@@ -48,6 +48,7 @@ def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path)
     agents = [node(n, 2, port, tmp_path) for n in (0, 1)]
     try:
         await_step(run_dir, 20, agents, tmp_path)
+        time.sleep(3.0)  # steps take milliseconds here, and the first copy is under way for longer than twenty of them
         victims = everything_of(agents[1], memory_folder(run_dir.path, 1))
         assert any("shoal.checkpoint.memory.keeper" in (p.cmdline() or []) for p in victims)
         assert any("shoal.checkpoint.persister" in (p.cmdline() or []) for p in victims)
