@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def test_an_ordinary_run_is_broken_in_every_way_and_ends_bitwise_as_if_it_had_no
     kinds = ["kill", "stop", "slow", "oom", "disk-full", "coordinator", "preempt", "bitflip"]
     args = ["--scenario", ",".join(kinds), "--count", "8", "--seed", "3", "--pause", "10", "--pace", "0.05"]
     code, found = drill(tmp_path, *args, "train.steps=300", "resources.processes=2", within_s=800)
-    assert code == 0, found
+    assert code == 0, json.dumps(found)
     assert found["same_digest"] is True
     assert (found["lost_samples"], found["repeated_samples"]) == (0, 0)
     assert_accounted(found)
@@ -39,7 +40,7 @@ def test_islands_are_killed_stopped_cut_off_and_robbed_of_their_supervisor_and_l
     kinds = ["kill", "stop", "partition", "preempt", "coordinator"]
     args = ["--scenario", ",".join(kinds), "--count", "5", "--seed", "17", "--pause", "8", "--pace", "0.45"]
     code, found = drill(tmp_path, *args, *islands, "checkpoint.every=50", "--keep", "kept", within_s=800)
-    assert code == 0, found
+    assert code == 0, json.dumps(found)
     assert found["same_digest"] is True
     assert (found["lost_samples"], found["repeated_samples"]) == (0, 0)
     assert_accounted(found)
@@ -57,7 +58,7 @@ def test_islands_are_killed_stopped_cut_off_and_robbed_of_their_supervisor_and_l
 def test_a_poisoned_batch_is_left_out_and_nothing_else_is(tmp_path: Path) -> None:
     make(tmp_path)
     code, found = drill(tmp_path, "--scenario", "nan", "--count", "2", "--seed", "1", within_s=600)
-    assert code == 0, found
+    assert code == 0, json.dumps(found)
     assert found["left_out_samples"] == 2 * 4
     assert found["same_digest"] is False, "it has read other batches"
     assert all(fault["detection_s"] is not None for fault in found["faults"])
