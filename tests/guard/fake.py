@@ -44,7 +44,7 @@ class FakeRun:
         self.world = world
         told = {"steps": steps, "step_s": 0.005, "save_every": 5, "faults": faults, "world": world, **more}
         self.run_dir.path.mkdir(parents=True, exist_ok=True)
-        (self.run_dir.path / "plan.json").write_text(json.dumps({**told, "run": self.run.model_dump(mode="json")}))
+        (self.run_dir.path / "script.json").write_text(json.dumps({**told, "run": self.run.model_dump(mode="json")}))
 
     def supervise(self, **more: Any) -> int:
         return supervise(self.run_dir, self.run, self.world, command=fake_command(self.run_dir.path), **more)

@@ -1,6 +1,6 @@
-"""A worker without a model: takes steps, saves, obeys signals and fails as RUN_DIR/plan.json says. Run by path.
+"""A worker without a model: takes steps, saves, obeys signals and fails as RUN_DIR/script.json says. Run by path.
 
-plan.json: {"steps": 20, "save_every": 5, "faults": [{"attempt": 0, "rank": 1, "step": 7, "do": "deaf"}]}
+script.json: {"steps": 20, "save_every": 5, "faults": [{"attempt": 0, "rank": 1, "step": 7, "do": "deaf"}]}
 A fault happens before its step (or after the last one), in one attempt or, if it names none, in all. `fail` knows how.
 """
 
@@ -16,7 +16,7 @@ from shoal.track.journal import Journal
 
 RUN = Path(sys.argv[1])
 # Beside the runs when `shoal train` makes the run directory itself.
-PLAN_FILES = (RUN / "plan.json", RUN.parent.parent / f"{RUN.name}.plan.json")
+PLAN_FILES = (RUN / "script.json", RUN.parent.parent / f"{RUN.name}.script.json")
 PLAN = json.loads(next(file for file in PLAN_FILES if file.exists()).read_text())
 RANK, WORLD, ATTEMPT = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "SHOAL_ATTEMPT"))
 BARRIER = RUN / f"barrier-{ATTEMPT}"

@@ -17,7 +17,7 @@ def fake_command(run_dir: Path) -> list[str]:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    plan = json.loads((where / "plan.json").read_text())
+    plan = json.loads((where / "script.json").read_text())
     more = json.loads(sys.argv[2])
     run = Run.model_validate(plan["run"])
     sys.exit(supervise(RunDir(where), run, plan["world"], command=fake_command(where), **more))

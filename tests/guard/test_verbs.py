@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan(folder: Path, *faults: Record, steps: int = 20, step_s: float = 0.002, name: str = "demo") -> None:
     """What the fake workers of a run do; kept beside the runs so that a fresh run finds it too."""
     told = {"steps": steps, "step_s": step_s, "save_every": 5, "faults": faults}
-    (folder / f"{name}.plan.json").write_text(json.dumps(told))
+    (folder / f"{name}.script.json").write_text(json.dumps(told))
 
 
 def told(folder: Path, kind: str, name: str = "demo") -> list[Record]:
