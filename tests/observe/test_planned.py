@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.guard.begin import create
-from shoal.observe.planned import compared, lines
+from shoal.observe.planned import Compared, compared, lines
 from shoal.plan.expect import expected
 from shoal.spec.shape import shape_of
 from shoal.track.rundir import RunDir
@@ -50,7 +50,7 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
         ((0.0, 0.9, 0.6), "optimizer", "clocks"),
     ):
         found = compared(planned, steps(*times))
-        assert found is not None
+        assert isinstance(found, Compared)
         assert found.off == pytest.approx(0.5)
         assert found.worst is not None
         assert found.worst.name == name
@@ -59,9 +59,21 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
 
 def test_as_planned_nothing_is_named(planned: RunDir) -> None:
     found = compared(planned, steps(0.0, 0.91, 0.1))
-    assert found is not None
+    assert isinstance(found, Compared)
     assert found.worst is None
     assert found.as_json()["furthest_off"] is None
+
+
+def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
+    run = decide(make_run(make_data(tmp_path / "data")), tmp_path).run
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "own.toml").write_text("device = 3")
+    run_dir = RunDir.of(run.name, tmp_path)
+    run_dir.path.mkdir(parents=True)
+    create(run_dir, run)
+    found = compared(run_dir, steps(0.0, 0.9, 0.1))
+    assert isinstance(found, str)
+    assert "own.toml: device must be a list" in lines(found)[0]
 
 
 def test_no_plan_and_too_few_steps_say_nothing(planned: RunDir, tmp_path: Path) -> None:

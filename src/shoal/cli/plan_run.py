@@ -11,6 +11,7 @@ from shoal.cli.plan_shared import (
     as_json,
     counts,
     figure,
+    lasting,
     layouts,
     names,
     one,
@@ -21,6 +22,7 @@ from shoal.cli.plan_shared import (
     wanted,
 )
 from shoal.errors import UsageError
+from shoal.observe.words import count, size
 from shoal.plan.asked import Asked
 from shoal.plan.explain import CALLED, against, changes, words
 from shoal.plan.failures import preset
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def _lines(asked: Asked, where: Target, verdicts: list[Verdict], price: float | None) -> list[str]:
     run, best = asked.run, verdicts[0]
     lines = [
-        f"{run.name}: {asked.shape.params / 1e9:.3g}B parameters, {run.train.batch:,} x {run.data.seq_len:,} tokens a "
+        f"{run.name}: {count(asked.shape.params)} parameters, {run.train.batch:,} x {run.data.seq_len:,} tokens a "
         f"step, on {where.devices:,} {where.device.name} ({where.device.per_node} a node, {where.joined_by} between "
         "nodes)",
         "",
@@ -77,13 +79,13 @@ def _about(best: Verdict) -> list[str]:
     m = found.memory
     memory = {"weights": m.weights, "optimizer": m.optimizer, "gradients": m.gradients, "gathered weights": m.gathered}
     memory |= {"activations": m.activations, "work space": m.working}
-    held = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in memory.items() if size > 5e7)
+    held = ", ".join(f"{name} {size(part)}" for name, part in memory.items() if part > 0.005 * m.total)
     return [
         f"A step of layout 1: {shown}.",
-        f"Its memory in GB, at its worst ({m.moment}): {held}; {found.budget / 1e9:.0f} may be filled.",
+        f"Its memory at its worst ({m.moment}): {held}; {size(found.budget)} may be filled.",
         f"MFU {best.mfu:.1%}, or {best.mfu_whole:.1%} if the masked half of attention is counted too.",
         f"Goodput {good}: {good.advice}.",
-        f"The whole run: {ranged(best.days)} days"
+        f"The whole run: {lasting(best.days)}"
         + ("" if best.usd is None else f", ${ranged(best.usd)}")
         + (
             "."

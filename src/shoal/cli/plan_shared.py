@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
+from shoal.observe.words import duration
 from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
@@ -91,9 +92,9 @@ def layouts(asked: Asked, most: int) -> list[Found]:
     """The best ones that fit; where there are none, an error that says why and what to change."""
     found = search(asked, most)
     if not found:
-        raise SetupError(
-            f"no layout of {asked.devices:,} devices is legal for this run: train.batch {asked.run.train.batch} and "
-            "the mesh leave none; take a batch that divides by more of them, or leave values of the mesh open."
+        raise SpecError(
+            f"no layout of {asked.devices:,} devices can train this run: train.batch {asked.run.train.batch} cannot be "
+            "shared out to them; take another number of devices or another batch, or leave values of the mesh open."
         )
     if not found[0].fits:
         raise SetupError(make_it_fit(asked, found[0]))
@@ -112,6 +113,14 @@ def priced(device: Device, given: float | None) -> str:
 
 def ranged(r: Range) -> str:
     return f"{figure(r.expected)} ({figure(r.low)} to {figure(r.high)})"
+
+
+def lasting(days: Range) -> str:
+    """In days where it takes some; a short run in minutes or seconds."""
+    if days.expected >= 1:
+        return f"{ranged(days)} days"
+    expected, low, high = (duration(part * 86400) for part in (days.expected, days.low, days.high))
+    return f"{expected} ({low} to {high})"
 
 
 def figure(x: float) -> str:

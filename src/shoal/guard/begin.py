@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ def create(run_dir: RunDir, run: Run) -> None:
 
 
 def _write_plan(run_dir: RunDir, run: Run) -> None:
-    """What is expected of it on this machine. A prediction that cannot be made is no reason not to train."""
+    """What is expected of it on this machine, or why that cannot be told: no reason not to train."""
     from shoal.plan.expect import expected  # numpy: only those who start a run wait for it
 
-    with suppress(ShoalError, ArithmeticError):
+    try:
         plan = expected(run, shape_of(run.model), [run_dir.workspace / "hardware"])
-        _publish(run_dir.plan_file, json.dumps(plan, indent=2) + "\n")
+    except (ShoalError, ArithmeticError) as e:
+        plan = {"none": str(e)}
+    _publish(run_dir.plan_file, json.dumps(plan, indent=2) + "\n")
 
 
 def set_aside(run_dir: RunDir) -> Path:

@@ -57,13 +57,15 @@ class Compared:
         }
 
 
-def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | None:
-    """None where nothing was planned, or too little has been done to tell."""
+def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | str | None:
+    """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
     counted = list(steps[FIRST:])
     try:
         plan = json.loads(run_dir.plan_file.read_bytes())
     except (OSError, ValueError):
         return None
+    if "none" in plan:
+        return f"none: {plan['none']}"
     if len(counted) < FIRST:
         return None
     clocks: dict[str, list[float]] = {}
@@ -105,7 +107,9 @@ def likely(found: Compared, part: Part) -> str:
     return "something else runs on these devices, their clocks sag, or steps are too small to fill them"
 
 
-def lines(found: Compared) -> list[str]:
+def lines(found: Compared | str) -> list[str]:
+    if isinstance(found, str):
+        return [f"plan        {found}"]
     plan = found.plan
     expected, low, high = (words.short(float(plan[name])) for name in ("step_s", "step_low_s", "step_high_s"))
     told = [

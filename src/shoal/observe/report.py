@@ -36,7 +36,7 @@ class Report:
     history: History
     speed: Speed | None
     advice: Advice | None
-    planned: Compared | None
+    planned: Compared | str | None
     pictures: list[Path]
 
 
@@ -74,7 +74,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "stragglers": r.history.stragglers,
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
-        "plan": None if r.planned is None else r.planned.as_json(),
+        "plan": r.planned.as_json() if isinstance(r.planned, Compared) else r.planned,
         "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},

@@ -80,6 +80,8 @@ def unknown(kind: str, name: str, known: Sequence[Device] | Sequence[Fabric]) ->
     close = get_close_matches(key(name), by_spelling, n=6, cutoff=0.5)
     nearest = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:3]
     near = f"the nearest {'are' if len(nearest) > 1 else 'is'} {', '.join(nearest)}; " if nearest else ""
+    if families := dict.fromkeys(entry.family for entry in known if isinstance(entry, Fabric) and entry.family):
+        near = near or f"known are {', '.join(families)}; "
     return f"there is no {kind} '{name}' in the catalogue; {near}describe your own {OWN_ENTRY}."
 
 

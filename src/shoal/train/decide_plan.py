@@ -25,6 +25,7 @@ def planned(run: Run, shape: Shape, devices: int, folders: Sequence[Path]) -> Pl
         return None
     from shoal.plan.asked import Asked  # numpy: only those who have GPUs wait for it
     from shoal.plan.calibrate import calibrated
+    from shoal.plan.catalogue import devices as known_devices
     from shoal.plan.catalogue import find
     from shoal.plan.expect import this_device
     from shoal.plan.explain import words
@@ -34,6 +35,7 @@ def planned(run: Run, shape: Shape, devices: int, folders: Sequence[Path]) -> Pl
     name = this_device()
     if name == "cpu":
         return None
+    known_devices(folders)  # a file of one's own that cannot be read is told, not passed over
     try:
         device = find(name, folders)
         asked = Asked(run, shape, Machine.of(device, None, folders), devices, calibrated(device))
