@@ -100,4 +100,6 @@ def test_islands_share_the_work(tmp_path: Path) -> None:
     one, many = (expected(run, shape_of(run.model)) for run in (alone, four))
     assert many["devices"] == 4
     # Four processes of a processor are as fast together as one that has all of it, but for what is paid by the piece.
+    # Each island updates the whole model once a step, with a quarter of the memory's bandwidth.
+    assert many["parts_s"]["update"] == pytest.approx(4 * one["parts_s"]["update"])
     assert 0.9 < many["parts_s"]["elementwise"] / one["parts_s"]["elementwise"] < 1.5

@@ -23,6 +23,10 @@ from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 
+# Parts that a step has once, into however many shards its batch is cut.
+ONCE = ("update", "host")
+
+
 def this_device() -> str:
     """The name of this machine's GPUs, as their driver tells it; else its processor."""
     try:
@@ -45,7 +49,7 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
     layout = Layout(sizes, int(run.mesh.micro_batch), str(run.mesh.schedule), str(run.mesh.cp_method))
     found = priced(Asked(part, shape, machine, sizes.world, calibrated(device)), layout, str(run.mesh.recompute))
     times = shards / run.fleet.islands  # an island computes its shards one after the other
-    parts = {name: seconds * times for name, seconds in found.parts.items()}
+    parts = {name: seconds * (1 if name in ONCE else times) for name, seconds in found.parts.items()}
     low, high = spread()
     seconds = sum(parts.values())
     return {
