@@ -22,7 +22,6 @@ from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
-
 # Parts that a step has once, into however many shards its batch is cut.
 ONCE = ("update", "host")
 
