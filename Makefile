@@ -45,16 +45,16 @@ demo: $(READY)
 test: lint test-fast
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not cluster" tests
+	$(BIN)/python scripts/tests.py -m "not slow and not cluster" tests
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow tests
+	$(BIN)/python scripts/tests.py -m slow tests
 
 test-clusters: $(READY)
 # Those that fork ranks which speak S3 run by themselves: an S3 client's threads do not survive a fork.
-	$(BIN)/python -m pytest -m cluster tests/checkpoint/test_crash_campaign.py
-	$(BIN)/python -m pytest -m cluster tests/checkpoint/test_saver.py
-	$(BIN)/python -m pytest -m cluster tests --ignore tests/checkpoint/test_crash_campaign.py --ignore tests/checkpoint/test_saver.py
+	$(BIN)/python scripts/tests.py -m cluster tests/checkpoint/test_crash_campaign.py
+	$(BIN)/python scripts/tests.py -m cluster tests/checkpoint/test_saver.py
+	$(BIN)/python scripts/tests.py -m cluster tests --ignore tests/checkpoint/test_crash_campaign.py --ignore tests/checkpoint/test_saver.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -114,6 +114,20 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
     assert not alive
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.1, 0.3])
+def test_ctrl_c_while_the_workers_start_says_one_sentence(corpus: Path, tmp_path: Path, wait_s: float) -> None:
+    with start(corpus, tmp_path / "out", start_new_session=True) as p:
+        deadline_s = time.monotonic() + 60
+        while not workers_of(p):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        time.sleep(wait_s)
+        interrupt_the_group(p)
+        _, err = p.communicate(timeout=60)
+    assert p.returncode == 143, err
+    assert err.startswith("shoal: stopped by SIGINT: ") and len(err.splitlines()) == 1
+
+
 def test_killed_again_and_again_it_still_gets_there(
     corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:

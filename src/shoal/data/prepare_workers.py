@@ -26,6 +26,7 @@ from shoal.data.prepare_unit import Job, Progress, Report, process
 from shoal.data.tokenizer import load_tokenizer
 from shoal.data.units import Unit
 from shoal.errors import ShoalError, TransientError
+from shoal.signals import held_back
 
 
 def run_here(job: Job, units: Sequence[Unit], report: Report) -> int:
@@ -44,11 +45,12 @@ def run_in_workers(job: Job, units: Sequence[Unit], workers: int, lock_fd: int, 
     started: list[subprocess.Popen[bytes]] = []
     selector = selectors.DefaultSelector()
     try:
-        for _ in range(min(workers, len(units))):
-            worker = _start(job, lock_fd)
-            started.append(worker)
-            selector.register(_pipe(worker.stdout), selectors.EVENT_READ, worker)
-            busy[worker.pid] = _hand_out(worker, waiting.pop())
+        with held_back(signal.SIGINT):  # Ctrl-C reaches the whole group; the parent ends its workers
+            for _ in range(min(workers, len(units))):
+                worker = _start(job, lock_fd)
+                started.append(worker)
+                selector.register(_pipe(worker.stdout), selectors.EVENT_READ, worker)
+                busy[worker.pid] = _hand_out(worker, waiting.pop())
         unread = {worker.pid: b"" for worker in started}
         while busy:
             for key, _ in selector.select():
@@ -135,7 +137,6 @@ def peak_rss_bytes() -> int:
 
 def main() -> None:
     """The worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     # Whatever a library prints must not get between the messages.
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -6,6 +6,7 @@ without a look at signals, and a process can be ended at any time where a thread
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from shoal.data.readers import documents
 from shoal.data.tokenizer import TOKENIZER_FILE
 from shoal.data.units import Reading, plan_units
 from shoal.errors import DataError, TransientError, UsageError
+from shoal.signals import held_back
 
 END = "<|endoftext|>"
 MIN_VOCAB = 256 + 1  # every byte, and the end of a document
@@ -63,13 +65,12 @@ def train_tokenizer(lesson: Lesson, out: str | os.PathLike[str]) -> dict[str, An
 
 def _in_a_child(lesson: Lesson) -> dict[str, Any]:
     command = [sys.executable, "-m", "shoal.data.tokenizer_train"]
-    with told_to_stop("nothing was written"):
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            answer, _ = child.communicate(json.dumps(asdict(lesson)).encode())
-        finally:
-            child.kill()
-            child.wait()
+    with told_to_stop("nothing was written"), contextlib.ExitStack() as ending:
+        with held_back(signal.SIGINT):  # Ctrl-C reaches the whole group; the parent ends this process
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ending.callback(child.wait)
+            ending.callback(child.kill)
+        answer, _ = child.communicate(json.dumps(asdict(lesson)).encode())
     if not answer:
         how = "often that is the system running out of memory: learn from less with --max-mb"
         raise TransientError(f"learning ended early with code {child.returncode} ({how}).")
@@ -164,7 +165,6 @@ def _write(content: str, out: Path) -> Path:
 
 def main() -> None:
     """The child: a lesson on stdin, the answer on stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     value = json.load(sys.stdin)
     try:
         answer = learn(Lesson(**{**value, "reading": Reading(**value["reading"])}))

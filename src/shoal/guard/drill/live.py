@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.errors import TransientError
 from shoal.guard.workers import TIED
 from shoal.observe.follow import Follower
+from shoal.signals import held_back
 from shoal.track.journal import Record, read
 from shoal.track.rundir import RunDir
 
@@ -65,7 +66,7 @@ class Live:
 
     def end(self) -> None:
         """At once, without saving: nothing of it stays alive. An impatient Ctrl-C waits until then."""
-        with _undisturbed():
+        with held_back(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._end()
         self.wall_s = time.monotonic() - self._began
         if self.follower:
@@ -187,16 +188,6 @@ class Live:
             self.records.append(record)
             self._offset = after
         return len(self.records) > before
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Signals that would end the drill wait."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _is_shoal(pid: int) -> bool:
