@@ -125,7 +125,8 @@ def test_ctrl_c_while_the_workers_start_says_one_sentence(corpus: Path, tmp_path
         interrupt_the_group(p)
         _, err = p.communicate(timeout=60)
     assert p.returncode == 143, err
-    assert err.startswith("shoal: stopped by SIGINT: ") and len(err.splitlines()) == 1
+    assert err.startswith("shoal: stopped by SIGINT: ")
+    assert len(err.splitlines()) == 1
 
 
 def test_killed_again_and_again_it_still_gets_there(
