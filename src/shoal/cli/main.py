@@ -27,6 +27,7 @@ VERBS = {
     "resume": "go on with a run that stopped or failed",
     "report": "where the time went, the curves, what failed and what was done about it",
     "drill": "break a real run on purpose and report what it cost",
+    "profile": "trace a few steps: where the time goes, the worst kernels, what to fix next",
     "bench": "measure this machine; the planner reads the result",
     "sample": "generate text from a run's newest checkpoint",
     "checkpoint": "list, verify, compare, delete, export and import checkpoints",

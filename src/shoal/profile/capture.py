@@ -1,0 +1,167 @@
+"""Takes a few steps of a run's trainer under torch's profiler, and leaves the trace of this process in a folder.
+
+Nothing of the run is touched: no run directory, no checkpoint, no journal, no tracker; weights are those of a new run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from shoal.data.feed import Feed
+from shoal.errors import ShoalError, Stopped, TransientError
+from shoal.parallel.place import Place
+from shoal.profile.ranges import Ranges
+from shoal.profile.session import trace_file
+from shoal.spec.run import Run
+from shoal.track.rundir import RunDir
+from shoal.train.loop import Training, train
+from shoal.train.numerics import Numerics
+from shoal.train.saves import Saves
+from shoal.train.worker import Parts, prepare
+
+FORMAT = 1  # of what a trace says about itself, under the key "shoal"
+SETTLING_STEPS = 3  # compile, allocate, count traffic: their time says nothing
+RAW = ".raw.json"
+
+
+@dataclass(frozen=True)
+class Asked:
+    steps: int  # that are traced and analysed
+    warmup: int  # before them, untraced
+
+
+def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked, stop: Callable[[], bool]) -> None:
+    torch.set_num_threads(int(run.resources.threads))
+    # One step more for the profiler to warm up in, and one after the last: on a GPU a step ends where the next begins.
+    needed = asked.warmup + 1 + asked.steps + 1
+    run = run.model_copy(update={"train": run.train.model_copy(update={"steps": max(run.train.steps, needed + 1)})})
+    parts = prepare(RunDir.of(run.name, workspace), run, place)
+    parts.load_weights()
+    over = False
+
+    def ready(_: object) -> None:
+        nonlocal over
+        over = True
+
+    cuda = place.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    cycle = schedule(wait=asked.warmup, warmup=1, active=asked.steps + 1, repeat=1)
+    profiler = profile(activities=activities, schedule=cycle, on_trace_ready=ready, record_shapes=True)
+    begun = 0
+
+    def step_begins() -> None:
+        nonlocal begun
+        if begun:
+            profiler.step()
+        begun += 1
+
+    ranges = Ranges(step_begins)
+    feed = Feed(parts.windows, parts.order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
+    training = Training(
+        run,
+        place,
+        parts.model,
+        parts.optimizers,
+        feed,
+        tell=lambda kind, **fields: None,
+        told_to_stop=lambda: over or stop(),
+        evaluate=lambda step: None,
+        saves=cast(Saves, NoSaves()),
+        pulse=ranges,
+        numerics=Numerics(run.guard, parts.state.skips),
+    )
+    try:
+        with profiler:
+            train(training, 0)
+    except Stopped:
+        if not over:
+            raise Stopped("stopped before the trace was whole; nothing was kept.") from None
+    finally:
+        ranges.close()
+        feed.close()
+    _export(profiler, trace_file(folder, place.rank), _about(parts, asked, ranges.began_s))
+
+
+class NoSaves:
+    """In place of `shoal.train.saves.Saves`: a profile leaves no checkpoint."""
+
+    def votes(self, step: int) -> tuple[float, ...]:
+        return (0.0,) * 6
+
+    def heard(self, *together: float) -> None: ...
+    def settle(self) -> None: ...
+    def after(self, done: int) -> None: ...
+    def now(self, step: int, must: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+def _about(parts: Parts, asked: Asked, began_s: list[float]) -> dict[str, Any]:
+    """What the analysis must know beside the events, so that a trace can be read anywhere."""
+    run, place, shape = parts.run, parts.place, parts.model.shape
+    lengths = [end - begin for begin, end in pairwise(began_s)]
+    quiet = lengths[min(SETTLING_STEPS, asked.warmup - 1) : asked.warmup]
+    traced = lengths[asked.warmup + 1 : asked.warmup + 1 + asked.steps]
+    cuda = place.device.type == "cuda"
+    return {
+        "format": FORMAT,
+        "run": run.name,
+        "rank": place.rank,
+        "world": place.world,
+        "processes_here": int(os.environ.get("LOCAL_WORLD_SIZE", place.world)),
+        "threads": int(run.resources.threads),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "vocab_size": shape.vocab_size,
+        "dim": shape.dim,
+        "tokens_per_step": run.train.batch * run.data.seq_len,
+        "steps": asked.steps,
+        "tf32": torch.get_float32_matmul_precision() != "highest" if cuda else False,
+        "step_s": traced,  # by the loop's clock, not the trace's
+        "untraced_step_s": median(quiet),
+        "memory_bytes": torch.cuda.max_memory_allocated(place.device) if cuda else None,
+        **parts.about(),
+    }
+
+
+def _export(profiler: profile, file: Path, about: dict[str, Any]) -> None:
+    """Kineto's file, with ours in its head, packed. Kineto says nothing of a full disk, so what it wrote is looked at.
+
+    A file under its last name is whole."""
+    raw, packing = file.with_suffix("").with_suffix(RAW), file.with_name(f".{file.name}.tmp")
+    try:
+        profiler.export_chrome_trace(str(raw))
+        with open(raw, "rb") as source, gzip.open(packing, "wb", compresslevel=3) as packed:
+            _check_whole(raw)
+            while source.read(1) != b"{":  # after a line break, as of torch 2.13
+                pass
+            packed.write(b'{\n "shoal": ' + json.dumps(about).encode() + b",")
+            shutil.copyfileobj(source, packed, 1 << 20)
+        packing.rename(file)
+    except (OSError, RuntimeError) as e:
+        why = e.strerror if isinstance(e, OSError) and e.strerror else str(e).splitlines()[0]
+        raise TransientError(f"cannot write the trace {file} ({why}); free space, or choose another --out.") from e
+    finally:
+        raw.unlink(missing_ok=True)
+        packing.unlink(missing_ok=True)
+
+
+def _check_whole(raw: Path) -> None:
+    with open(raw, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 64))
+        whole = size > 2 and file.read().rstrip().endswith(b"}")
+    if not whole:
+        free = shutil.disk_usage(raw.parent).free
+        raise ShoalError(f"the profiler wrote {size:,} bytes and no end; {free:,} are free there")
