@@ -5,6 +5,7 @@ Nothing of the run is touched: no run directory, no checkpoint, no journal, no t
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -20,10 +21,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from shoal.data.feed import Feed
-from shoal.errors import ShoalError, Stopped, TransientError
+from shoal.errors import Stopped, TransientError
 from shoal.parallel.place import Place
 from shoal.profile.ranges import Ranges
-from shoal.profile.session import trace_file
+from shoal.profile.session import NOT_WRITTEN, trace_file
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train.loop import Training, train
@@ -151,7 +152,7 @@ def _export(profiler: profile, file: Path, about: dict[str, Any]) -> None:
         packing.rename(file)
     except (OSError, RuntimeError) as e:
         why = e.strerror if isinstance(e, OSError) and e.strerror else str(e).splitlines()[0]
-        raise TransientError(f"cannot write the trace {file} ({why}); free space, or choose another --out.") from e
+        raise TransientError(f"{NOT_WRITTEN} {file} ({why}); free space, or choose another --out.") from e
     finally:
         raw.unlink(missing_ok=True)
         packing.unlink(missing_ok=True)
@@ -164,4 +165,4 @@ def _check_whole(raw: Path) -> None:
         whole = size > 2 and file.read().rstrip().endswith(b"}")
     if not whole:
         free = shutil.disk_usage(raw.parent).free
-        raise ShoalError(f"the profiler wrote {size:,} bytes and no end; {free:,} are free there")
+        raise OSError(errno.ENOSPC, f"the profiler's file has no end after {size:,} bytes; {free:,} are free there")

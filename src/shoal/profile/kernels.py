@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -105,14 +104,14 @@ def short_name(name: str) -> str:
     """Without return type, template arguments and parameters: `void at::native::f<…>(…)` is at::native::f."""
     if "::" not in name and "<" not in name:
         return name
-    text = name.removeprefix("void ")
+    text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth, kept = 0, []
     for c in text:
         depth += c in "<("
         if not depth:
             kept.append(c)
         depth -= c in ">)"
-    plain = re.sub(r"\(anonymous namespace\)::|\s+", "", "".join(kept))
+    plain = "".join("".join(kept).split())
     return plain or text
 
 

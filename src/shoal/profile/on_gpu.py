@@ -7,15 +7,14 @@ once they share the time. What is sent or copied while something computes costs 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.profile.classify import classify
 from shoal.profile.kinds import COMMUNICATION, COPY, DATA, IDLE
 from shoal.profile.sweep import sweep
 from shoal.profile.tally import Call, Tally
-from shoal.profile.trace import Event, Trace
+from shoal.profile.trace import LAUNCHES, Event, Trace
 
 BETWEEN = "between two kernels"  # the next one had been launched already: the device's own pause
 _WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")  # of the runtime's calls; those that are asynchronous are named so
@@ -57,10 +56,9 @@ def timeline(trace: Trace, steps: int | None) -> Tally:
         for b in inside
         if b.kind not in (COMMUNICATION, COPY, DATA)
     ]
-    for launch in trace.launches.values():
-        if begin <= launch.begin < end and _waits(launch):
-            reads = next((e.name for e in launch.around() if e.name in _READS), None)
-            tally.waits[f"{reads or launch.name} in {trace.phase_at(launch.begin) or 'no phase'}"] += 1
+    for call in _calls_that_wait(trace, count):
+        reads = next((e.name for e in call.around() if e.name in _READS), None)
+        tally.waits[f"{reads or call.name} in {trace.phase_at(call.begin) or 'no phase'}"] += 1
     return tally
 
 
@@ -122,13 +120,12 @@ def _gap(tally: Tally, trace: Trace, late: _Late, since: int, until: int) -> Non
     """The host was late until it launched what came next; what is left of the gap is the device's own."""
     following = late.next(until)
     launched = min(max(following.launched, since), until) if following else until
-    if launched > since:
-        phase = trace.phase_at((since + launched) // 2)
+    for begin, end, phase in trace.phases_in(since, launched):
         if phase == "data":
-            tally.spend(DATA, phase, launched - since, "waiting for the batch")
+            tally.spend(DATA, phase, end - begin, "waiting for the batch")
         else:
-            tally.spend(IDLE, phase, launched - since, "gap")
-            tally.idle[f"waiting for the host in {phase or 'no phase'}"] += launched - since
+            tally.spend(IDLE, phase, end - begin, "gap")
+            tally.idle[f"waiting for the host in {phase or 'no phase'}"] += end - begin
     if until > launched:
         phase = following.phase if following else None
         tally.spend(IDLE, phase, until - launched, "gap")
@@ -147,13 +144,10 @@ def _leading(work: Sequence[Busy]) -> set[Event]:
     return alone | {busy.event for busy in longest.values()}
 
 
-def _waits(launch: Event) -> bool:
-    return any(word in launch.name for word in _WAITS) and "Async" not in launch.name
-
-
-def streams(trace: Trace) -> dict[object, int]:
-    """How much each stream has to do, in nanoseconds."""
-    found: dict[object, int] = defaultdict(int)
-    for event in trace.gpu:
-        found[event.args.get("stream", event.tid)] += event.length
-    return dict(found)
+def _calls_that_wait(trace: Trace, count: int) -> Iterator[Event]:
+    begin = trace.steps[0].begin
+    end = trace.steps[count].begin if count < len(trace.steps) else trace.steps[-1].end
+    for event in (e for thread in trace.threads.values() for e in thread if e.cat in LAUNCHES):
+        waits = any(word in event.name for word in _WAITS) and "Async" not in event.name
+        if waits and begin <= event.begin < end:
+            yield event

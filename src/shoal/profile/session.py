@@ -19,6 +19,7 @@ from shoal.guard.workers import Workers, threads_for
 from shoal.spec import Run, dump
 
 ASKED, SPEC, RESULT, LOGS = "asked.json", "run.yaml", "profile.json", "logs"
+NOT_WRITTEN = "cannot write the trace"  # how a process says that the disk is full
 GRACE_S = 10.0  # to end a step after Ctrl-C
 
 
@@ -79,8 +80,8 @@ def _error(failure: Failure, folder: Path) -> Exception:
         return SetupError(f"{said}.")
     if failure.exit_code == TOLD_TO_STOP:
         return Stopped(f"{said}.")
-    if failure.cause == "disk-full":
-        return TransientError(f"the disk is full ({said}); free space, or choose another --out.")
+    if said.startswith(NOT_WRITTEN):
+        return TransientError(f"{said}.")
     return _Broken(
         f"rank {failure.rank} failed ({failure.cause}): {said}; {failure.advice} Its log is in {folder / LOGS}."
     )

@@ -71,6 +71,19 @@ class Trace:
         i = bisect_right(self.phase_begins, t) - 1
         return self.phases[i].name if i >= 0 and t < self.phases[i].end else None
 
+    def phases_in(self, begin: int, end: int) -> Iterator[tuple[int, int, str | None]]:
+        """Cuts [begin, end) where phases change."""
+        i = max(0, bisect_right(self.phase_begins, begin) - 1)
+        while begin < end:
+            phase = self.phases[i] if i < len(self.phases) else None
+            if phase is not None and phase.end <= begin:
+                i += 1
+                continue
+            inside = phase is not None and phase.begin <= begin
+            until = end if phase is None else min(end, phase.end if inside else phase.begin)
+            yield begin, until, phase.name if phase is not None and inside else None
+            begin = until
+
 
 def read(file: Path) -> Trace:
     content = _content(file)

@@ -79,7 +79,7 @@ def work(operator: Event) -> Work | None:
 
 
 def _product(matrices: list[Dims], backward: bool) -> tuple[float, float] | None:
-    """(operations, elements of the result). What it adds to may come before the two matrices, what it writes to after."""
+    """(operations, elements of the result). What it adds to comes before the two matrices, what it fills after them."""
     pair = next((p for p in (matrices[1:3], matrices[:2]) if len(p) == 2 and p[0][-1] == p[1][-2]), None)
     if pair is None:
         return None
