@@ -143,8 +143,8 @@ def _export(profiler: profile, file: Path, about: dict[str, Any]) -> None:
     raw, packing = file.with_suffix("").with_suffix(RAW), file.with_name(f".{file.name}.tmp")
     try:
         profiler.export_chrome_trace(str(raw))
+        _check_whole(raw)
         with open(raw, "rb") as source, gzip.open(packing, "wb", compresslevel=3) as packed:
-            _check_whole(raw)
             while source.read(1) != b"{":  # after a line break, as of torch 2.13
                 pass
             packed.write(b'{\n "shoal": ' + json.dumps(about).encode() + b",")
@@ -154,15 +154,17 @@ def _export(profiler: profile, file: Path, about: dict[str, Any]) -> None:
         why = e.strerror if isinstance(e, OSError) and e.strerror else str(e).splitlines()[0]
         raise TransientError(f"{NOT_WRITTEN} {file} ({why}); free space, or choose another --out.") from e
     finally:
-        raw.unlink(missing_ok=True)
+        for left in (raw, raw.with_name(f"{raw.name}.tmp")):  # Kineto's own name for what it has not finished
+            left.unlink(missing_ok=True)
         packing.unlink(missing_ok=True)
 
 
 def _check_whole(raw: Path) -> None:
-    with open(raw, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 64))
-        whole = size > 2 and file.read().rstrip().endswith(b"}")
-    if not whole:
+    end = b""
+    if raw.exists():
+        with open(raw, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+            end = file.read().rstrip()
+    if not end.endswith(b"}"):
         free = shutil.disk_usage(raw.parent).free
-        raise OSError(errno.ENOSPC, f"the profiler's file has no end after {size:,} bytes; {free:,} are free there")
+        raise OSError(errno.ENOSPC, f"the profiler could not write it to its end; {free:,} bytes are free there")
