@@ -122,6 +122,8 @@ def test_a_sweep_leaves_no_hole_and_no_overlap() -> None:
         ("triton_red_fused__log_softmax_nll_loss_forward_3", "loss"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "elementwise"),
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("Memcpy PtoP (Device -> Device)", "communication"),
+        ("fsdp::all_gather_copy_in", "elementwise"),
         ("Memset (Device)", "copy"),
         ("aten::_grouped_mm", "matmul"),
         ("aten::_scaled_mm", "matmul"),
@@ -151,6 +153,9 @@ def test_work_is_counted_from_shapes() -> None:
     assert backward is not None
     assert forward.flops == 2 * 2 * 2 * 8 * 128 * 128 * 64 / 2  # two products, the causal half
     assert backward.flops == 2.5 * forward.flops
+    inner = work(operator("aten::_flash_attention_forward", [[b, s, h, d] for b, h, s, d in heads], [bf16] * 3))
+    assert inner is not None
+    assert inner.flops == forward.flops  # the kernel's own operator has sequence and heads the other way round
     adam = work(operator("aten::_fused_adamw_", [[[100]]] * 4, ["TensorList"] * 4))
     assert adam is not None
     assert adam.bytes == 7 * 400

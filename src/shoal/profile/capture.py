@@ -10,11 +10,10 @@ import gzip
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 import torch
@@ -60,15 +59,8 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     cycle = schedule(wait=asked.warmup, warmup=1, active=asked.steps + 1, repeat=1)
     profiler = profile(activities=activities, schedule=cycle, on_trace_ready=ready, record_shapes=True)
-    begun = 0
-
-    def step_begins() -> None:
-        nonlocal begun
-        if begun:
-            profiler.step()
-        begun += 1
-
-    ranges = Ranges(step_begins)
+    steps = Steps(profiler, asked, cuda)
+    ranges = Ranges(steps.begin)
     feed = Feed(parts.windows, parts.order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
     training = Training(
         run,
@@ -92,7 +84,40 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     finally:
         ranges.close()
         feed.close()
-    _export(profiler, trace_file(folder, place.rank), _about(parts, asked, ranges.began_s))
+    _export(profiler, trace_file(folder, place.rank), _about(parts, asked, steps))
+
+
+class Steps:
+    """Tells the profiler of each step, and times them by a clock that is not the trace's.
+
+    A profiler that starts or stops takes seconds, which are no step's. A GPU is waited for where untraced steps begin
+    and end to be timed, as the host may be ahead of it."""
+
+    def __init__(self, profiler: profile, asked: Asked, cuda: bool) -> None:
+        self._profiler, self._asked = profiler, asked
+        self._quiet = min(SETTLING_STEPS, asked.warmup - 1)  # the first untraced step that is timed
+        self._cuda = cuda
+        self._begun_s: list[float] = []
+        self._ended_s: list[float] = []
+
+    def begin(self) -> None:
+        if self._cuda and len(self._begun_s) in (self._quiet, self._asked.warmup):
+            torch.cuda.synchronize()
+        if self._begun_s:
+            self._ended_s.append(time.perf_counter())
+            self._profiler.step()
+        self._begun_s.append(time.perf_counter())
+
+    @property
+    def untraced_s(self) -> float:
+        """One of them."""
+        last = self._asked.warmup
+        return (self._ended_s[last - 1] - self._begun_s[self._quiet]) / (last - self._quiet)
+
+    @property
+    def traced_s(self) -> list[float]:
+        first = self._asked.warmup + 1
+        return [self._ended_s[i] - self._begun_s[i] for i in range(first, first + self._asked.steps)]
 
 
 class NoSaves:
@@ -108,12 +133,9 @@ class NoSaves:
     def close(self) -> None: ...
 
 
-def _about(parts: Parts, asked: Asked, began_s: list[float]) -> dict[str, Any]:
+def _about(parts: Parts, asked: Asked, steps: Steps) -> dict[str, Any]:
     """What the analysis must know beside the events, so that a trace can be read anywhere."""
     run, place, shape = parts.run, parts.place, parts.model.shape
-    lengths = [end - begin for begin, end in pairwise(began_s)]
-    quiet = lengths[min(SETTLING_STEPS, asked.warmup - 1) : asked.warmup]
-    traced = lengths[asked.warmup + 1 : asked.warmup + 1 + asked.steps]
     cuda = place.device.type == "cuda"
     return {
         "format": FORMAT,
@@ -129,8 +151,8 @@ def _about(parts: Parts, asked: Asked, began_s: list[float]) -> dict[str, Any]:
         "tokens_per_step": run.train.batch * run.data.seq_len,
         "steps": asked.steps,
         "tf32": torch.get_float32_matmul_precision() != "highest" if cuda else False,
-        "step_s": traced,  # by the loop's clock, not the trace's
-        "untraced_step_s": median(quiet),
+        "step_s": steps.traced_s,
+        "untraced_step_s": steps.untraced_s,
         "memory_bytes": torch.cuda.max_memory_allocated(place.device) if cuda else None,
         **parts.about(),
     }

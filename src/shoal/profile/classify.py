@@ -28,7 +28,7 @@ _REFINES = (ATTENTION, LOSS, NORM, OPTIMIZER)  # what operators around elementwi
 def classify(trace: Trace, names: Iterable[str], operator: Event | None, phase: str | None) -> str:
     """`names`: of the kernel, then of the operator that launched it. `operator`: where to look further."""
     own = [kind for kind in map(kind_of_name, names) if kind]
-    if COMMUNICATION in own:
+    if own and own[0] == COMMUNICATION:
         return COMMUNICATION
     if phase in UPDATES:
         return OPTIMIZER

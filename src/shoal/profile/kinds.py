@@ -29,7 +29,7 @@ KINDS = tuple(ABOUT)
 
 _COMMUNICATION = re.compile(
     r"nccl|rccl|gloo|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|nvshmem|symm_mem"
-    r"|multimem|sendrecv|^broadcast_",
+    r"|multimem|sendrecv|^broadcast_|memcpy ptop",
     re.IGNORECASE,
 )
 _ATTENTION = re.compile(
@@ -57,7 +57,9 @@ _ELEMENTWISE = re.compile(
     r"|CompiledFxGraph|CompiledFunction|^aten::|^prims::|^torchao|^quantized::|^_?foreach|^shoal::|mul_out",
     re.IGNORECASE,
 )
+_AROUND_COLLECTIVES = re.compile(r"^fsdp::")  # into and out of the buffers that travel
 _BY_NAME = (
+    (ELEMENTWISE, _AROUND_COLLECTIVES),
     (COMMUNICATION, _COMMUNICATION),
     (ATTENTION, _ATTENTION),
     (MATMUL, _MATMUL),

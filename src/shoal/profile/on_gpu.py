@@ -69,6 +69,8 @@ def _busy(trace: Trace, event: Event) -> Busy:
         operator = next((e for e in launch.around() if e.cat == "cpu_op"), None)
     launched = launch.begin if launch else event.begin
     phase = trace.phase_at(launched)
+    if launch is not None and "GraphLaunch" in launch.name:
+        operator = None  # the one around the launch of a graph is not the one that a kernel in it belongs to
     names = [event.name, *([operator.name] if operator else [])]
     kind = classify(trace, names, operator, phase)
     if kind == COPY and "htod" in event.name.lower() and phase in ("data", "exchange", "forward", "compute"):

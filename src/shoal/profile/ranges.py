@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from torch.profiler import record_function
@@ -18,12 +17,10 @@ class Ranges(Pulse):
         super().__init__(None, 0)
         self._step_begins = step_begins
         self._range: record_function | None = None
-        self.began_s: list[float] = []  # of each step, by a clock that is not the trace's
 
     def mark(self, phase: str, step: int | None = None) -> None:
         self.close()
         if step is not None:
-            self.began_s.append(time.perf_counter())
             self._step_begins()
         self._range = record_function(f"{PREFIX}{phase}")
         self._range.__enter__()

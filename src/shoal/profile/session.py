@@ -82,6 +82,4 @@ def _error(failure: Failure, folder: Path) -> Exception:
         return Stopped(f"{said}.")
     if said.startswith(NOT_WRITTEN):
         return TransientError(f"{said}.")
-    return _Broken(
-        f"rank {failure.rank} failed ({failure.cause}): {said}; {failure.advice} Its log is in {folder / LOGS}."
-    )
+    return _Broken(f"rank {failure.rank} failed ({failure.cause}): {said}; {failure.advice} ({folder / LOGS}).")

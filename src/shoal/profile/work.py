@@ -19,6 +19,7 @@ _PRECISIONS = {
     "c10::bfloat16": "bf16", "c10::half": "fp16", "float": "fp32", "double": "fp32", "c10::float8_e4m3fn": "fp8",
     "c10::float8_e5m2": "fp8",
 }  # fmt: skip
+_KNOWN = ("aten::", "triton_", "fsdp::")  # of others nobody knows what they do with their inputs
 _CAUSAL = 0.5  # of the square; what documents mask away beside is not known here
 
 Dims = tuple[int, ...]
@@ -51,7 +52,7 @@ def _tensors(dims: list[Any], types: list[Any]) -> Iterator[tuple[Dims, str]]:
 def work(operator: Event) -> Work | None:
     """None where the trace does not say enough."""
     inputs = shapes(operator)
-    if not inputs:
+    if not inputs or not operator.name.startswith(_KNOWN):
         return None
     name = operator.name.removeprefix("aten::").removesuffix("_out")
     precision = next((_PRECISIONS[t.lower()] for _, t in inputs if t.lower() in _PRECISIONS), "fp32")
@@ -60,15 +61,13 @@ def work(operator: Event) -> Work | None:
     widest = max(_size(dims, type_) for dims, type_ in inputs)
     for pattern, count in _COUNTED:
         if pattern.search(name):
-            counted = count(matrices, "backward" in name)
+            counted = count(matrices, name)
             if counted is None:
                 return None
             flops, result = counted
             return Work(flops, moved + result * _width(inputs[0][1]), precision)
     if name.startswith("_fused_adam"):  # parameters, gradients and two moments are read, all but the gradients written
         return Work(0.0, moved * 7 / 4, precision)
-    if name.startswith("triton_"):  # its results are among its arguments
-        return Work(0.0, moved, precision)
     if _ONE_WAY.search(name):
         return Work(0.0, moved, precision)
     if name.startswith("_foreach"):
@@ -78,7 +77,7 @@ def work(operator: Event) -> Work | None:
     return Work(0.0, moved + widest, precision)
 
 
-def _product(matrices: list[Dims], backward: bool) -> tuple[float, float] | None:
+def _product(matrices: list[Dims], name: str) -> tuple[float, float] | None:
     """(operations, elements of the result). What it adds to comes before the two matrices, what it fills after them."""
     pair = next((p for p in (matrices[1:3], matrices[:2]) if len(p) == 2 and p[0][-1] == p[1][-2]), None)
     if pair is None:
@@ -88,11 +87,16 @@ def _product(matrices: list[Dims], backward: bool) -> tuple[float, float] | None
     return 2.0 * batch * a[-2] * a[-1] * b[-1], float(batch * a[-2] * b[-1])
 
 
-def _first_two(matrices: list[Dims], backward: bool) -> tuple[float, float] | None:
-    return _product(matrices[:2], backward)  # scales, or where the result goes, come after
+def _moved(matrices: list[Dims], name: str) -> tuple[float, float] | None:
+    """A fused kernel's results are among its arguments."""
+    return 0.0, 0.0
 
 
-def _grouped(matrices: list[Dims], backward: bool) -> tuple[float, float] | None:
+def _first_two(matrices: list[Dims], name: str) -> tuple[float, float] | None:
+    return _product(matrices[:2], name)  # scales, or where the result goes, come after
+
+
+def _grouped(matrices: list[Dims], name: str) -> tuple[float, float] | None:
     """Rows of the first are dealt out to the groups of the second, or groups of columns give one product each."""
     if len(matrices) < 2:
         return None
@@ -101,21 +105,22 @@ def _grouped(matrices: list[Dims], backward: bool) -> tuple[float, float] | None
     return 2.0 * math.prod(a) * b[-1], float(result)
 
 
-def _attention(matrices: list[Dims], backward: bool) -> tuple[float, float] | None:
-    """[batch, heads, seq, head_dim]; backwards the gradient comes first, and there are five products instead of two."""
+def _attention(matrices: list[Dims], name: str) -> tuple[float, float] | None:
+    """[batch, heads, seq, head_dim], or the middle two the other way; backwards five products instead of two."""
     four = [dims for dims in matrices if len(dims) == 4]
     if len(four) < 3:
         return None
-    query, key = (four[1], four[2]) if backward else (four[0], four[1])
-    batch, heads, rows, width = query
-    columns = key[2]
-    products = 5 if backward else 2
-    return products * 2.0 * batch * heads * rows * columns * width * _CAUSAL, float(math.prod(query))
+    seq, heads = (1, 2) if re.match(r"_(flash|efficient)_attention", name) else (2, 1)
+    query, key = max(four, key=math.prod), min(four[:4], key=math.prod)  # keys may have fewer heads, and come early
+    products = 5 if "backward" in name else 2
+    square = query[0] * query[heads] * query[seq] * key[seq] * query[3]
+    return products * 2.0 * square * _CAUSAL, float(math.prod(query))
 
 
-_COUNTED: tuple[tuple[re.Pattern[str], Callable[[list[Dims], bool], tuple[float, float] | None]], ...] = (
-    (re.compile(r"scaled_dot_product|flash_attention|efficient_attention|cudnn_attention"), _attention),
-    (re.compile(r"^_?scaled_mm"), _first_two),
+_COUNTED: tuple[tuple[re.Pattern[str], Callable[[list[Dims], str], tuple[float, float] | None]], ...] = (
+    (re.compile(r"^triton_(?!tem)"), _moved),
+    (re.compile(r"scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|flex_attention"), _attention),
+    (re.compile(r"^_?scaled_mm|^triton_tem"), _first_two),
     (re.compile(r"grouped_mm"), _grouped),
     (re.compile(r"^b?mm$"), _first_two),
     (re.compile(r"^(addmm|baddbmm)_?$"), _product),
