@@ -35,7 +35,10 @@ def test_a_device_is_known_by_the_name_its_driver_gives(
     assert peak_flops(device, "fp32") == fp32_tflops * 1e12
 
 
-@pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce GTX 1080", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA L40"])
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", "NVIDIA GeForce GTX 1080", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090 Laptop GPU"],
+)
 def test_a_device_without_a_published_peak_has_none(device: str) -> None:
     assert peak_flops(device, "bf16") is None
     assert mfu(1e6, {"peak_flops": None, "flops_per_token": 6e9, "world": 8}) is None

@@ -35,7 +35,7 @@ def asked(
             "name": "asked",
             "model": presets()[model].model if isinstance(model, str) else model,
             "data": {"train": "data", "seq_len": seq},
-            "train": {"steps": 1000, "batch": batch},
+            "train": {"steps": 1000, "batch": batch, "compile": False},
             "mesh": mesh,
         }
     )

@@ -117,7 +117,7 @@ def test_figures_of_every_device_hang_together() -> None:
 def test_a_product_nobody_measured_is_as_far_from_its_peak_as_one_somebody_did() -> None:
     h100, t4 = find("h100"), find("t4")
     assert h100.ceiling("bf16") == 794.5
-    assert find("MI300X").ceiling("fp8") == pytest.approx(2610 * 668.4 / 1307)
+    assert find("MI300X").ceiling("fp8") == pytest.approx(2610 * 668.4 / 1307.4)
     assert find("TPU v5e").ceiling("bf16") == pytest.approx(0.95 * 197)
     assert (h100.ceiling("fp4"), t4.ceiling("bf16"), t4.ceiling("fp16")) == (None, None, 0.8 * 65)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.memory import MESHES
+from benchmarks.memory import BAR, MESHES, measure
 
 from shoal.plan.memory import MODES, choose_recompute, memory, memory_budget
 from shoal.plan.parts import in_flight
@@ -20,6 +20,7 @@ from tests.plan.runs import closed
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 FEW = ["one process", "dp_shard 2", "tp 2"]
+SMALL = {"dim": 384, "layers": 4, "heads": 6, "kv_heads": 2, "ffn_dim": 1056, "vocab_size": 2048}
 
 MODEL = {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 1536, "vocab_size": 512}
 EXPERTS = {**MODEL, "experts": {"count": 8, "top_k": 2, "ffn_dim": 512}}
@@ -147,8 +148,9 @@ def measured(names: list[str]) -> str:
 
 
 def test_processes_take_the_memory_that_was_planned() -> None:
-    printed = measured(FEW)
-    assert all(name in printed for name in FEW)
+    """Of a smaller model than the benchmark's, so that what libraries hold weighs more: 5 to 15 MB of 90 to 180."""
+    off = {name: round(found.ratio, 3) for name, found in measure(FEW, SMALL) if abs(found.ratio - 1) > BAR}
+    assert not off
 
 
 @pytest.mark.slow

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 
 from shoal.plan.asked import TRAINER
-from shoal.plan.case import Case, Cases
+from shoal.plan.case import Case, Cases, Plan
 from shoal.plan.catalogue import devices, find, find_fabric
 from shoal.plan.constants import Constants, fitted
 from shoal.plan.footprint import footprint
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
 from shoal.plan.software import Attention, Software
-from shoal.plan.step import Parts, step, tokens_per_second
+from shoal.plan.step import Parts, Shared, step, tokens_per_second
+from shoal.plan.traffic import step_of, traffic
+from shoal.spec.mesh import Sizes
+from shoal.spec.shape import shape_of
 from tests.plan.asked import H100, LLAMA_8B, case
+from tests.plan.runs import closed
 
 MIXTURE = Net(32, 4096, 32, 8, 128, 14336, 3, 32000, False, experts=8, top_k=2, expert_dim=14336)
 LAYOUTS: list[dict[str, Any]] = [
@@ -138,3 +142,41 @@ def test_every_device_of_the_catalogue_has_a_time() -> None:
     found = tokens_per_second(Cases.of(cases), fitted())
     assert np.isfinite(found).all()
     assert (found > 0).all()
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+@pytest.mark.parametrize("sizes", [Sizes(cp=2), Sizes(cp=4, tp=2), Sizes(dp_shard=2, cp=4)], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_a_shared_sequence_sends_is_what_the_trainer_counts(sizes: Sizes, method: str, precision: str) -> None:
+    """`shoal.plan.traffic` is held equal to the trainer's counters (tests/parallel/test_count.py); so this is too."""
+    model = {"vocab_size": 512, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 8, "ffn_dim": 512}
+    mesh = {"cp_method": method, "micro_batch": 2, "recompute": "none", **vars(sizes)}
+    run = closed(model, **{f"mesh.{k}": v for k, v in mesh.items()}, **{"train.batch": 8, "train.precision": precision})
+    shape = shape_of(run.model)
+    counted = sum(size for (axis, _), (_, size) in traffic(step_of(run, shape)).items() if axis == "cp")
+    one = Case(
+        Net.of(shape),
+        H100,
+        TRAINER,
+        Plan(tp=sizes.tp, cp=sizes.cp, micro_batch=2, all_to_all=method == "all_to_all"),
+        sizes.world,
+        8,
+        run.data.seq_len,
+        precision,
+    )
+    cases = Cases.of([one])
+    sent = Shared.of(cases)
+    device = float((sent.forward + sent.backward)[0]) * shape.layers * float(cases.micro_batches[0])
+    assert device * sizes.world == pytest.approx(counted)
+
+
+def test_a_ring_sends_less_for_few_heads_of_keys_and_an_exchange_over_many_processes() -> None:
+    """8 heads of keys for 32 of queries; a ring's traffic grows with its processes, and merging does too."""
+    for seq in (4096, 131_072):
+        ways = {
+            (cp, way): parts(case(cp=cp, batch=64, seq=seq, software=TRAINER, all_to_all=way))["context"]
+            for cp in (2, 8)
+            for way in (False, True)
+        }
+        assert ways[2, False] < ways[2, True]
+        assert ways[8, True] < ways[8, False]

@@ -10,20 +10,15 @@ C is measured. M is learnt: what this run has seen of failures, starting from wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.plan.failures import DEFAULT, HOUR_S
+from shoal.plan.renewal import young_interval_s
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 
-# Before anything has been seen. Hardware: Llama 3 405B had 419 unexpected interruptions in 54 days of 16,384 GPUs, one
-# in 50,700 device-hours (arXiv 2407.21783, table 5; these include its hosts and its network). People and their
-# machines: one a day for the run as a whole, as a laptop is shut or a server is rebooted. It is not one a day for each
-# node: that would be 2,048 a day for Llama 3, which saw 7.8 with its hardware.
-HARDWARE_PER_DEVICE_HOUR = 1 / 50_700
-OTHERS_PER_HOUR = 1 / 24
 # What that knowledge weighs against what the run sees itself; the shape of Jeffreys' prior for a rate. Simulated with 2
 # to 60 failures, 20 minutes to 10 days apart: 1 learns slowly from many failures (7.3% of the time lost where 5.4% is
 # the least; this one 6.6%), 0.1 forgets too soon that there could be any.
@@ -39,7 +34,8 @@ _NOT_BY_CHANCE = ("user-error", "environment", "data")
 
 
 def expected_per_hour(devices: int) -> float:
-    return OTHERS_PER_HOUR + devices * HARDWARE_PER_DEVICE_HOUR
+    """Before anything has been seen: what others have published (`shoal.plan.failures.DEFAULT`)."""
+    return DEFAULT.per_hour(devices)
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Seen:
 
 def best_interval_s(cost_s: float, failures_per_hour: float) -> float:
     """Young's."""
-    return math.sqrt(2 * cost_s * 3600 / failures_per_hour)
+    return young_interval_s(cost_s, HOUR_S / failures_per_hour)
 
 
 def held_interval_s(cost_s: float, failures_per_hour: float, persist_s: float) -> float:

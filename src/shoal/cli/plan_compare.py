@@ -16,7 +16,9 @@ from shoal.cli.checkpoint_shared import progress
 from shoal.cli.plan_shared import (
     Target,
     as_json,
+    coming_back,
     counts,
+    failing,
     figure,
     layouts,
     names,
@@ -30,8 +32,6 @@ from shoal.errors import SetupError, SpecError, UsageError
 from shoal.plan.asked import Asked
 from shoal.plan.chart import NONE_NEEDED, Cost, Curve, draw
 from shoal.plan.explain import words
-from shoal.plan.failures import preset
-from shoal.plan.restarts import style
 from shoal.plan.scaling import Point, numbers, strong, weak
 from shoal.plan.verdict import Verdict, verdict
 from shoal.spec.run import Run
@@ -45,6 +45,7 @@ class Row:
     where: Target
     asked: Asked
     verdict: Verdict
+    price: float | None  # of one device and hour, where somebody has said it
 
     @property
     def fabric(self) -> str:
@@ -75,18 +76,21 @@ def run(args: argparse.Namespace) -> int:
     if args.chart and not args.chart.endswith(".png"):
         raise UsageError(f"--chart {args.chart}: the chart is a PNG; give the file a name that ends in .png.")
     cost = dict(zip(machines, given * len(machines) if len(given) == 1 else given, strict=False))
-    rates, how = preset(args.rates), style(args.style)
     spec, shape = wanted(args)
+    rates, how = failing(args, spec), coming_back(args, spec)
+    if not given and spec.plan.price and spec.plan.on in machines:
+        cost = {spec.plan.on: spec.plan.price}
     targets = list(_targets(args, spec, machines))
     rows: list[Row] = []
     refused: list[Refused] = []
     curves = len(machines) if len(machines) > 1 else len(targets)
     with progress("compared", len(targets) + curves, quiet=args.json) as done:
         for name, where in targets:
-            asked = where.asked(spec, shape)
             try:
+                asked = where.asked(spec, shape)
                 best = layouts(asked, 1)[0]
-                rows.append(Row(where, asked, verdict(asked, where.device, best, rates, how, cost.get(name))))
+                price = cost.get(name)
+                rows.append(Row(where, asked, verdict(asked, where.device, best, rates, how, price), price))
             except (SetupError, SpecError) as e:
                 refused.append((where, str(e).rstrip(".")))
             done(1)
@@ -98,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(spec, shape, rows, refused, scaling), indent=2))
     else:
-        print("\n".join(_lines(spec, shape, rows, refused, scaling, cost)))
+        print("\n".join(_lines(spec, shape, rows, refused, scaling)))
     if args.chart and rows:
         draw(Path(args.chart), _title(spec, shape), _costs(rows), _curves(scaling))
         if not args.json:
@@ -159,7 +163,6 @@ def _lines(
     rows: Sequence[Row],
     refused: Sequence[Refused],
     scaling: Sequence[Scaling],
-    cost: dict[str, float],
 ) -> Iterator[str]:
     yield _title(spec, shape)
     yield ""
@@ -173,18 +176,11 @@ def _lines(
     yield from _scaling_lines(scaling)
     yield ""
     machines = {row.where.device.name: row for row in rows}
-    told = [priced(row.where.device, _given(row, cost)) for row in machines.values()]
+    told = [priced(row.where.device, row.price) for row in machines.values()]
     yield f"Prices: {'; '.join(told)}."
     if measured := [name for name, row in machines.items() if row.where.device.measured]:
         yield f"Of {', '.join(measured)} it is known what `shoal bench` measured; the others are as the catalogue says."
     yield _sentence(rows)
-
-
-def _given(row: Row, cost: dict[str, float]) -> float | None:
-    """The price of the command line, which is a device's and an hour's."""
-    if not cost or row.verdict.usd_per_hour is None:
-        return None
-    return row.verdict.usd_per_hour / row.where.devices
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:

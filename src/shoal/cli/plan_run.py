@@ -9,7 +9,9 @@ from typing import Any
 from shoal.cli.plan_shared import (
     Target,
     as_json,
+    coming_back,
     counts,
+    failing,
     figure,
     lasting,
     layouts,
@@ -22,26 +24,24 @@ from shoal.cli.plan_shared import (
     wanted,
 )
 from shoal.errors import UsageError
-from shoal.observe.words import count, size
+from shoal.observe.words import count, short, size
 from shoal.plan.asked import Asked
 from shoal.plan.explain import CALLED, against, changes, words
-from shoal.plan.failures import preset
-from shoal.plan.restarts import style
+from shoal.plan.islands import shards
 from shoal.plan.verdict import Verdict, verdict
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.top < 1:
-        raise UsageError(f"--top {args.top}: at least one layout has to be shown.")
-    if args.chart:
-        raise UsageError("--chart draws what `shoal plan compare RUN.yaml --on A,B` compares.")
+    top = 5 if args.top is None else args.top
+    if top < 1:
+        raise UsageError(f"--top {top}: at least one layout has to be shown.")
     name, fabric = one(names(args.on), "--on"), one(names(args.fabric), "--fabric")
     devices, price = one(counts(args.devices), "--devices"), one(prices(args.price), "--price")
-    rates, how = preset(args.rates), style(args.style)
     spec, shape = wanted(args)
-    where = target(args, spec, name, fabric, devices)
+    rates, how = failing(args, spec), coming_back(args, spec)
+    where, price = target(args, spec, name, fabric, devices), price or spec.plan.price
     asked = where.asked(spec, shape)
-    verdicts = [verdict(asked, where.device, found, rates, how, price) for found in layouts(asked, args.top)]
+    verdicts = [verdict(asked, where.device, found, rates, how, price) for found in layouts(asked, top)]
     if args.json:
         print(json.dumps(_as_json(asked, where, verdicts), indent=2))
     else:
@@ -50,11 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(asked: Asked, where: Target, verdicts: list[Verdict], price: float | None) -> list[str]:
-    run, best = asked.run, verdicts[0]
+    run, best, islands = asked.run, verdicts[0], asked.run.fleet.islands
     lines = [
         f"{run.name}: {count(asked.shape.params)} parameters, {run.train.batch:,} x {run.data.seq_len:,} tokens a "
-        f"step, on {where.devices:,} {where.device.name} ({where.device.per_node} a node, {where.joined_by} between "
-        "nodes)",
+        f"step in {asked.precision}, on {where.words}" + f", {islands} islands of {asked.island:,}" * (islands > 1),
         "",
         f"layout  {'tokens/s a device':<25}  step s    MFU  memory GB  $/B tokens  what it is",
     ]
@@ -65,7 +64,7 @@ def _lines(asked: Asked, where: Target, verdicts: list[Verdict], price: float | 
             f"{each.found.memory.total / 1e9:>9.1f}  {'unknown' if money is None else f'{money.expected:,.2f}':>10}  "
             f"{words(each.found.layout, each.found.recompute)}"
         )
-    lines += ["", *_about(best), f"Price: {priced(where.device, price)}.", ""]
+    lines += ["", *_about(best), *_islands(asked, where, best), f"Price: {priced(where.device, price)}.", ""]
     if len(verdicts) > 1:
         lines.append(f"It is {against(best.found, verdicts[1].found)}")
     lines += [f"With {text}." for text in changes(asked, best.found)]
@@ -95,12 +94,28 @@ def _about(best: Verdict) -> list[str]:
     ]
 
 
+def _islands(asked: Asked, where: Target, best: Verdict) -> list[str]:
+    """What goes between them, and how long a step waits for it."""
+    islands, found = asked.run.fleet.islands, best.found
+    if islands == 1:
+        return []
+    way = "inside a node" if where.devices <= asked.machine.node else f"over {where.joined_by}"
+    return [
+        f"Islands: of {shards(asked.run)} shards of a batch each computes its part; then a device sends "
+        f"{size(found.traded_bytes)} (an island {size(found.traded_bytes * asked.island)}) to the others, by TCP from "
+        f"the host's memory {way}, which takes {short(found.parts['islands'])} of each step of "
+        f"{short(found.seconds)}; nothing hides it."
+    ]
+
+
 def _as_json(asked: Asked, where: Target, verdicts: list[Verdict]) -> dict[str, Any]:
     return {
         "run": asked.run.name,
         "parameters": asked.shape.params,
         "device": where.device.name,
         "devices": where.devices,
+        "islands": asked.run.fleet.islands,
+        "precision": asked.precision,
         "fabric": where.joined_by,
         "layouts": [as_json(each) for each in verdicts],
         "why": against(verdicts[0].found, verdicts[1].found) if len(verdicts) > 1 else None,

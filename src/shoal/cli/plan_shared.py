@@ -16,15 +16,20 @@ from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
 from shoal.plan.expect import this_device
 from shoal.plan.explain import make_it_fit
+from shoal.plan.failures import DEFAULT, FailureRate, preset, stated
+from shoal.plan.islands import shards
 from shoal.plan.machine import Machine
+from shoal.plan.restarts import Style, style
 from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range, Verdict
 from shoal.spec.resolve import load
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.track.rundir import workspace
+from shoal.train.decide import MOST_CPU_PROCESSES
 
 Number = TypeVar("Number", int, float)
+Found_ = TypeVar("Found_")
 
 
 @dataclass(frozen=True)
@@ -42,29 +47,90 @@ class Target:
     def joined_by(self) -> str:
         return self.device.scale_out.fabric if self.fabric is None else self.fabric.name
 
+    @property
+    def words(self) -> str:
+        """What it is, and what joins its nodes."""
+        if is_here(self.device):
+            return f"{self.devices:,} process{'es' * (self.devices > 1)} of this {self.device.name}"
+        inside = f"{self.device.per_node} a node, {self.joined_by} between nodes"
+        return f"{self.devices:,} {self.device.name} ({inside})"
+
     def asked(self, run: Run, shape: Shape) -> Asked:
-        return Asked(run, shape, self.machine, self.devices, calibrated(self.device))
+        machine = self.machine.divided(self.devices) if is_here(self.device) else self.machine
+        return Asked(run, shape, machine, self.devices, calibrated(self.device))
+
+
+def is_here(device: Device) -> bool:
+    """Whether it is this machine's processor, of which there is one, shared by all processes."""
+    return device.is_cpu and device.name == "CPU"
 
 
 def wanted(args: argparse.Namespace) -> tuple[Run, Shape]:
     run = load(args.file, args.overrides or ()).run
-    if run.fleet.islands != 1:
-        raise SpecError(
-            f"fleet.islands is {run.fleet.islands}, and a plan is of one island: set fleet.islands=1 and its share of "
-            "train.batch."
-        )
     known = None if run.model.vocab_size != "auto" else _vocabulary(run, workspace(args.workspace))
     return run, shape_of(run.model, known)
+
+
+def failing(args: argparse.Namespace, run: Run) -> FailureRate:
+    """How often devices fail: by the option, else by the run file."""
+    if args.rates is not None:
+        try:
+            told = float(args.rates)
+        except ValueError:
+            return preset(args.rates)
+        if not 0 < told < math.inf:
+            raise UsageError(f"--rates {args.rates}: give failures of hardware in 1,000 device-days, more than 0.")
+        return stated(told)
+    if isinstance(run.plan.rates, str):
+        return _from_file("plan.rates", lambda: preset(str(run.plan.rates)))
+    return DEFAULT if run.plan.rates is None else stated(run.plan.rates)
+
+
+def coming_back(args: argparse.Namespace, run: Run) -> Style:
+    """How the run comes back from failures: by the option, else by the run file, else as the trainer does."""
+    islands = run.fleet.islands
+    return style(args.style or run.plan.style or ("islands" if islands > 1 else "supervised"), islands)
 
 
 def target(
     args: argparse.Namespace, run: Run, name: str | None, fabric: str | None, devices: int | None = None
 ) -> Target:
-    folders = (workspace(args.workspace) / "hardware",)
-    device = find(name or this_device(), folders)
-    if devices is None:
-        devices = device.per_node if run.resources.processes == "auto" else int(run.resources.processes)
-    return Target(device, None if fabric is None else find_fabric(fabric, device, folders), devices, folders)
+    """What the options leave open is as the run file says, then as is usual."""
+    folders, plan = (workspace(args.workspace) / "hardware",), run.plan
+    if name is None and plan.on is not None:
+        device = _from_file("plan.on", lambda: find(str(plan.on), folders))
+    else:
+        device = find(name or this_device(), folders)
+    joined = None if fabric is None else find_fabric(fabric, device, folders)
+    if joined is None and plan.fabric is not None:
+        joined = _from_file("plan.fabric", lambda: find_fabric(str(plan.fabric), device, folders))
+    islands = run.fleet.islands
+    devices = devices or plan.devices or _usual(run, device)
+    if devices % islands:
+        raise UsageError(
+            f"{devices:,} devices cannot be shared out to the {islands} islands of fleet.islands; take "
+            f"{max(1, devices // islands) * islands:,} or {(devices // islands + 1) * islands:,}."
+        )
+    return Target(device, joined, devices, folders)
+
+
+def _usual(run: Run, device: Device) -> int:
+    """As the run file says, else a node for each island; on this processor as many processes as training would take."""
+    islands = run.fleet.islands
+    if run.resources.processes != "auto":
+        return int(run.resources.processes) * islands
+    if not is_here(device):
+        return device.per_node * islands
+    room = max(1, min(device.units or 1, MOST_CPU_PROCESSES) // islands)
+    each = run.train.batch // (shards(run) or 1)
+    return islands * next(n for n in range(room, 0, -1) if each % n == 0)
+
+
+def _from_file(key: str, look: Callable[[], Found_]) -> Found_:
+    try:
+        return look()
+    except SpecError as e:
+        raise SpecError(f"{key} of the run file: {e}") from e
 
 
 def names(text: str | None) -> list[str]:
@@ -93,8 +159,9 @@ def layouts(asked: Asked, most: int) -> list[Found]:
     found = search(asked, most)
     if not found:
         raise SpecError(
-            f"no layout of {asked.devices:,} devices can train this run: train.batch {asked.run.train.batch} cannot be "
-            "shared out to them; take another number of devices or another batch, or leave values of the mesh open."
+            f"no layout of {asked.island:,} devices{' an island' * (asked.run.fleet.islands > 1)} can train this run: "
+            f"train.batch {asked.run.train.batch} cannot be shared out to them; take another number of devices or "
+            "another batch, or leave values of the mesh open."
         )
     if not found[0].fits:
         raise SetupError(make_it_fit(asked, found[0]))
@@ -139,6 +206,7 @@ def as_json(one: Verdict) -> dict[str, Any]:
             "recompute": one.found.recompute,
         },
         "step_s": one.found.seconds,
+        "sent_between_islands_bytes_a_device": one.found.traded_bytes,
         "parts_s": one.found.parts,
         "tokens_s": asdict(one.tokens_s),
         "mfu_causal": one.mfu,

@@ -74,9 +74,9 @@ def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | 
             clocks.setdefault(name, []).append(float(seconds))
     measured = {name: median(values) for name, values in clocks.items()}
     planned = {"optimizer_s": float(plan["parts_s"].get("update", 0.0)), "data_s": 0.0}
-    planned["compute_s"] = float(plan["step_s"]) - planned["optimizer_s"]
     if "exchange_s" in measured:  # of islands: what they trade
-        planned["exchange_s"] = 0.0
+        planned["exchange_s"] = float(plan["parts_s"].get("islands", 0.0))
+    planned["compute_s"] = float(plan["step_s"]) - sum(planned.values())
     whole = median(duration_s(record) for record in counted)
     parts = tuple(
         Part(_CALLED[name], planned[name], measured.get(name, 0.0))
@@ -99,7 +99,7 @@ def likely(found: Compared, part: Part) -> str:
     if part.name == "waiting for data":
         return "data comes more slowly than the devices compute: a slow disk or bucket, or too few cores beside them"
     if part.name == "trading with islands":
-        return "the plan counts no trade between islands; what they wait for each other is in it"
+        return "what islands wait for each other is in it: one is slower than the others, or so is the way between them"
     if found.plan["figures"] == "the catalogue":
         return "the plan knows this machine from the catalogue only: `shoal bench` measures it"
     if part.off_s < 0:

@@ -11,44 +11,30 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.errors import SpecError
+
 CONVENTION = "causal"
 
-# Dense peak TFLOP/s of one device: (pattern of the device's name, bf16 matrix units, fp32 without TF32).
-# Vendors print bf16 with 2:4 sparsity as the headline; these are the dense halves. First match wins. Sources: NVIDIA's
-# data sheets of the A100, H100, H200, L4, L40S, A10 and V100; the Blackwell table "GB200 NVL72 / HGX B200" (bf16 5 and
-# 4.5 PFLOP/s sparse, fp32 80 and 75); NVIDIA's Ada and Blackwell GeForce white papers (bf16 with float32 accumulation,
-# which is what training uses); AMD's CDNA 3 data sheet; the A10G sheet that AWS publishes with its G5 instances.
-_PEAKS: tuple[tuple[str, float | None, float], ...] = (
-    (r"GB200", 2500, 80),
-    (r"B200", 2250, 75),
-    (r"H100 NVL", 835, 60),
-    (r"H100 PCIe", 756, 51),
-    (r"H100|H200|GH200", 989, 67),  # SXM boards; "H100 80GB HBM3" is how an SXM H100 names itself
-    (r"A100", 312, 19.5),
-    (r"L40S", 362, 91.6),
-    (r"L4", 121, 30.3),
-    (r"A10G", 70, 35),
-    (r"A10", 125, 31.2),
-    (r"RTX 4090", 165.2, 82.6),
-    (r"RTX 5090", 209.5, 104.8),
-    (r"V100[- ]PCIE", None, 14),  # Volta has no bf16 units: torch emulates it, so there is no peak to compare with
-    (r"V100", None, 15.7),
-    (r"MI300X", 1307.4, 163.4),
-)
+# Cut-down boards under a product's name: what the catalogue knows of that product is not theirs.
+_OTHER_SILICON = re.compile(r"\b(?:laptop|max-q|mig)\b|\bd$", re.IGNORECASE)
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense peak FLOP/s of one device, or None where nobody has published one (every CPU): nothing is made up.
+    """Dense peak FLOP/s of one device, as the planner's catalogue has it, or None where nobody has published one (every
+    CPU): nothing is made up.
 
     `device_name` is what the driver says (`torch.cuda.get_device_name`); a MIG slice is not the whole device.
     """
-    if " MIG " in device_name:
+    from shoal.plan.catalogue import find  # reads files: not for those who only want a speed
+
+    if _OTHER_SILICON.search(device_name):
         return None
-    for pattern, bf16_tflops, fp32_tflops in _PEAKS:
-        if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE):
-            tflops = {"bf16": bf16_tflops, "fp32": fp32_tflops}.get(precision)
-            return None if tflops is None else tflops * 1e12
-    return None
+    try:
+        device = find(device_name)
+    except SpecError:
+        return None
+    tflops = None if device.is_cpu else device.peak.get(precision)
+    return None if tflops is None else tflops * 1e12
 
 
 def duration_s(record: Mapping[str, Any]) -> float:

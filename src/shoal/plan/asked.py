@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.plan.case import Case, Plan
 from shoal.plan.constants import Constants, fitted
+from shoal.plan.islands import shards
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
 from shoal.plan.software import Attention, Software
@@ -24,8 +25,10 @@ TRAINER = Software(
     logit_bytes=0.0,
     balances=True,
     gathers_once=True,
+    ring_gradient_bytes=4.0,
+    merges=True,
 )
-# Passes over the stream of an eager block against a compiled one: each product makes its own copy in 16 bits.
+# Passes over the stream of an eager block in 16 bits against a compiled one: each product makes its own copy.
 EAGER_PASSES = 3.0
 
 
@@ -34,16 +37,47 @@ class Asked:
     run: Run
     shape: Shape
     machine: Machine
-    devices: int
+    devices: int  # of all islands
     constants: Constants = field(default_factory=fitted)  # of this machine where it was measured, else as fitted
 
     @property
+    def island(self) -> int:
+        """Devices of one island; all of them where there is only one."""
+        return self.devices // self.run.fleet.islands
+
+    @property
+    def precision(self) -> str:
+        """What the trainer would compute with there."""
+        named = self.run.train.precision
+        return ("fp32" if self.machine.cpu else "bf16") if named == "auto" else named
+
+    @property
+    def compiled(self) -> bool:
+        """Whether blocks would be compiled there: left open, it is as the trainer decides."""
+        named = self.run.train.compile
+        return named if isinstance(named, bool) else not (self.machine.cpu or self.shape.experts)
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of one device that MFU is a share of."""
+        return self.machine.peak32 if self.precision == "fp32" else self.machine.peak
+
+    @property
     def case(self) -> Case:
-        compiled = self.run.train.compile
-        software = replace(TRAINER, fused=compiled, passes=1.0 if compiled else EAGER_PASSES)
-        net = Net.of(self.shape)
-        return Case(net, self.machine, software, Plan(), self.devices, self.run.train.batch, self.run.data.seq_len)
+        """One island's, with all of the batch."""
+        compiled, precision = self.compiled, self.precision
+        passes = 1.0 if compiled or precision == "fp32" else EAGER_PASSES
+        software = replace(TRAINER, fused=compiled, passes=passes)
+        batch, seq = self.run.train.batch, self.run.data.seq_len
+        return Case(Net.of(self.shape), self.machine, software, Plan(), self.island, batch, seq, precision)
 
     @property
     def work(self) -> Work:
-        return replace(Work.of(self.run), shape=self.shape, vocab_size=self.shape.vocab_size, processes=self.devices)
+        """What a mesh has to carry: an island's, of one shard."""
+        return replace(
+            Work.of(self.run),
+            shape=self.shape,
+            vocab_size=self.shape.vocab_size,
+            processes=self.island,
+            batch=self.run.train.batch // (shards(self.run) or 1),
+        )

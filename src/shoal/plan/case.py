@@ -21,6 +21,7 @@ Column = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "fp4")
+WIDE = "fp32"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Plan:
     dropped: float | None = None  # of a layer's activations, what is not kept; None: as much as is done again
     under_way: float | None = None  # micro-batches whose activations the first stage holds; None: as 1F1B
     hidden_ep: bool = False  # expert traffic goes on beside other work
+    all_to_all: bool = False  # context parallelism exchanges heads for tokens; else keys and values go around a ring
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class Cases:
     under_way: Column
     kept: Column  # bytes a token and layer, where the trainer's own formula knows them; else not a number
     hidden_ep: Flags
-    low: Column  # 0: 16 bits; else the place in PRECISIONS
+    all_to_all: Flags
+    low: Column  # 0: 16 bits, or 32; else the place in PRECISIONS
+    wide: Column  # bytes of a number that goes through memory, or to another device: 2, or 4 in 32 bits
     # The machine.
     matmul: Column
     matmul_low: Column
@@ -118,6 +122,8 @@ class Cases:
     logit_bytes: Column
     balances: Flags
     gathers_once: Flags
+    ring_gradient_bytes: Column
+    merges: Flags
 
     @staticmethod
     def of(cases: Sequence[Case]) -> Cases:
@@ -152,7 +158,9 @@ class Cases:
 def _row(case: Case) -> dict[str, float | bool]:
     net, machine, software, plan = case.net, case.machine, case.software, case.plan
     year = machine.architecture + 2.5 if software.year is None else software.year
-    low = PRECISIONS.index(case.precision)
+    wide = case.precision == WIDE
+    low = 0 if wide else PRECISIONS.index(case.precision)
+    matmul = machine.matmul32 if wide else machine.matmul
     # Kernels that use what all GPUs have fit those of their own time: FlashAttention 2 was made for Ampere.
     native = software.attention == 2 or (software.attention == 1 and machine.architecture < 2022)
     dp = case.devices // (plan.tp * plan.pp * plan.cp)
@@ -188,9 +196,11 @@ def _row(case: Case) -> dict[str, float | bool]:
         "under_way": float("nan") if plan.under_way is None else plan.under_way,
         "kept": float("nan"),
         "hidden_ep": plan.hidden_ep,
+        "all_to_all": plan.all_to_all,
         "low": low,
-        "matmul": machine.matmul,
-        "matmul_low": (machine.matmul, machine.matmul8, machine.matmul8, machine.matmul4)[low],
+        "wide": 4.0 if wide else 2.0,
+        "matmul": matmul,
+        "matmul_low": (matmul, machine.matmul8, machine.matmul8, machine.matmul4)[low],
         "bandwidth": machine.bandwidth,
         "memory": machine.memory,
         "link": machine.link,
@@ -216,4 +226,6 @@ def _row(case: Case) -> dict[str, float | bool]:
         "logit_bytes": software.logit_bytes,
         "balances": software.balances,
         "gathers_once": software.gathers_once,
+        "ring_gradient_bytes": software.ring_gradient_bytes,
+        "merges": software.merges,
     }

@@ -25,6 +25,7 @@ CALLED = {
     "pipeline": "waiting in the pipeline",
     "handover": "handing on in the pipeline",
     "data": "data-parallel traffic",
+    "islands": "trading with other islands",
     "update": "the optimizer",
     "host": "launching a step",
     "waiting": "waiting for the slowest",
@@ -47,7 +48,7 @@ def words(layout: Layout, recompute: str) -> str:
 def against(best: Found, other: Found) -> str:
     """Why the first is faster than the second: the parts that differ most, as shares of a step."""
     gain = other.seconds / best.seconds - 1
-    differ = {name: (other.parts[name] - best.parts[name]) / best.seconds for name in best.parts}
+    differ = {name: (other.parts.get(name, 0.0) - part) / best.seconds for name, part in best.parts.items()}
     for_it = sorted((item for item in differ.items() if item[1] > 0.002), key=lambda item: -item[1])[:2]
     on_it = sorted((item for item in differ.items() if item[1] < -0.002), key=lambda item: item[1])[:2]
     how = f"{gain:.1%} faster than" if gain > 0 else f"simpler, at {-gain:.1%} less speed, than"
@@ -64,14 +65,18 @@ def against(best: Found, other: Found) -> str:
 def changes(asked: Asked, best: Found) -> Iterator[str]:
     """What would change the answer: the same search with one thing other than it is."""
     m = asked.machine
-    tried = [
-        ("twice the memory", replace(asked, machine=replace(m, memory=2 * m.memory))),
-        ("twice the network between nodes", replace(asked, machine=replace(m, nic=2 * m.nic))),
-        ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
-        ("twice the batch", replace(asked, run=_with(asked, batch=2 * asked.run.train.batch))),
-    ]
-    if not asked.run.train.compile:
+    tried = [("twice the memory", replace(asked, machine=replace(m, memory=2 * m.memory)))]
+    if asked.devices > m.domain:
+        tried += [
+            ("twice the network between nodes", replace(asked, machine=replace(m, nic=2 * m.nic))),
+            ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
+        ]
+    tried.append(("twice the batch", replace(asked, run=_with(asked, batch=2 * asked.run.train.batch))))
+    if not asked.compiled:
         tried.append(("train.compile", replace(asked, run=_with(asked, compile=True))))
+    if asked.run.fleet.islands > 1:
+        alone = asked.run.fleet.model_copy(update={"islands": 1, "shards": "auto", "deterministic": False})
+        tried.append(("fleet.islands 1", replace(asked, run=asked.run.model_copy(update={"fleet": alone}))))
     for what, other in tried:
         found = search(other, 1)
         if not found or not found[0].fits:
@@ -93,7 +98,7 @@ def make_it_fit(asked: Asked, least: Found) -> str:
     free = asked.run.mesh.model_copy(update=dict.fromkeys(type(asked.run.mesh).model_fields, "auto"))
     for times in (1, 2, 4, 8, 16, 32, 64):
         other = replace(asked, devices=asked.devices * times, run=asked.run.model_copy(update={"mesh": free}))
-        if LEAST_BYTES * asked.shape.params > other.devices * least.budget:
+        if LEAST_BYTES * asked.shape.params > other.island * least.budget:
             continue
         found = search(other, 1)
         if found and found[0].fits:

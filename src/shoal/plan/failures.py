@@ -118,10 +118,25 @@ def per_node_days(failures: float, devices_per_node: int = 8) -> float:
     return failures / (1000 * 24 * devices_per_node)
 
 
+def stated(per_1000_device_days: float) -> FailureRate:
+    """A number without its counts: as firm as the default, and so is what fails whatever the size."""
+    return FailureRate(
+        f"{per_1000_device_days:g}",
+        DEFAULT.job,
+        Term.known(per_1000_device_days / (1000 * 24), DEFAULT.device.failures),
+        "as stated",
+        "now",
+        f"{per_1000_device_days:g} failures of hardware in 1,000 device-days; one a day of any other kind",
+    )
+
+
 def preset(name: str) -> FailureRate:
     if name in PRESETS:
         return PRESETS[name]
-    raise SpecError(f"there is no failure rate '{name}'; use one of {', '.join(PRESETS)}, or counts of your own.")
+    raise SpecError(
+        f"there is no failure rate '{name}'; use one of {', '.join(PRESETS)}, or a number: failures of hardware in "
+        "1,000 device-days."
+    )
 
 
 # Months of one fleet differ: failure modes come and go. Taken as 40% of the mean from month to month, 11 months tell as
@@ -132,10 +147,11 @@ _RSC_JOB = Term.known(1 / 7.9 - 1024 * _RSC_1, 10.0)
 _RSC_SOURCE = "Kokolis et al., HPCA 2025, arXiv 2410.21680 (read second-hand)"
 _LLAMA_3_HOURS = 54 * 24.0
 
-# Hardware: all of Llama 3's unexpected interruptions. How firm: fleets differ, and the four below with a count of
-# hardware have a standard deviation of 0.47 in the logarithm, which is what four failures would tell. Others: one a day
-# for the run as a whole, as a laptop is shut or a server is rebooted; it could be one in an hour or in a month.
-# `checkpoint.every: auto` begins with the same two numbers.
+# Hardware: all of Llama 3's unexpected interruptions, which include its hosts and its network. How firm: fleets differ,
+# and the four below with a count of hardware have a standard deviation of 0.47 in the logarithm, which is what four
+# failures would tell. Others: one a day for the run as a whole, as a laptop is shut or a server is rebooted; it could
+# be one in an hour or in a month. It is not one a day for each node: that would be 2,048 a day for Llama 3, which saw
+# 7.8 with its hardware. `checkpoint.every: auto` begins with this rate.
 DEFAULT = FailureRate(
     "default",
     Term.known(1 / 24, 1.0),

@@ -127,6 +127,11 @@ class Device:
     assumed: tuple[str, ...]  # figures that the entry leaves out
 
     @property
+    def is_cpu(self) -> bool:
+        """A processor, which the trainer computes with in float32."""
+        return self.vendor == "any"
+
+    @property
     def memory_bytes(self) -> int:
         """What vendors print as GB is 2**30 bytes: an "80 GB" H100 reports 79.6 of them, a "141 GB" H200 140.4."""
         return int(self.memory_gb * 2**30)

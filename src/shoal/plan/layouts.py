@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from shoal.plan.asked import Asked
+from shoal.plan.islands import shards
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
 from shoal.spec.stages import micro_batches_fit, stage_count
@@ -14,8 +15,10 @@ from shoal.spec.stages import micro_batches_fit, stage_count
 
 def layouts(asked: Asked) -> Iterator[Layout]:
     """All that the named values of the run file allow, and the rules of a mesh."""
-    mesh, shape, devices = asked.run.mesh, asked.shape, asked.devices
+    mesh, shape, devices, islands = asked.run.mesh, asked.shape, asked.island, asked.run.fleet.islands
     batch, seq = asked.work.batch, asked.run.data.seq_len
+    if asked.devices % islands or shards(asked.run) is None:
+        return
 
     def allowed(name: str, values: list[int]) -> list[int]:
         named = getattr(mesh, name)
@@ -34,8 +37,8 @@ def layouts(asked: Asked) -> Iterator[Layout]:
             if batch % dp:
                 continue
             for shard in allowed("dp_shard", divisors(dp)):
-                if mesh.dp_replicate not in ("auto", dp // shard):
-                    continue
+                if mesh.dp_replicate not in ("auto", dp // shard) or (islands > 1 and shard < dp):
+                    continue  # islands are copies already
                 for ep in _expert_groups(asked, shard * cp * tp):
                     sizes = Sizes(pp, dp // shard, shard, cp, tp, ep)
                     yield from _orders(asked, work, sizes, batch // dp)

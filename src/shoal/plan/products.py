@@ -57,5 +57,5 @@ def _product(cases: Cases, c: Constants, m: Column, n: Column, k: Column, at: Co
     last_wave = c.waves * cases.units * TILE / np.maximum(m * n, 1.0)
     ends = c.depth / np.maximum(k, 1.0)
     computed = 2 * m * n * k / at * (1 + last_wave + ends)
-    moved = 2 * (m * n + n * k + m * k) / (cases.bandwidth * c.achieved)
+    moved = cases.wide * (m * n + n * k + m * k) / (cases.bandwidth * c.achieved)
     return np.maximum(computed, moved) + c.launch_s

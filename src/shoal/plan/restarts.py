@@ -7,7 +7,7 @@ devices the ranges reach to what others have published.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import SpecError
 
@@ -99,7 +99,9 @@ STYLES: Mapping[str, Style] = {
 }
 
 
-def style(name: str) -> Style:
+def style(name: str, islands: int = 1) -> Style:
+    """`islands`: how many there are, where a run says so."""
     if name in STYLES:
-        return STYLES[name]
+        found = STYLES[name]
+        return replace(found, islands=islands) if found.islands > 1 and islands > 1 else found
     raise SpecError(f"there is no restart style '{name}'; use one of {', '.join(STYLES)}.")

@@ -6,6 +6,7 @@ counted by the exact formula of Shoal's own trainer, and a pipeline's schedule i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,10 +20,11 @@ from shoal.plan.asked import Asked
 from shoal.plan.case import Cases
 from shoal.plan.constants import Constants
 from shoal.plan.footprint import footprint
+from shoal.plan.islands import share, trade
 from shoal.plan.layouts import layouts
 from shoal.plan.memory import MODES, Memory, memory
 from shoal.plan.schedule import play
-from shoal.plan.step import Parts, step
+from shoal.plan.step import LATE, Parts, step
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -39,6 +41,8 @@ ENOUGH = 40
 PIECES = {"auto": 1.0, "gpipe": 1.0, "1f1b": 1.0, "interleaved": 2.0, "zbv": 6.0}
 ORDERS = tuple(PIECES)
 GPIPE, INTERLEAVED = ORDERS.index("gpipe"), ORDERS.index("interleaved")
+# Parts that a step has once, into however many shards an island's batch is cut.
+ONCE = ("update", "host")
 # Of a layer's forward work, what is done again; selective: norms, activations and the last product.
 AGAIN = {"none": 0.0, "selective": 0.2, "full": 1.0}
 
@@ -52,6 +56,7 @@ class Found:
     parts: dict[str, float]  # seconds of a step
     memory: Memory
     budget: float  # bytes that may be filled
+    traded_bytes: float = 0.0  # that a device sends to other islands in a step
 
     @property
     def seconds(self) -> float:
@@ -70,7 +75,7 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
         return []
     cases = _cases(asked, every, modes)
     parts = _parts(cases, c)
-    seconds, needed = parts.total, footprint(cases).total
+    seconds, needed = _estimate(asked, parts, cases), footprint(cases).total
     budget = USABLE * asked.machine.memory
     # The estimate of memory is off by a tenth often and by a quarter now and then: what is beyond the one comes after
     # the fastest, what is beyond the other is looked at where none of those fits, the smallest first.
@@ -109,6 +114,13 @@ def priced(asked: Asked, layout: Layout, recompute: str, c: Constants | None = N
     return _look_at(asked, layout, recompute, parts.of(0), USABLE * asked.machine.memory)
 
 
+def _estimate(asked: Asked, parts: Parts, cases: Cases) -> npt.NDArray[np.float64]:
+    """Seconds of a step, but for what islands trade: that is about as much whatever the layout."""
+    passes = np.where(cases.pp > 1, share(asked.run, True).passes, share(asked.run, False).passes)
+    once = parts.update + parts.host
+    return (parts.total - once) * passes + once
+
+
 def _parts(cases: Cases, c: Constants) -> Parts:
     """That zbv waits less is written as more pieces a device, but it hands over what two stages do."""
     parts = step(cases, c)
@@ -122,11 +134,12 @@ def _modes(asked: Asked) -> tuple[str, ...]:
 
 def _cases(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases:
     """Each layout with each way of recomputing, one after the other."""
-    batch, experts = asked.work.batch, asked.shape.experts is not None
+    experts = asked.shape.experts is not None
     axes = np.array([(s.pp, s.dp_replicate, s.dp_shard, s.cp, s.tp, s.ep) for s in (one.sizes for one in every)])
     pp, copies, shard, cp, tp, ep = axes.astype(float).T
     orders = np.array([(one.micro_batch, ORDERS.index(one.schedule)) for one in every])
-    micro, rounds = orders[:, 0], batch // (copies * shard * orders[:, 0])
+    windows = np.where(pp > 1, share(asked.run, True).windows, share(asked.run, False).windows)
+    micro, rounds = orders[:, 0], windows // (copies * shard * orders[:, 0])
     # Experts are shared by all that hold other tokens, tensor parallelism's devices too.
     spread = copies * shard * cp
     sharded = (shard * cp > 1) | ((spread > 1) & (pp * tp > 1)) | (experts & (shard * cp * tp > 1))
@@ -137,7 +150,9 @@ def _cases(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases
         "cp": cp,
         "tp": tp,
         "ep": ep,
+        "batch": windows.astype(float),
         "micro_batch": micro.astype(float),
+        "all_to_all": np.array([one.cp_method == "all_to_all" for one in every]),
         "shard": shard * cp,
         "chunks": np.array([PIECES[name] for name in ORDERS])[orders[:, 1]],
         "zero": np.where(sharded, 3.0, 0.0),
@@ -169,7 +184,20 @@ def _kept(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> npt.ND
 def _look_at(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float], budget: float) -> Found:
     if layout.sizes.pp > 1:
         parts["pipeline"] = _played(asked, layout, recompute, parts)
-    return Found(layout, recompute, parts, memory(_run(asked, layout, recompute), asked.shape), budget)
+    needs = memory(_run(asked, layout, recompute), asked.shape)
+    if asked.run.fleet.islands == 1:
+        return Found(layout, recompute, parts, needs, budget)
+    traded = trade(asked.run, needs.weights, asked.machine, asked.devices)  # gradients are as large, in float32
+    return Found(layout, recompute, _of_islands(asked, layout, parts, traded.seconds), needs, budget, traded.sent_bytes)
+
+
+def _of_islands(asked: Asked, layout: Layout, parts: dict[str, float], traded_s: float) -> dict[str, float]:
+    """A whole step of a shard's parts; the slowest of all islands sets the pace."""
+    passes = share(asked.run, layout.sizes.pp > 1).passes
+    whole = {name: part * (1 if name in ONCE else passes) for name, part in parts.items() if name != "waiting"}
+    whole["islands"] = traded_s
+    late = asked.constants.waiting * math.log2(max(asked.devices / LATE, 1.0))
+    return {**whole, "waiting": sum(whole.values()) * late}
 
 
 def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float]) -> float:
@@ -211,6 +239,8 @@ def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
             "recompute": recompute,
         }
     )
-    resources = run.resources.model_copy(update={"device": "cuda", "processes": asked.devices})
-    train = run.train.model_copy(update={"precision": "bf16"})
+    device = "cpu" if asked.machine.cpu else "cuda"
+    resources = run.resources.model_copy(update={"device": device, "processes": asked.island})
+    windows = share(run, sizes.pp > 1).windows
+    train = run.train.model_copy(update={"precision": asked.precision, "batch": windows})
     return run.model_copy(update={"mesh": mesh, "resources": resources, "train": train})

@@ -29,6 +29,8 @@ class Software:
     narrow_gradients: bool = False  # in 16 bits, where weights are computed with in 16 bits
     logit_bytes: float = 10.0  # held of each logit: 32 bits, their gradient in 32 and again in 16; less where fused
     balances: bool = False  # a pipeline's stages are cut by cost, not by the number of layers
+    ring_gradient_bytes: float = 2.0  # of a number, as gradients of keys and values go around a ring
+    merges: bool = False  # a ring's pieces are added up by kernels of their own; an exchange's are put in order
     gathers_once: bool = False  # FSDP: gradients stay whole over micro-batches, and a pipeline's weights over a step
 
 

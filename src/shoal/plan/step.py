@@ -20,6 +20,11 @@ from shoal.plan.products import Time, linear, speed
 SMALL_KERNELS = (8, 12)
 # Devices of a node, where one counts who may be late.
 LATE = 8
+# Bytes through memory for each number of a ring's result and each piece (shoal.parallel.ring: float32 copies of what
+# came out, blended into what is there), forwards and backwards, and for each number of its keys' and values' gradients.
+MERGED, MERGED_BACKWARD, MERGED_KEYS = 14.0, 8.0, 23.0
+# And for each number that is exchanged: it is put in the order of the processes, and back.
+ORDERED = 12.0
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,10 @@ def _attention(cases: Cases, c: Constants) -> Time:
 def _elementwise(cases: Cases, c: Constants) -> Time:
     share = cases.sparse_layers / cases.layers
     inner = cases.ffn_dim * (1 - share) + cases.expert_dim * (cases.top_k + cases.shared) * share
-    stream = c.stream * cases.dim * cases.passes * cases.stream_bytes / 2
+    stream = c.stream * cases.dim * cases.passes * cases.stream_bytes / cases.wide
     numbers = stream + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
     numbers = numbers * np.where(cases.fused, 1.0, c.unfused) + c.permute * cases.top_k * cases.dim * share
-    moved = 2 * numbers / cases.tp * cases.tokens / (cases.bandwidth * c.achieved)
+    moved = cases.wide * numbers / cases.tp * cases.tokens / (cases.bandwidth * c.achieved)
     forward, backward = SMALL_KERNELS
     return Time(moved / 3 + forward * c.launch_s, moved * 2 / 3 + backward * c.launch_s)
 
@@ -147,21 +152,61 @@ def _loss(cases: Cases, c: Constants) -> Column:
 def _tensor(cases: Cases, c: Constants) -> Time:
     """Two gathers and two scatters of the stream a layer, in either direction."""
     seen = np.where(cases.hides_tp, 1 - c.beside_tp, 1.0)
-    once = gather(cases, c, 2 * cases.tokens * cases.dim, cases.tp, np.ones_like(cases.tp))
+    once = gather(cases, c, cases.wide * cases.tokens * cases.dim, cases.tp, np.ones_like(cases.tp))
     return Time(4 * once * seen, 4 * once * seen)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Bytes that a device sends of a micro-batch in a layer for the sequence that it shares: what
+    `shoal.plan.traffic` counts. Of a ring or of an exchange; the others are 0."""
+
+    keys: Column  # and values, around the ring: forwards, and backwards again
+    gradients: Column  # theirs, backwards
+    there: Column  # heads for tokens, before attention; in either direction
+    home: Column  # and back, after it
+
+    @staticmethod
+    def of(cases: Cases) -> Shared:
+        n, q, kv = cases.cp, cases.tokens * cases.q_dim / cases.tp, cases.tokens * cases.kv_dim / cases.tp
+        around = np.where(cases.all_to_all, 0.0, (n - 1) * 2 * kv)
+        across = np.where(cases.all_to_all, (n - 1) / n * cases.wide, 0.0)
+        return Shared(around * cases.wide, around * cases.ring_gradient_bytes, across * (q + 2 * kv), across * q)
+
+    @property
+    def forward(self) -> Column:
+        return self.keys + self.there + self.home
+
+    @property
+    def backward(self) -> Column:
+        return self.forward + self.gradients
+
+
 def _context(cases: Cases, c: Constants, attention: Time) -> Time:
-    """Keys and values go round while attention works on those that are there."""
-    keys = gather(cases, c, 4 * cases.tokens * cases.cp * cases.kv_dim / cases.tp, cases.cp, cases.tp)
-    forward = np.maximum(keys - 0.7 * attention.forward, 0.1 * keys)
-    return Time(forward, np.maximum(2 * keys - 0.7 * attention.backward, 0.2 * keys))
+    """By ring, keys and values go round while attention works on those that are there, and their gradients after them.
+    By exchange, attention waits for the heads, and what follows waits for its result."""
+    sent, n = Shared.of(cases), cases.cp
+    whole = n / np.maximum(n - 1, 1.0)  # of what is sent, with what stays
+    keys = gather(cases, c, sent.keys * whole, n, cases.tp)
+    back = keys * (1 + cases.ring_gradient_bytes / cases.wide)
+    q, kv = (cases.tokens * width / cases.tp for width in (cases.q_dim, cases.kv_dim))
+    pace = np.where(cases.merges & (n > 1), 1 / (cases.bandwidth * c.achieved), 0.0)
+    ring = Time(
+        np.maximum(keys - 0.7 * attention.forward, 0.1 * keys) + pace * n * MERGED * q,
+        np.maximum(back - 0.7 * attention.backward, 0.1 * back)
+        + pace * n * (MERGED_BACKWARD * q + MERGED_KEYS * 2 * kv),
+    )
+    if not cases.all_to_all.any():
+        return ring
+    ways = [exchange(cases, c, part * whole, n, cases.tp, np.ones_like(n)) for part in (sent.there, sent.home)]
+    once = ways[0] + ways[1] + pace * ORDERED * 2 * (q + kv)
+    return Time(np.where(cases.all_to_all, once, ring.forward), np.where(cases.all_to_all, once, ring.backward))
 
 
 def _experts(cases: Cases, c: Constants) -> Time:
     """Tokens go to their experts and come back, in either direction."""
     share = cases.sparse_layers / cases.layers
-    sent = 2 * cases.tokens / cases.tp * cases.top_k * cases.dim
+    sent = cases.wide * cases.tokens / cases.tp * cases.top_k * cases.dim
     group = np.maximum(cases.ep, 1.0)
     # Of top_k experts, spread over so many domains, how many domains there are: a token has to go there once.
     domains, routed = np.maximum(np.ceil(group / cases.domain), 1.0), np.maximum(cases.top_k, 1.0)
@@ -173,7 +218,7 @@ def _experts(cases: Cases, c: Constants) -> Time:
 
 
 def _handover(cases: Cases, c: Constants) -> Column:
-    once = hand_over(cases, c, 2 * cases.tokens * cases.dim / cases.tp)
+    once = hand_over(cases, c, cases.wide * cases.tokens * cases.dim / cases.tp)
     times = 2 * cases.chunks * (cases.micro_batches + cases.pp - 1)
     return np.where(cases.pp > 1, c.handover * once * times, 0.0)
 
@@ -186,7 +231,7 @@ def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
     held = dense + sparse
     group, inner = cases.dp * cases.cp, cases.tp
     shard = np.minimum(cases.shard, group)
-    fetch = gather(cases, c, 2 * held, shard, inner)
+    fetch = gather(cases, c, cases.wide * held, shard, inner)
     give = gather(cases, c, 4 * held, shard, inner)
     copies = group / shard  # beyond those that share one: their gradients are summed up too
     summed = 2 * gather(cases, c, 4 * held / shard, copies, inner * shard)

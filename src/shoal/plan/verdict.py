@@ -18,6 +18,8 @@ from shoal.plan.search import Found
 SAVED_BYTES = 12
 # Bytes a second that one node writes to its disk or to a bucket, where nobody has measured it (claims.md: 2.3 GB/s).
 NODE_WRITES = 2e9
+# To storage that all nodes share, together (the 405B checkpoint of restarts.py; an assumption).
+STORAGE_WRITES = 40e9
 # What a save in the background holds training up (claims.md: 0.06 s of 14.8 GB on one H200).
 BLOCKING_S = 0.1
 # Less of the time than this is none.
@@ -84,14 +86,20 @@ class Verdict:
         return self.useful_tokens_s.inverse().times(1e9 / HOUR_S)
 
 
+def save_s(params: float, nodes: int, far: bool = False) -> float:
+    """From the moment that training stops for a save until it is safe, near its nodes or `far` from them."""
+    rate = nodes * NODE_WRITES
+    return SAVED_BYTES * params / (min(rate, STORAGE_WRITES) if far else rate)
+
+
 def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how: Style, usd: float | None) -> Verdict:
     """`usd`: an hour of one device; empty: the catalogue's newest price."""
     run, devices = asked.run, asked.devices
     tokens = run.train.batch * run.data.seq_len
     low, high = spread()
     expected = tokens / found.seconds
-    per_node = min(devices, device.per_node)
-    writes = SAVED_BYTES * asked.shape.params / (math.ceil(devices / per_node) * NODE_WRITES)
+    per_node = min(asked.island, asked.machine.node)
+    writes = save_s(asked.shape.params, math.ceil(asked.island / per_node))  # of islands one saves for all
     good = goodput(devices, per_node, rates, how, writes, min(BLOCKING_S, writes), step_s=found.seconds)
     if good.expected < NO_GOODPUT:
         raise SetupError(
@@ -101,7 +109,7 @@ def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how:
     known = price(device) if usd is None else None
     each = usd if usd is not None else None if known is None else known.usd_per_hour
     flops = {causal: asked.shape.flops_per_token(run.data.seq_len, causal) for causal in (True, False)}
-    peak = asked.machine.peak * devices
+    peak, whole = asked.peak * devices, devices / asked.machine.processes
     return Verdict(
         found,
         Range(expected * low, expected, expected * high),
@@ -109,6 +117,6 @@ def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how:
         mfu_whole=flops[False] * expected / peak,
         goodput=good,
         tokens=tokens * run.train.steps,
-        usd_per_hour=None if each is None else each * devices,
-        watts=None if not device.watts else device.watts * devices,
+        usd_per_hour=None if each is None else each * whole,
+        watts=None if not device.watts else device.watts * whole,
     )

@@ -28,6 +28,7 @@ SAFE = (
     "checkpoint.",
     "track.",
     "guard.",
+    "plan.",
     "mesh.",
     "resources.",
 )

@@ -239,6 +239,29 @@ class Fleet(Strict):
     )
 
 
+# Of the catalogue: only `shoal plan` knows which there are.
+Named = Annotated[str, Field(min_length=1)]
+Rates = Annotated[
+    Annotated[float, Field(gt=0)] | Named,
+    Says("the name of a rate, such as `llama3`, or failures of hardware in 1,000 device-days"),
+]
+
+
+class Plan(Strict):
+    """What `shoal plan` reckons with where its options say nothing else. Training does not read it."""
+
+    on: Named | None = Field(None, description="Accelerator of the catalogue, such as h100; empty means this machine.")
+    devices: Positive | None = Field(
+        None, description="How many; empty means resources.processes of each island, else a node of each."
+    )
+    fabric: Named | None = Field(None, description="What joins the nodes, such as ib; empty means what usually does.")
+    price: float | None = Field(None, gt=0, description="Dollars for one device and hour; empty: the catalogue's.")
+    rates: Rates | None = Field(None, description="How often devices fail; empty means as fleets do, which differ.")
+    style: Literal["manual", "remote", "supervised", "spares", "islands"] | None = Field(
+        None, description="How the run comes back; empty means islands where there are several, else supervised."
+    )
+
+
 class Run(Strict):
     """One training run, whole."""
 
@@ -254,6 +277,7 @@ class Run(Strict):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Checkpoints.")
     track: Track = Field(default_factory=Track, description="Tracking.")
     guard: Guard = Field(default_factory=Guard, description="Failures.")
+    plan: Plan = Field(default_factory=Plan, description="Planning.")
 
     @property
     def shard(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import SetupError, SpecError
+from shoal.plan.islands import shards
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -98,7 +99,7 @@ def _for_islands(run: Run, choices: Choices) -> Run:
     if run.fleet.shards != "auto":
         return run
     islands, batch = run.fleet.islands, run.train.batch
-    count = next((islands * k for k in (4, 3, 2, 1) if batch % (islands * k) == 0), None)
+    count = shards(run)
     if count is None:
         raise SpecError(
             f"train.batch {batch} cannot be cut into shards for {islands} islands: take "

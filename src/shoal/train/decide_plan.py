@@ -19,10 +19,8 @@ class Planned:
 
 
 def planned(run: Run, shape: Shape, devices: int, folders: Sequence[Path]) -> Planned | None:
-    """None where the rules decide: in an island, on accelerators that nobody has described, or when none is known to
-    fit."""
-    if run.fleet.islands > 1:
-        return None
+    """On so many devices of each island. None where the rules decide: on accelerators that nobody has described, or
+    when none is known to fit."""
     from shoal.plan.asked import Asked  # numpy: only those who have GPUs wait for it
     from shoal.plan.calibrate import calibrated
     from shoal.plan.catalogue import devices as known_devices
@@ -38,13 +36,15 @@ def planned(run: Run, shape: Shape, devices: int, folders: Sequence[Path]) -> Pl
     known_devices(folders)  # a file of one's own that cannot be read is told, not passed over
     try:
         device = find(name, folders)
-        asked = Asked(run, shape, Machine.of(device, None, folders), devices, calibrated(device))
+        everybody = devices * run.fleet.islands
+        asked = Asked(run, shape, Machine.of(device, None, folders), everybody, calibrated(device))
         found = search(asked, 2)
     except ShoalError:
         return None
     if not found or not found[0].fits:
         return None
-    why = f"the fastest of all layouts on {devices} {device.name} as predicted, {found[0].seconds:.3g} s a step"
+    where = f"{devices} {device.name}" + " of each island" * (run.fleet.islands > 1)
+    why = f"the fastest of all layouts on {where} as predicted, {found[0].seconds:.3g} s a step"
     if len(found) > 1 and found[1].fits:
         gain = found[1].seconds / found[0].seconds - 1
         why += f", {gain:.1%} less than {words(found[1].layout, found[1].recompute)}"
