@@ -105,7 +105,8 @@ def _computed(a: Analysis, kind: str, mine: list[Kernel]) -> Advice:
     worst = mine[0]
     where = f"{short_name(worst.name)}{f' ({worst.shapes})' if worst.shapes else ''}"
     what = f"{kind} takes {percent(seconds / a.step_s, 0)} of a step{roof} and loses most in {where}"
-    return Advice(kind, saves, f"{what}: {_HOW[kind]}")
+    compiling = kind in (NORM, ELEMENTWISE) and a.cuda and not a.about.get("compiled")
+    return Advice(kind, saves, f"{what}: {_HOW[kind]}{' (train.compile)' if compiling else ''}")
 
 
 def ms(seconds: float) -> str:

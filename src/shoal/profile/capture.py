@@ -146,6 +146,7 @@ def _about(parts: Parts, asked: Asked, steps: Steps) -> dict[str, Any]:
         "threads": int(run.resources.threads),
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
+        "compiled": bool(run.train.compile),
         "vocab_size": shape.vocab_size,
         "dim": shape.dim,
         "tokens_per_step": run.train.batch * run.data.seq_len,

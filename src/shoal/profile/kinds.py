@@ -7,6 +7,7 @@ tried in order, and the first one wins: attention comes before products since Fl
 from __future__ import annotations
 
 import re
+from functools import cache
 
 MATMUL, ATTENTION, NORM, LOSS, OPTIMIZER = "matmul", "attention", "norm", "loss", "optimizer"
 ELEMENTWISE, COMMUNICATION, COPY, DATA, IDLE = "elementwise", "communication", "copy", "data", "idle"
@@ -80,6 +81,7 @@ _AROUND = re.compile(
 )
 
 
+@cache
 def kind_of_name(name: str) -> str | None:
     """None where no pattern matches."""
     fused = _FUSED.search(name)
@@ -89,6 +91,7 @@ def kind_of_name(name: str) -> str | None:
     return None
 
 
+@cache
 def is_around(name: str) -> bool:
     """Whether time in this event alone, and in none inside it, is the host's and not an operator's."""
     return bool(_AROUND.search(name))
