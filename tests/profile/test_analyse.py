@@ -119,6 +119,7 @@ def test_a_sweep_leaves_no_hole_and_no_overlap() -> None:
         ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "matmul"),
         ("triton_poi_fused__scaled_dot_product_flash_attention_0", "elementwise"),
         ("triton_per_fused__fused_rms_norm__fused_rms_norm_backward_add_mm_12", "norm"),
+        ("graph_0_cpp_fused__unsafe_view_add_div_expand_mul_pow_sum_view_1", "norm"),
         ("triton_red_fused__log_softmax_nll_loss_forward_3", "loss"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "elementwise"),
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_SIMPLE(ncclDevKernelArgsStorage<4096ul>)", "communication"),

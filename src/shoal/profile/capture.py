@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -47,6 +48,7 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     # One step more for the profiler to warm up in, and one after the last: on a GPU a step ends where the next begins.
     needed = asked.warmup + 1 + asked.steps + 1
     run = run.model_copy(update={"train": run.train.model_copy(update={"steps": max(run.train.steps, needed + 1)})})
+    _name_compiled_kernels()
     parts = prepare(RunDir.of(run.name, workspace), run, place)
     parts.load_weights()
     over = False
@@ -85,6 +87,14 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
         ranges.close()
         feed.close()
     _export(profiler, trace_file(folder, place.rank), _about(parts, asked, steps))
+
+
+def _name_compiled_kernels() -> None:
+    """On a processor, what the compiler generates shows up in a trace only if it is told so before it compiles."""
+    with suppress(ImportError, AttributeError):  # another torch: that time is then the host's
+        import torch._inductor.config as inductor
+
+        inductor.cpp.enable_kernel_profile = True
 
 
 class Steps:

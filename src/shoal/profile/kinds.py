@@ -47,7 +47,8 @@ _MATMUL = re.compile(
 _LOSS = re.compile(
     r"cross_?entropy|log_?softmax|nll_loss|logsumexp|linear_ce|_ce_|\bce_|(?<![a-z])loss(?![a-z])", re.IGNORECASE
 )
-_NORM = re.compile(r"rms_?norm|layer_?norm|group_?norm|rsqrt", re.IGNORECASE)
+# In a fused backward pass a norm is known by the square of its input alone.
+_NORM = re.compile(r"rms_?norm|layer_?norm|group_?norm|rsqrt|fused\w*_pow(_|$)", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"adam|lamb|muon|sgd|newton_?schulz|lerp", re.IGNORECASE)
 _COPY = re.compile(r"^memcpy|^memset", re.IGNORECASE)
 # What ATen, cub and the compiler generate for everything that goes over elements once or twice.
