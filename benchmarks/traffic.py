@@ -153,7 +153,7 @@ def took(watch: Callable[[], AbstractContextManager[Any]], model: Laid, batch: B
     began = time.process_time()  # of all threads: what counting costs is computing, and other processes do not disturb
     with watch():
         loss = model.total(model.backward([batch]))
-        model.clip(1.0, 1.0)
+        model.norm(1.0, 1.0)
         float(loss)
     spent = time.process_time() - began
     for _, parameter in model.named_parameters():

@@ -74,7 +74,13 @@ def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
         ("dense", {"mesh.cp": 2, "mesh.cp_method": "all_to_all"}),
         ("experts", {"mesh.tp": 2, "mesh.ep": 2}),
     ]
-    cases = [closed(KINDS[kind], **mesh, **{"mesh.recompute": mode}) for kind, mesh in meshes for mode in MODES]
+    # Where all is recomputed a block's input is kept, and that is divided as it is elsewhere: once is enough.
+    modes = [MODES, *[MODES[:2]] * (len(meshes) - 1)]
+    cases = [
+        closed(KINDS[kind], **mesh, **{"mesh.recompute": mode})
+        for (kind, mesh), some in zip(meshes, modes, strict=True)
+        for mode in some
+    ]
 
     def rank(rank: int, world: int) -> list[float]:
         return [kept_by_a_layer(run, rank=rank, world=world) for run in cases]

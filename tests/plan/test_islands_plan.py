@@ -17,6 +17,7 @@ from shoal.fleet.tree import cover
 from shoal.plan.asked import Asked
 from shoal.plan.islands import shards, share, trade
 from shoal.plan.search import priced, search
+from shoal.train.decide_plan import planned
 from tests.plan.asked import asked
 
 VECTOR = 4096  # numbers of a rank's gradients
@@ -112,6 +113,15 @@ def test_shards_one_by_one_cost_more_and_a_slow_network_is_seen() -> None:
     assert search(slow, 1)[0].parts["islands"] > 5 * best.parts["islands"]
     near = replace(slow, machine=replace(slow.machine, node=32))  # all of them in one node
     assert search(near, 1)[0].parts["islands"] == pytest.approx(best.parts["islands"])
+
+
+def test_an_open_mesh_of_islands_is_laid_out_by_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "NVIDIA H100 80GB HBM3")
+    question = of_islands(4)
+    best = planned(question.run, question.shape, 8, [])
+    assert best is not None
+    assert best.layout == search(question, 1)[0].layout
+    assert "the fastest of all layouts on 8 H100 SXM of each island as predicted" in best.why
 
 
 def test_devices_or_batches_that_islands_cannot_share_have_no_layout() -> None:

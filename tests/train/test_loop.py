@@ -67,7 +67,7 @@ def test_state_laid_out_ahead_changes_nothing_about_adamw() -> None:
         x = torch.full((4, 8), float(i))
         for m in (ours, theirs):
             m(x).pow(2).sum().backward()
-        optimizers.step(ratio=0.5)
+        optimizers.step(ratio=0.5, factor=torch.ones(()))
         reference.step()
         reference.zero_grad()
     assert torch.equal(ours.weight, theirs.weight)

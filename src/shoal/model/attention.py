@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,22 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.q_dim, shape.dim, bias=shape.out_bias)
         self.q_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
         self.k_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.project: Callable[[Attention, Tensor], Sequence[Tensor]] = project
         self.attend: Callable[..., Tensor] = attend
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         """x [batch, seq, dim]; mask as the Decoder's `mask` makes it for `attend`, None meaning plainly causal."""
-        q = self.q(x).unflatten(-1, (-1, self.head_dim))  # [batch, seq, heads, head_dim]
-        k = self.k(x).unflatten(-1, (-1, self.head_dim))  # [batch, seq, kv_heads, head_dim]
-        v = self.v(x).unflatten(-1, (-1, self.head_dim))
+        # [batch, seq, heads, head_dim], and kv_heads of k and v
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in self.project(self, x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = self.attend(q, k, v, mask, self.groups)  # [batch, seq, heads, head_dim]
         return self.out(mixed.flatten(-2))
+
+
+def project(attention: Attention, x: Tensor) -> Sequence[Tensor]:
+    return attention.q(x), attention.k(x), attention.v(x)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:

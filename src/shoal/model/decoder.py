@@ -93,6 +93,8 @@ class Decoder(nn.Module):
         sliding = full if window is None else self.mask(documents, seq, window, device)
         if self.first:
             x = self.embed(x)  # [batch, seq, dim]
+            if torch.is_autocast_enabled(device.type):
+                x = x.to(torch.get_autocast_dtype(device.type))  # and so all that is added to it
         for i, block in zip(self.layers, self.blocks.values(), strict=True):
             x = block(x, cos, sin, full if i < self.shape.full_attention_layers else sliding)
         return self.norm(x) if self.last else x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,6 +16,12 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(dim, width, bias=bias)
         self.up = nn.Linear(dim, width, bias=bias)
         self.down = nn.Linear(width, dim, bias=bias)
+        self.widen: Callable[[FeedForward, Tensor], Sequence[Tensor]] = widen
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))  # [..., dim]
+        gate, up = self.widen(self, x)
+        return self.down(F.silu(gate) * up)  # [..., dim]
+
+
+def widen(ffn: FeedForward, x: Tensor) -> Sequence[Tensor]:
+    return ffn.gate(x), ffn.up(x)

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal import kernels
 from shoal.spec.shape import Shape
 
 NO_TARGET = -100
 CPU_CHUNK_BYTES = 64 << 20
-GPU_CHUNK_BYTES = 1 << 30  # larger, as each chunk also adds a whole weight gradient
+GPU_CHUNK_BYTES = 4 << 30  # larger, as each chunk also adds a whole weight gradient
 
 
 class Head(nn.Module):
@@ -64,7 +65,8 @@ def as_computed(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def chunk_tokens(weight: Tensor) -> int:
     """Tokens whose logits of `weight` [rows, dim] are held at a time."""
     limit = CPU_CHUNK_BYTES if weight.device.type == "cpu" else GPU_CHUNK_BYTES
-    return max(128, limit // (4 * weight.shape[0]))
+    tokens = limit // (4 * weight.shape[0])
+    return max(128, tokens // 1024 * 1024 or tokens)  # whole tiles of a product
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -76,19 +78,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
-            h, t = hidden[rows], targets[rows, None]  # [chunk, dim], [chunk, 1]
-            counts = t != NO_TARGET
-            picked = t.clamp(min=0)
-            log_p = F.log_softmax(h @ weight.t(), dim=-1, dtype=torch.float32)  # [chunk, vocab]
-            total -= (log_p.gather(1, picked) * counts).sum()
-            if not (wants_hidden or wants_weight):
-                continue
-            # d loss / d logits = softmax - one_hot; rows without a target are zeroed where they are narrow (dim).
-            slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).to(h.dtype)
-            if grad_hidden is not None:
-                torch.mul(slope @ weight, counts, out=grad_hidden[rows])
-            if wants_weight:
-                grad_weight = add_product(grad_weight, slope.t(), h * counts)
+            h = hidden[rows]  # [chunk, dim]
+            losses, slope = cross_entropy(h @ weight.t(), targets[rows], wants_hidden or wants_weight)
+            total += losses.sum()
+            if slope is not None and grad_hidden is not None:
+                torch.matmul(slope, weight, out=grad_hidden[rows])
+            if slope is not None and wants_weight:
+                grad_weight = add_product(grad_weight, slope.t(), h)
         ctx.grads = grad_hidden, grad_weight
         ctx.weight_dtype = weight.dtype
         return total
@@ -96,6 +92,23 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         return *scaled_grads(ctx, grad), None, None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, wants_slope: bool) -> tuple[Tensor, Tensor | None]:
+    """Of each row of `logits` [tokens, vocab], which it uses up, and if wanted the gradient of the sum."""
+    if kernels.fit((logits,)):
+        from shoal.kernels.cross_entropy import cross_entropy_
+
+        losses = cross_entropy_(logits, targets, wants_slope)
+        return losses, logits if wants_slope else None
+    counts, picked = targets[:, None] >= 0, targets[:, None].clamp(min=0)
+    log_p = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    losses = -(log_p.gather(1, picked) * counts)[:, 0]
+    if not wants_slope:
+        return losses, None
+    # d loss / d logits = softmax - one_hot
+    slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).mul_(counts)
+    return losses, slope.to(logits.dtype)
 
 
 def scaled_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -113,8 +126,10 @@ def scaled_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     """total + a @ b, summed in float32 whatever the factors are."""
-    if total is None:
-        return (a @ b).float()
     if a.dtype == torch.float32:
-        return total.addmm_(a, b)  # no product to hold
-    return total.add_(a @ b)
+        return a @ b if total is None else total.addmm_(a, b)  # no product to hold
+    if a.is_cuda:
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    return (a @ b).float() if total is None else total.add_(a @ b)

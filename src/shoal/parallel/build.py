@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from shoal import kernels
+from shoal.model import documents, fp8
 from shoal.model.decoder import Decoder
 from shoal.parallel import context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
@@ -24,8 +26,9 @@ from shoal.spec.stages import stages_of, stretches
 
 def build(run: Run, place: Place) -> Laid:
     """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective."""
+    kernels.allow(run.train.kernels == "auto")
     shape = shape_of(run.model)
-    bf16 = run.train.precision == "bf16"
+    bf16 = run.train.precision != "fp32"
     method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
     numbers, layers = _stages(run, shape, place)
     decoders = []
@@ -43,7 +46,8 @@ def build(run: Run, place: Place) -> Laid:
     if place.sizes.pp == 1:
         return Laid(place, tuple(decoders), module, method)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
-    pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches)
+    hidden = torch.bfloat16 if bf16 else torch.float32
+    pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
     return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place))
 
 
@@ -57,10 +61,14 @@ def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range
 
 
 def _split(decoder: Decoder, run: Run, place: Place) -> None:
-    """Every axis inside a layer, then what is computed twice and what is compiled."""
+    """Every axis inside a layer, then how it is computed, what is computed twice and what is compiled."""
     tensor.split(decoder, place)
     expert.split(decoder, place)
     context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
+    if run.train.precision == "fp8":
+        fp8.apply(decoder)
+    if place.device.type == "cuda" and place.sizes.cp == 1 and run.train.kernels == "auto":
+        documents.apply(decoder)
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
     if run.train.compile:
         for block in decoder.blocks.values():

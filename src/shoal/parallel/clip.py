@@ -1,4 +1,4 @@
-"""The global gradient norm, and the one multiplication that turns summed gradients into clipped means."""
+"""The global gradient norm, and the one factor that turns summed gradients into clipped means."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from shoal.parallel.place import Place
 TINY = 1e-6  # keeps the factor finite where the norm is zero, as torch's own clipping does
 
 
-def clip(parameters: Iterable[tuple[nn.Parameter, int]], place: Place, scale: float, limit: float | None) -> Tensor:
-    """Multiplies all gradients by `scale` and, where the norm of the result passes `limit`, down to it.
+def norm_and_factor(
+    parameters: Iterable[tuple[nn.Parameter, int]], place: Place, scale: float, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """The norm of all gradients times `scale`, and what to multiply them by so that it does not pass `limit`.
 
     Each parameter comes with the number of processes that hold the same part of it. Every process squares what it
     holds and divides by that number, so that one sum over all of them is right for any mixture of meshes: torch's own
-    clipping refuses parameters of different meshes, as pipeline stages and experts have. Returns the norm after
-    `scale` and before clipping, the same number everywhere.
+    clipping refuses parameters of different meshes, as pipeline stages and experts have. Both are the same numbers
+    everywhere, and stay on the device.
     """
     held: dict[int, list[Tensor]] = defaultdict(list)
     for parameter, copies in parameters:
@@ -31,9 +33,18 @@ def clip(parameters: Iterable[tuple[nn.Parameter, int]], place: Place, scale: fl
         square += torch.stack(torch._foreach_norm(grads)).double().square().sum() / copies
     norm = place.sum_on_device(square).sqrt() * scale
     factor = norm.new_tensor(scale) if limit is None else scale * (limit / (norm + TINY)).clamp(max=1.0)
-    for grads in held.values():
+    return norm, factor
+
+
+def multiply(parameters: Iterable[Tensor], factor: Tensor) -> None:
+    """This process's part of the gradients, in place; after `norm_and_factor`, which has settled them."""
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
+    if grads:
         torch._foreach_mul_(grads, factor.to(grads[0].dtype))
-    return norm
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def copies_of(parameter: Tensor, peers: int) -> int:

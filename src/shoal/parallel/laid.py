@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal.data.windows import Batch
 from shoal.model.decoder import Decoder
 from shoal.parallel import context
-from shoal.parallel.clip import clip, copies_of
+from shoal.parallel.clip import copies_of, norm_and_factor
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
 from shoal.spec.shape import Shape
@@ -102,15 +102,16 @@ class Laid:
         """The sum of what `backward` or `loss` returned on all processes; tensor-parallel peers have the same part."""
         return self.place.sum_on_device(loss) / self.place.sizes.tp
 
-    def clip(self, scale: float, limit: float | None) -> Tensor:
-        """Scales the gradients, clips them by their global norm and returns it: the same number on every layout."""
+    def norm(self, scale: float, limit: float | None) -> tuple[Tensor, Tensor]:
+        """The gradients' global norm after `scale`, the same number on every layout, and the factor that scales and
+        clips them; multiplying is left to the optimizer, which reads them anyway."""
         if self.tied is not None:
             self.tied.sum_gradients()
         if isinstance(self.module, DistributedDataParallel):
             scale *= self.place.world  # DDP has divided by it
         peers = self.place.world // self.place.sizes.pp
         counted = ((p, self._copies(name, p, peers)) for name, p in self.named_parameters())
-        return clip(counted, self.place, scale, limit)
+        return norm_and_factor(counted, self.place, scale, limit)
 
     def spread(self) -> None:
         """Brings a second copy of a tied embedding in line, after an update or a restore."""

@@ -55,14 +55,16 @@ class Pipeline:
         place: Place,
         schedule: str,
         micro_batches: int,
+        dtype: torch.dtype,
     ) -> None:
-        """`decoders` are as they will run (split, sharded, on their device), with their stage numbers."""
+        """`decoders` are as they will run (split, sharded, on their device), with their stage numbers; `dtype` is what
+        travels between stages."""
         assert place.dense is not None
         self.micro_batches = micro_batches
         self._decoders = dict(zip(numbers, decoders, strict=True))
         self._stages, self._place, self._schedule = stages, place, schedule
         self._group = place.dense.get_group("pp")
-        self._dtype = _hidden_dtype(decoders[0])
+        self._dtype = dtype
         self._order: Any = None  # torch's schedule; made with the first batch, which says how large messages are
         self._shape: tuple[int, ...] = ()
         for decoder in decoders:
@@ -247,14 +249,6 @@ def _has_buffer(info: Any) -> bool:
 def _own_loss(loss: Tensor, _targets: Tensor) -> Tensor:
     """The last stage's output is the loss."""
     return loss
-
-
-def _hidden_dtype(decoder: Decoder) -> torch.dtype:
-    """What travels between stages. FSDP computes all in its parameters' type; under autocast, which leaves embeddings
-    alone, and without either, the residual stream is float32."""
-    if isinstance(decoder, FSDPModule):
-        return decoder._get_fsdp_state()._mp_policy.param_dtype or torch.float32
-    return torch.float32
 
 
 def _context(positions: Tensor, documents: Tensor | None, targets: Tensor) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ Mode = Literal["none", "selective", "full"]
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 aten, funcol = torch.ops.aten, torch.ops._c10d_functional
-PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default}
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default, aten._scaled_mm.default}
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,

@@ -51,17 +51,17 @@ def setting(run: Run) -> Setting:
     s = Sizes.of(run.mesh)
     readers = s.dp * s.cp
     sharded = s.dp_shard * s.cp > 1 or 1 < readers < s.world  # as shoal.parallel.shard decides
-    bf16 = run.train.precision == "bf16"
+    bf16 = run.train.precision in ("bf16", "fp8")
     return Setting(
         sizes=s,
         tokens=int(run.mesh.micro_batch) * run.data.seq_len / s.cp,
         seq=run.data.seq_len,
         compute=BFLOAT16 if bf16 else FLOAT32,
-        stream=BFLOAT16 if bf16 and sharded else FLOAT32,
+        stream=BFLOAT16 if bf16 else FLOAT32,
         autocast=bf16 and not sharded,
         sharded=sharded,
         cuda=run.resources.device == "cuda",
-        compiled=run.train.compile,
+        compiled=run.train.compile is True,
         ring=s.cp > 1 and run.mesh.cp_method == "ring",
     )
 

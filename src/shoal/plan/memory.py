@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.plan.activations import FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
@@ -48,9 +49,20 @@ class Memory:
         return state + self.gradients + self.gathered + self.activations + self.working
 
 
+class _Moment(NamedTuple):
+    """What is there beside the state; bare, since a search looks at tens of thousands of them."""
+
+    total: int
+    name: str
+    gradients: int
+    gathered: int
+    activations: int
+    working: int
+
+
 def memory(run: Run, shape: Shape) -> Memory:
     """Of a run with nothing left open, on its `resources.device`."""
-    return max((m for rank in range(int(run.mesh.pp)) for m in _moments(run, shape, rank)), key=lambda m: m.total)
+    return max((_worst(run, shape, rank) for rank in range(int(run.mesh.pp))), key=lambda m: m.total)
 
 
 def choose_recompute(run: Run, shape: Shape, budget_bytes: int | None) -> tuple[str, str]:
@@ -76,25 +88,36 @@ def _with(run: Run, mode: str) -> Run:
     return run.model_copy(update={"mesh": run.mesh.model_copy(update={"recompute": mode})})
 
 
-def _moments(run: Run, shape: Shape, rank: int) -> Iterator[Memory]:
-    """The worst moments of the processes of one place in the pipeline."""
+def _worst(run: Run, shape: Shape, rank: int) -> Memory:
+    """The worst moment of the processes of one place in the pipeline."""
     at, has = setting(run), held(run, shape, rank)
     own = sum(part.own for part in has.parts)
     state = sum(_state_bytes(run, part) * part.own for part in has.parts)
     saved = _slots(run) * (FLOAT32 * own + state) / at.sizes.dp_replicate  # copies share the writing
-    base = Memory(int(FLOAT32 * own), int(state), 0, 0, 0, 0, rank, "the update", int(saved))
-    yield replace(base, gradients=int(FLOAT32 * own), working=int(_update_bytes(run, shape)))
+    worst = max(_moments(run, shape, has, own), key=lambda moment: moment.total)
+    return Memory(int(FLOAT32 * own), int(state), *worst[2:], rank, worst.name, int(saved))
+
+
+def _moments(run: Run, shape: Shape, has: Held, own: float) -> Iterator[_Moment]:
+    """The moments that can be the worst of processes which hold `own` parameters."""
+    at = setting(run)
+    yield _moment("the update", FLOAT32 * own, 0, 0, _update_bytes(run, shape))
     # Gradients that are there before the last micro-batch's: the earlier ones', which FSDP holds whole until it reduces
     # them; DDP's buckets always are.
     earlier = sum(part.params for part in has.parts)
     if micro_batches(run) == 1:
-        yield from _backward(run, shape, has, base, own if ddp(at) else 0.0, grows=not ddp(at))
+        yield from _backward(run, shape, has, own if ddp(at) else 0.0, grows=not ddp(at))
     elif at.sizes.pp > 1 and run.mesh.schedule == "gpipe":
         # All micro-batches go forwards before the first gradient; when the second goes backwards, one is gone.
-        yield from _backward(run, shape, has, base, 0.0, grows=True)
-        yield from _backward(run, shape, replace(has, flights=[n - 1 for n in has.flights]), base, earlier, grows=False)
+        yield from _backward(run, shape, has, 0.0, grows=True)
+        yield from _backward(run, shape, replace(has, flights=[n - 1 for n in has.flights]), earlier, grows=False)
     else:
-        yield from _backward(run, shape, has, base, earlier, grows=False)
+        yield from _backward(run, shape, has, earlier, grows=False)
+
+
+def _moment(name: str, gradients: float, gathered: float, activations: float, working: float) -> _Moment:
+    a, b, c, d = int(gradients), int(gathered), int(activations), int(working)
+    return _Moment(a + b + c + d, name, a, b, c, d)
 
 
 def _slots(run: Run) -> int:
@@ -104,7 +127,7 @@ def _slots(run: Run) -> int:
     return 3 if isinstance(run.checkpoint.memory, int) else 1
 
 
-def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, grows: bool) -> Iterator[Memory]:
+def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> Iterator[_Moment]:
     """The loss and the backward pass of one micro-batch, `before` being the gradients (in numbers) that are there when
     it begins, and `grows` whether it adds others to them."""
     at, mode = setting(run), str(run.mesh.recompute)
@@ -128,18 +151,8 @@ def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, gr
     if mode == "none":  # every micro-batch's graph has its own copies of the weights
         gathered += sum(c * n for c, n in zip(cast, has.flights, strict=True))
 
-    def moment(name: str, gradients: float, gathered: float, activations: float, working: float) -> Memory:
-        return replace(
-            base,
-            gradients=int(FLOAT32 * gradients),
-            gathered=int(gathered),
-            activations=int(activations),
-            working=int(working),
-            moment=name,
-        )
-
     if has.last:
-        yield moment("the loss", before, gathered + head.weight_copy, activations, head.working)
+        yield _moment("the loss", FLOAT32 * before, gathered + head.weight_copy, activations, head.working)
     # Block by block, each gives up its activations for gradients. The head's, which FSDP reduces with the embedding's
     # at the very end, came first.
     gradients = before
@@ -153,11 +166,12 @@ def _backward(run: Run, shape: Shape, has: Held, base: Memory, before: float, gr
         if at.sizes.pp == 1:
             now += fetched[i] + (fetched[i - 1] if i else 0.0)  # the one that is next is on its way
         working = kept[i].working + largest
-        yield moment(f"the backward pass of block {number}", gradients, now, rest + kept[i].none, working)
+        held_now = FLOAT32 * gradients
+        yield _moment(f"the backward pass of block {number}", held_now, now, rest + kept[i].none, working)
         if fetched[i]:
             # Its gradients, and in float32 a copy of them in the order of the processes that they go to.
             working = (grows + FLOAT32 / at.compute) * fetched[i]
-            yield moment(f"the reduction of block {number}", gradients, now, rest, working)
+            yield _moment(f"the reduction of block {number}", held_now, now, rest, working)
         activations = rest
         if grows:
             gradients += sum(part.own for part in has.blocks[i])

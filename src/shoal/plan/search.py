@@ -6,8 +6,9 @@ counted by the exact formula of Shoal's own trainer, and a pipeline's schedule i
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -110,8 +111,16 @@ def _different(found: list[Found]) -> list[Found]:
 
 def priced(asked: Asked, layout: Layout, recompute: str, c: Constants | None = None) -> Found:
     """One layout that somebody else has chosen."""
-    parts = _parts(_cases(asked, [layout], [recompute]), c or asked.constants)
-    return _look_at(asked, layout, recompute, parts.of(0), USABLE * asked.machine.memory)
+    return next(all_priced(asked, [layout], [recompute], c))
+
+
+def all_priced(
+    asked: Asked, every: Sequence[Layout], modes: Sequence[str], c: Constants | None = None
+) -> Iterator[Found]:
+    """Each layout with each way of recomputing."""
+    parts = _parts(_cases(asked, every, modes), c or asked.constants)
+    for i, (layout, mode) in enumerate(itertools.product(every, modes)):
+        yield _look_at(asked, layout, mode, parts.of(i), USABLE * asked.machine.memory)
 
 
 def _estimate(asked: Asked, parts: Parts, cases: Cases) -> npt.NDArray[np.float64]:

@@ -75,7 +75,7 @@ class Step:
 
 def step_of(run: Run, shape: Shape) -> Step:
     """A run with nothing left open."""
-    bf16 = run.train.precision == "bf16"
+    bf16 = run.train.precision in ("bf16", "fp8")
     step = Step(
         shape,
         Sizes.of(run.mesh),
@@ -89,8 +89,7 @@ def step_of(run: Run, shape: Shape) -> Step:
         FLOAT32,
         GPU_CHUNK_BYTES if run.resources.device == "cuda" else CPU_CHUNK_BYTES,
     )
-    # Under FSDP all is in its parameters' type; under autocast the residual stream stays float32.
-    return Step(**{**vars(step), "stream_bytes": BFLOAT16}) if bf16 and step.sharded else step
+    return Step(**{**vars(step), "stream_bytes": BFLOAT16}) if bf16 else step
 
 
 def traffic(step: Step) -> Rows:

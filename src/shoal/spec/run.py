@@ -110,10 +110,17 @@ class Train(Strict):
     steps: Positive = Field(description="Optimizer steps of the whole run.")
     batch: Positive = Field(32, description="Windows in one optimizer step, over all processes.")
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty means no clipping.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU."
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
+        "auto",
+        description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU. `fp8`: "
+        "bf16 with the blocks' matrix products in 8 bits (Hopper and newer; elsewhere emulated, slowly).",
     )
-    compile: bool = Field(False, description="Compile each block with torch.compile.")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
+    )
+    kernels: Literal["auto", "plain"] = Field(
+        "auto", description="`plain` keeps to torch's own kernels; `auto` uses Shoal's where there is a GPU."
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
     schedule: Schedule = Field(default_factory=Schedule, description="The learning-rate schedule.")
 

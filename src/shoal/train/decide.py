@@ -59,10 +59,11 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
+    compiled = choose("train.compile", run.train.compile, *_compiled(run, device))
     closed = run.model_copy(
         update={
             "model": run.model.model_copy(update={"vocab_size": vocab}),
-            "train": run.train.model_copy(update={"precision": precision}),
+            "train": run.train.model_copy(update={"precision": precision, "compile": compiled}),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }
@@ -70,6 +71,16 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     recompute = _recompute(closed, shape, choices)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
     return Decided(closed, world, tuple(choices.made))
+
+
+def _compiled(run: Run, device: str) -> tuple[bool, str]:
+    if device == "cpu":
+        return False, "a CPU gains nothing by it"
+    if run.model.experts is not None:
+        return False, "experts gain little by it"
+    if run.mesh.schedule == "zbv":
+        return False, "zbv takes a block's backward pass in two halves"
+    return True, "a GPU"
 
 
 def visible_gpus() -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shoal import kernels
+from shoal.parallel.clip import local, multiply
 from shoal.spec.run import Optimizer as Spec
 from shoal.train.muon import Muon
 
@@ -43,17 +45,35 @@ class Optimizers:
         if matrices_by_muon:
             self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))
         self._peaks = [spec.lr, spec.muon_lr]
+        self.taken = 0
         for part in self.parts:
             _lay_out_state(part)
 
-    def step(self, ratio: float) -> float:
-        """One update at `ratio` of the peak learning rate; returns AdamW's rate."""
+    def step(self, ratio: float, factor: torch.Tensor) -> float:
+        """One update by `factor` times the gradients at `ratio` of the peak learning rate; returns AdamW's rate."""
+        self.taken += 1
         for part, peak in zip(self.parts, self._peaks, strict=False):
             for group in part.param_groups:
                 group["lr"] = peak * ratio
-            part.step()
+            if isinstance(part, torch.optim.AdamW) and kernels.fit(self._names):
+                self._in_one_pass(part, factor)
+            else:
+                multiply((p for group in part.param_groups for p in group["params"]), factor)
+                part.step()
             part.zero_grad(set_to_none=True)
         return self._peaks[0] * ratio
+
+    def _in_one_pass(self, part: torch.optim.Optimizer, factor: torch.Tensor) -> None:
+        from shoal.kernels.adamw import adamw_
+
+        factor = factor.float()
+        for group in part.param_groups:
+            rest = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = part.state[p]
+                    moments = local(state["exp_avg"]), local(state["exp_avg_sq"])
+                    adamw_(local(p.detach()), local(p.grad), *moments, factor, step=self.taken, **rest)
 
     def forget(self) -> None:
         """The step is not taken: its gradients are of no use."""
@@ -70,6 +90,7 @@ class Optimizers:
 
     def set_step(self, step: int) -> None:
         """AdamW's own step counts, which are the run's committed steps."""
+        self.taken = step
         for _, key, t in self._state():
             if key == "step":
                 t.fill_(step)
@@ -78,10 +99,6 @@ class Optimizers:
         for part in self.parts:
             for p, state in part.state.items():
                 yield from ((p, key, t) for key, t in _tensors(state))
-
-
-def _decay(spec: Spec, parameters: list[torch.Tensor]) -> float:
-    return spec.weight_decay if parameters[0].ndim >= 2 else 0.0  # norms and biases have no scale to decay
 
 
 def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -89,7 +89,7 @@ class Replay:
             batches = [replace(b, targets=np.full_like(b.targets, NO_TARGET)) for b in batches]
         with self.poison.computing(batch, self.model.decoders):
             loss = float(self.model.total(self.model.backward(batches)))
-        norm = float(self.model.clip(1.0, None))
+        norm = float(self.model.norm(1.0, None)[0])
         self.optimizers.forget()
         forget(self.model)
         return Result(by, loss, norm)

@@ -143,7 +143,8 @@ class Island:
             )
         loss = math.fsum(loss for s in said for loss in s["losses"]) / targets
         self.flat.install(total)
-        norm = float(self.model.clip(1 / targets, self.run.train.clip))
+        grad_norm, factor = self.model.norm(1 / targets, self.run.train.clip)
+        norm = float(grad_norm)
         try:
             self.numerics.check(self.batch, loss, norm, begin)
         except NotFinite as wrong:
@@ -152,7 +153,7 @@ class Island:
             return None
         if self.saves:
             self.saves.settle()
-        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, self.step, self.run.train.steps))
+        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, self.step, self.run.train.steps), factor)
         self.model.spread()
         self.step += 1
         tokens = sum(s["tokens"] for s in said)

@@ -1,0 +1,99 @@
+"""Tokens/s and memory of one GPU against torchtitan and transformers + Liger, in one run.
+
+    pip install --target FOLDER --no-deps torchtitan==0.2.2 torchdata tyro docstring_parser typeguard liger-kernel
+    python benchmarks/h200.py --peers FOLDER [--sizes 1b,3b] [--out FILE]
+    python benchmarks/h200.py --measured FILE        judge what an earlier run has written
+
+Llama shapes, vocabulary 128,256, 4,096 tokens, untied head, float32 weights, AdamW, clipping, random tokens, no
+recomputation. Every system in a process of its own, one after the other; the best of the rounds of each, so that a slow
+moment of the machine counts against nobody. Bars: bf16 1.15 and fp8 1.40 of torchtitan's bf16, bf16 1.3 of Liger, at
+no more memory; and no more than 5% below what data/h200/speed.json says was reached (the regression gate).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BASELINE = HERE / "data" / "h200" / "speed.json"
+SYSTEMS = {
+    "torchtitan bf16": ["benchmarks.one_gpu.run_torchtitan", "{size}", "{steps}"],
+    "transformers + Liger": ["benchmarks.one_gpu.run_liger", "{size}", "{steps}"],
+    "shoal bf16": ["benchmarks.one_gpu.run_shoal", "{size}", "bf16", "{steps}"],
+    "shoal fp8": ["benchmarks.one_gpu.run_shoal", "{size}", "fp8", "{steps}"],
+}
+BARS = [
+    ("shoal bf16", "torchtitan bf16", 1.15),
+    ("shoal bf16", "transformers + Liger", 1.30),
+    ("shoal fp8", "torchtitan bf16", 1.40),
+]
+GATE = 0.95
+
+Told = dict[str, dict[str, dict[str, Any]]]  # by size, by system
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="the folder that the peers were installed to")
+    parser.add_argument("--sizes", default="1b,3b")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of: %(default)s")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="write what was measured there, as JSON")
+    parser.add_argument("--measured", type=Path, help="do not run: take what --out wrote")
+    args = parser.parse_args()
+    told: Told = json.loads(args.measured.read_text()) if args.measured else {}
+    if not told:
+        for _ in range(args.rounds):
+            for size in args.sizes.split(","):
+                for system in args.systems.split(","):
+                    _run(told, size, system, args.steps, args.peers)
+                    if args.out:
+                        args.out.write_text(json.dumps(told, indent=1))
+    return judge(told, json.loads(BASELINE.read_text()) if BASELINE.exists() else {})
+
+
+def _run(told: Told, size: str, system: str, steps: int, peers: Path | None) -> None:
+    module = [part.format(size=size, steps=steps) for part in SYSTEMS[system]]
+    path = os.pathsep.join(str(p) for p in (HERE.parent, peers and peers.resolve(), os.environ.get("PYTHONPATH")) if p)
+    out = subprocess.run(
+        [sys.executable, "-m", *module], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    if out.returncode:
+        print(f"{size} {system}: {out.stderr[-600:]}", flush=True)
+        return
+    now = json.loads(out.stdout.splitlines()[-1])
+    print(f"{size:<8} {system:<22} {now['tokens_s']:>8,} tokens/s {now['gb']:>7.1f} GB  {now}", flush=True)
+    before = told.setdefault(size, {}).get(system)
+    if before is None or now["tokens_s"] > before["tokens_s"]:
+        told[size][system] = now
+
+
+def judge(told: Told, baseline: Told) -> int:
+    missed = 0
+    for size, systems in told.items():
+        for ours, peer, bar in BARS:
+            if ours in systems and peer in systems:
+                ratio = systems[ours]["tokens_s"] / systems[peer]["tokens_s"]
+                lean = systems[ours]["gb"] <= systems[peer]["gb"]
+                missed += (ratio < bar) + (not lean)
+                print(
+                    f"{'PASS' if ratio >= bar else 'MISS'}  {size}: {ours} {ratio:.3f} of {peer} (bar {bar}); memory "
+                    f"{systems[ours]['gb']:.1f} against {systems[peer]['gb']:.1f} GB {'PASS' if lean else 'MISS'}"
+                )
+        for system, now in systems.items():
+            then = baseline.get(size, {}).get(system)
+            if then and system.startswith("shoal") and now["tokens_s"] < GATE * then["tokens_s"]:
+                missed += 1
+                print(f"SLOWER  {size}: {system} {now['tokens_s']:,} tokens/s; it was {then['tokens_s']:,}")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
