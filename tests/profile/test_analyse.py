@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,44 @@ def test_idle_is_what_to_fix_where_it_costs_most(tmp_path: Path) -> None:
 
 def test_the_rank_that_waits_least_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
     first, second = (gpu_trace.write(tmp_path / f"{rank}.json.gz", rank=rank, world=2) for rank in (0, 1))
-    content = json.loads(gzip.decompress(second.read_bytes()))
-    content["traceEvents"] = [e for e in content["traceEvents"] if not e["name"].startswith("nccl")]
-    second.write_bytes(gzip.compress(json.dumps(content).encode()))
-    ranks = [analyse(first), analyse(second)]
+    ranks = [analyse(first), analyse(changed(second, lambda event: not event["name"].startswith("nccl")))]
     assert slowest(ranks).rank == 1
     text = report(ranks)
     assert "rank 1 is the one that others wait for (it waits 0 ms a step, rank 0 0.055 ms)" in text
     assert "rank 1: ms" in text
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """The same trace with each event changed in place; False: left out."""
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    content["traceEvents"] = [event for event in content["traceEvents"] if change(event) is not False]
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return file
+
+
+def test_a_host_that_is_ahead_does_not_move_the_end_of_a_step(tmp_path: Path) -> None:
+    """The batch of each step is copied on a stream of its own, while the step before still computes."""
+
+    def ahead(event: dict[str, Any]) -> None:
+        if event["name"].startswith("Memcpy HtoD"):
+            event["ts"] -= 150
+            event["args"]["stream"] = 30
+
+    found = analyse(changed(gpu_trace.write(tmp_path / "t.json.gz"), ahead))
+    assert us(found.step_s) == 1000
+    assert us(found.part("matmul").seconds) == gpu_trace.EXPECTED["matmul"]
+    assert us(sum(part.seconds for part in found.parts)) == 1000
+
+
+def test_kernels_of_a_graph_have_a_kind_but_not_the_work_of_what_launched_it(tmp_path: Path) -> None:
+    def graphed(event: dict[str, Any]) -> None:
+        if event["name"] == "cudaLaunchKernel":
+            event["name"] = "cudaGraphLaunch"
+
+    found = analyse(changed(gpu_trace.write(tmp_path / "t.json.gz"), graphed))
+    assert us(found.part("matmul").seconds) == gpu_trace.EXPECTED["matmul"]
+    assert us(found.part("optimizer").seconds) == gpu_trace.EXPECTED["optimizer"]
+    assert all(kernel.share is None for kernel in found.kernels if kernel.kind == "matmul")
 
 
 def test_a_trace_that_is_not_ours_is_read_too(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import shoal
 from shoal.cli.main import main
 from shoal.errors import TransientError
-from shoal.observe.pulse import SILENT
 from shoal.profile.capture import _export
 from shoal.spec import dump
 from tests.forked import fork
@@ -106,9 +106,10 @@ def test_a_full_disk_is_told_and_no_half_trace_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_loop_pays_nothing_for_it() -> None:
-    """Its phases are marked for the watch over hangs; a profile listens to those marks and adds none."""
-    began = time.perf_counter()
-    for _ in range(1000):
-        SILENT.mark("forward")
-    assert (time.perf_counter() - began) / 1000 < 20e-6
+def test_the_loop_has_no_line_for_it() -> None:
+    """Its phases are marked for the watch over hangs; a profile listens to those marks and costs a run nothing."""
+    source = Path(shoal.__file__).parent
+    for part in ("train", "parallel", "model", "data"):
+        for file in (source / part).rglob("*.py"):
+            assert "shoal.profile" not in file.read_text()
+            assert "record_function" not in file.read_text()

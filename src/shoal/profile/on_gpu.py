@@ -79,16 +79,30 @@ def _busy(trace: Trace, event: Event) -> Busy:
 
 
 def _window(trace: Trace, work: Sequence[Busy], count: int) -> tuple[int, int]:
-    """From the first work that step 0 launched to the first that the step after the last one did."""
+    """From the first work that step 0 launched to the first that the step after the last one did.
+
+    On the busiest stream alone: where the host is ahead, a batch may be copied beside the step before its own."""
     begins = [step.begin for step in trace.steps]
     first: dict[int, int] = {}
-    for busy in work:
+    stream = _busiest(trace.gpu)
+    for busy in (b for b in work if _stream(b.event) == stream):
         step = bisect_right(begins, busy.launched) - 1
         if step >= 0:
             first[step] = min(first.get(step, busy.begin), busy.begin)
     last = max((b.end for b in work), default=trace.steps[-1].end)
     begin = first.get(0, trace.steps[0].begin)
     return begin, max(first.get(count, last), begin + 1)
+
+
+def _stream(event: Event) -> object:
+    return event.args.get("stream", event.tid)
+
+
+def _busiest(events: Sequence[Event]) -> object:
+    spent: dict[object, int] = {}
+    for event in events:
+        spent[_stream(event)] = spent.get(_stream(event), 0) + event.length
+    return max(spent, key=lambda stream: spent[stream], default=None)
 
 
 class _Late:
