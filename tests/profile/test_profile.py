@@ -17,6 +17,10 @@ import shoal
 from shoal.cli.main import main
 from shoal.errors import TransientError
 from shoal.profile.capture import _export
+from shoal.profile.kinds import kind_of_name
+from shoal.profile.launches import name_triton_launches
+from shoal.profile.trace import read
+from shoal.profile.work import shapes
 from shoal.spec import dump
 from tests.forked import fork
 from tests.train.tiny import make_data, make_run
@@ -104,6 +108,20 @@ def test_a_full_disk_is_told_and_no_half_trace_stays(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hand_written_kernel_has_shapes_in_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit = pytest.importorskip("triton.runtime.jit")
+    monkeypatch.setattr(jit.JITFunction, "run", lambda self, *args, **kwargs: "launched")
+    name_triton_launches()
+    kernel = jit.JITFunction.__new__(jit.JITFunction)
+    kernel.__name__ = "_adamw"
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        assert kernel.run(torch.ones(8, 4), 3, grid=(1,), warmup=False, m=torch.ones(2)) == "launched"
+    _export(profiler, tmp_path / "t.json.gz", {})
+    found = next(e for events in read(tmp_path / "t.json.gz").threads.values() for e in events if "adamw" in e.name)
+    assert shapes(found) == [((8, 4), "float"), ((2,), "float")]
+    assert kind_of_name(found.name) == "optimizer"
 
 
 def test_the_loop_has_no_line_for_it() -> None:

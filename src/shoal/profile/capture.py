@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from shoal.data.feed import Feed
 from shoal.errors import Stopped, TransientError
 from shoal.parallel.place import Place
+from shoal.profile.launches import name_triton_launches
 from shoal.profile.ranges import Ranges
 from shoal.profile.session import NOT_WRITTEN, trace_file
 from shoal.spec.run import Run
@@ -58,6 +59,8 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
         over = True
 
     cuda = place.device.type == "cuda"
+    if cuda:
+        name_triton_launches()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     cycle = schedule(wait=asked.warmup, warmup=1, active=asked.steps + 1, repeat=1)
     profiler = profile(activities=activities, schedule=cycle, on_trace_ready=ready, record_shapes=True)

@@ -88,7 +88,7 @@ def _signature(operator: Event) -> str:
     found = shapes(operator)
     largest = sorted(found, key=lambda one: -_elements(one[0]))[:MOST_SHAPES]
     kept = [one for one in found if one in largest][:MOST_SHAPES]
-    more = f" and {len(found) - len(kept)} more" if len(found) > MOST_SHAPES and isinstance(found, list) else ""
+    more = f" and {len(found) - len(kept)} more" if len(found) > MOST_SHAPES else ""
     types = {short_type(type_) for _, type_ in kept}
     named = f" {types.pop()}" if len(types) == 1 else ""
     return " ".join("x".join(map(str, dims)) for dims, _ in kept) + named + more

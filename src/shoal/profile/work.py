@@ -19,7 +19,7 @@ _PRECISIONS = {
     "c10::bfloat16": "bf16", "c10::half": "fp16", "float": "fp32", "double": "fp32", "c10::float8_e4m3fn": "fp8",
     "c10::float8_e5m2": "fp8",
 }  # fmt: skip
-_KNOWN = ("aten::", "triton_", "fsdp::")  # of others nobody knows what they do with their inputs
+_KNOWN = ("aten::", "triton_", "triton::", "fsdp::")  # of others nobody knows what they do with their inputs
 _CAUSAL = 0.5  # of the square; what documents mask away beside is not known here
 
 Dims = tuple[int, ...]
@@ -66,8 +66,10 @@ def work(operator: Event) -> Work | None:
                 return None
             flops, result = counted
             return Work(flops, moved + result * _width(inputs[0][1]), precision)
-    if name.startswith("_fused_adam"):  # parameters, gradients and two moments are read, all but the gradients written
+    if "adam" in name:  # parameters, gradients and two moments are read, all but the gradients written
         return Work(0.0, moved * 7 / 4, precision)
+    if name.startswith("triton::"):  # by hand: results are among the arguments, logits become their own gradient
+        return Work(0.0, moved * (2 if "cross_entropy" in name else 1), precision)
     if _ONE_WAY.search(name):
         return Work(0.0, moved, precision)
     if name.startswith("_foreach"):
