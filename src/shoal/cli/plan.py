@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--workspace", metavar="DIR", help="the folder that holds runs/ and hardware/")
     swarm = parser.add_argument_group("swarm")
-    swarm.add_argument("--peers", type=int, metavar="N", help="that train together, --devices each (default 8)")
+    swarm.add_argument(
+        "--peers", type=int, metavar="N", help="that train together, each with --devices, else a node (default 8)"
+    )
     swarm.add_argument("--mbit", metavar="RATE", help="of a peer's link, 100 or UP/DOWN as in 100/500 (default 100)")
     swarm.add_argument("--latency-ms", type=float, metavar="MS", help="there and back (default 100)")
     swarm.add_argument("--loss", metavar="SHARE", help="of packets, as in 0.1%% or 0.001 (default 0.1%%)")

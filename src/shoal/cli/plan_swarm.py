@@ -66,7 +66,10 @@ def _step(args: argparse.Namespace, spec: Run) -> tuple[Range, str]:
             raise UsageError(f"--step-s {args.step_s:g}: a step takes more than 0 seconds.")
         return Range(args.step_s, args.step_s, args.step_s), "as given"
     name, fabric = one(names(args.on), "--on"), one(names(args.fabric), "--fabric")
-    where = target(args, spec, name, fabric, one(counts(args.devices), "--devices"))
+    devices = one(counts(args.devices), "--devices")
+    where = target(args, spec, name, fabric, devices)
+    if devices is None and spec.plan.devices is not None:  # that is the whole run's, and a peer is a node of it
+        where = replace(where, devices=where.device.per_node)
     best = layouts(where.asked(*wanted(args)), 1)[0]
     low, high = spread()
     found = Range(best.seconds / high, best.seconds, best.seconds / low)

@@ -6,8 +6,7 @@ of the stream between blocks, Q and K those of queries and of keys, F that of th
     eager, none                       in bytes of           why
     x and h, the norms' inputs        stream    2D          RMSNorm; on a CPU its kernel is several, which keep the
                                                             input in float32 and also the normed input
-    both norms' results               compute   2D          inputs of q, k, v and of gate, up; eager autocast
-                                                            makes a copy for each of these five
+    both norms' results               compute   2D          inputs of q, k, v and of gate, up
     q, k, v and their mixture         compute   2Q + 2K     attention; and H log-sum-exps in float32
     gate, silu(gate), up, product     compute   4F          silu, the product, and the input of `down`
     mask as numbers                   compute   seq         made of the boolean one by each block that has one
@@ -90,7 +89,7 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
         none = (r + c) * shape.dim / tp + c * shape.dim + attention + exchanged + ffn + _qk_norm(at, shape)
     else:
-        queries = (3 if _copied(at) else 1) * c * shape.dim
+        queries = c * shape.dim
         mask = c * at.seq * at.sizes.cp if masked else 0
         none = norms + queries + attention + exchanged + ffn + _qk_norm(at, shape) + mask
     selective = (r + c) * shape.dim / tp + attention + 2 * exchanged + ffn_selective
@@ -111,12 +110,6 @@ def shared_by_blocks(run: Run, shape: Shape) -> float:
         return angles
     both = 2 if run.data.mask_documents and shape.sliding_window and shape.full_attention_layers else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2
-
-
-def _copied(at: Setting) -> bool:
-    """Whether each product makes its own copy of its input in the compute type: tensor parallelism makes one for all
-    before it is gathered, and so does the compiler."""
-    return at.autocast and at.sizes.tp == 1 and not at.compiled
 
 
 def _norm_input(at: Setting) -> int:
@@ -146,8 +139,7 @@ def _attention(at: Setting, shape: Shape) -> tuple[float, float]:
 def _dense(at: Setting, dim: int, width: int) -> tuple[float, float, float]:
     """Bytes a token that a feed-forward keeps with its input, those of selective recomputation, and its local width."""
     local = width / at.sizes.tp
-    copies = 2 if _copied(at) else 1
-    return at.compute * (copies * dim + local * (3 if at.compiled else 4)), at.compute * local * 2, local
+    return at.compute * (dim + local * (3 if at.compiled else 4)), at.compute * local * 2, local
 
 
 def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
