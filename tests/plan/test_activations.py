@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def kept_by_a_layer(run: Run, packed: bool = True, rank: int = 0, world: int = 1) -> float:
     """Bytes that are alive between forward and backward with one layer more, but for the weights."""
     alive = []
-    for layers in (2, 3):
+    for layers in (1, 2):
         longer = run.model_copy(update={"model": run.model.model_copy(update={"layers": layers})})
         place = lay_out(rank, world, torch.device("cpu"), Sizes.of(run.mesh), run.model.experts is not None)
         laid = build(longer, place)

@@ -270,4 +270,4 @@ def test_all_of_it_loads_in_a_blink() -> None:
         began_s = time.process_time()
         devices()
         taken_s.append(time.process_time() - began_s)
-    assert min(taken_s) < 0.03
+    assert min(taken_s) < 0.06  # 0.015 on a quiet machine

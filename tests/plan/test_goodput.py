@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from benchmarks.goodput import DECOUPLED, RARE, decoupled, goodput_rows, mttf_rows
@@ -11,10 +12,11 @@ from benchmarks.goodput import DECOUPLED, RARE, decoupled, goodput_rows, mttf_ro
 from shoal.checkpoint.interval import best_interval_s as interval_of_auto
 from shoal.checkpoint.interval import expected_per_hour
 from shoal.errors import SpecError
-from shoal.plan.failures import DEFAULT, NEVER, PRESETS, FailureRate, Term, measured, preset
+from shoal.plan.failures import DEFAULT, NEVER, PRESETS, FailureRate, Term, measured, preset, stated
 from shoal.plan.goodput import Goodput, best_spares, goodput, short_of_nodes
 from shoal.plan.renewal import best_interval_s, cycle, daly_interval_s, few_failures, young_interval_s
 from shoal.plan.restarts import STYLES, Span, Style, style
+from shoal.spec.run import Plan
 
 
 def of(devices: int = 16_384, how: str = "supervised", rate: str = "llama3", **more: float) -> Goodput:
@@ -212,3 +214,11 @@ def test_spares_are_as_many_as_pay() -> None:
 def test_wrong_inputs_are_one_sentence(call: object, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         call()  # type: ignore[operator]
+
+
+def test_the_run_file_takes_the_styles_that_there_are_and_a_rate_in_the_usual_unit() -> None:
+    named = get_args(get_args(Plan.model_fields["style"].annotation)[0])
+    assert set(named) == set(STYLES)
+    assert style("islands", 4).islands == 4
+    assert style("supervised", 4).islands == 1
+    assert stated(6.5 / 8).device.per_hour == pytest.approx(preset("meta-rsc-1").device.per_hour)

@@ -307,6 +307,8 @@ def test_validate_prints_errors_by_source_by_machine_and_overall(shoal: Shoal, t
         ("goodput run.yaml", 2, "name the devices, as in `shoal plan goodput RUN.yaml --on h100`"),
         ("goodput run.yaml --on h100 --style hope", 2, "there is no restart style 'hope'"),
         ("swarm", 2, "one file is needed: `shoal plan swarm RUN.yaml`"),
+        ("goodputt run.yaml", 2, "there is no `shoal plan goodputt`; did you mean `shoal plan goodput run.yaml`?"),
+        ("run.yaml --on h100 --devices 2 fleet.islands=4", 2, "the 4 islands of fleet.islands; take 4."),
         ("swarm run.yaml --step-s 1 --peers 0", 2, "--peers 0: at least one peer has to train"),
         ("swarm run.yaml --step-s 1 --mbit fast", 2, "--mbit fast: give Mbit/s, as in 100, or UP/DOWN"),
         ("swarm run.yaml --step-s 1 --loss 200%", 2, "--loss 200%: give a share, as in 0.1% or 0.001"),

@@ -23,6 +23,7 @@ def test_when_and_where_is_saved_may_change_and_what_one_step_is_may_not() -> No
     }
     assert changes({}, {"mesh": {"tp": 2}, "seed": 1}) == {"seed": False, "mesh.tp": True}
     assert changes({}, {"train": {"steps": 9, "batch": 8}}) == {"train.batch": False}
+    assert changes({}, {"plan": {"on": "h100", "rates": 0.8}}) == {"plan.on": True, "plan.rates": True}
 
 
 def test_another_spelling_is_no_change() -> None:

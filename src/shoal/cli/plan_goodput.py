@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         title = (
             f"{spec.name}: {count(shape.params)} parameters, checkpoints of {size(SAVED_BYTES * shape.params)}, on "
-            f"{where.device.name}, {per_node} a node; failures as '{rates.name}' ({rates.source}, {rates.date})"
+            f"{where.device.name}, {per_node} a node; failures as '{rates.name}' ({rates.date}: {rates.derived})"
         )
         print("\n".join([title, "", *_lines(rates, styles, sizes, cells)]))
     return 0

@@ -107,9 +107,10 @@ def target(
     islands = run.fleet.islands
     devices = devices or plan.devices or _usual(run, device)
     if devices % islands:
+        near = dict.fromkeys(max(1, n) * islands for n in (devices // islands, devices // islands + 1))
         raise UsageError(
             f"{devices:,} devices cannot be shared out to the {islands} islands of fleet.islands; take "
-            f"{max(1, devices // islands) * islands:,} or {(devices // islands + 1) * islands:,}."
+            f"{' or '.join(f'{n:,}' for n in near)}."
         )
     return Target(device, joined, devices, folders)
 

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_json(spec, shape.params, step, cells, advice), indent=2))
     else:
         title = (
-            f"{spec.name}: {count(shape.params)} parameters, {peers} peers, {link.up_bits_per_s / 1e6:g} Mbit/s up and "
+            f"{spec.name}: {count(shape.params)} parameters, {peers} peer{'s' * (peers > 1)}, "
+            f"{link.up_bits_per_s / 1e6:g} Mbit/s up and "
             f"{link.down_bits_per_s / 1e6:g} down, {link.rtt_s * 1000:g} ms, {link.loss:.3g} of packets lost"
             f"{', the exchange beside the next steps' if base.overlap else ''}"
         )
@@ -151,8 +152,8 @@ def _codec(name: str) -> Codec:
     if wanted_name in spelled:
         return spelled[wanted_name]
     near = get_close_matches(wanted_name, spelled, n=1)
-    hint = f"did you mean {spelled[near[0]].name}? " if near else ""
-    raise UsageError(f"--compression {name}: {hint}There are {', '.join(CODECS)}.")
+    begin = f"did you mean {spelled[near[0]].name}? There" if near else "there"
+    raise UsageError(f"--compression {name}: {begin} are {', '.join(CODECS)}.")
 
 
 def _exchange(name: str) -> Exchange:
