@@ -51,10 +51,7 @@ test-slow: $(READY)
 	$(BIN)/python scripts/tests.py -m slow tests
 
 test-clusters: $(READY)
-# Those that fork ranks which speak S3 run by themselves: an S3 client's threads do not survive a fork.
-	$(BIN)/python scripts/tests.py -m cluster tests/checkpoint/test_crash_campaign.py
-	$(BIN)/python scripts/tests.py -m cluster tests/checkpoint/test_saver.py
-	$(BIN)/python scripts/tests.py -m cluster tests --ignore tests/checkpoint/test_crash_campaign.py --ignore tests/checkpoint/test_saver.py
+	$(BIN)/python scripts/tests.py --apart=1 -m cluster tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

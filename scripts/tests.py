@@ -1,4 +1,4 @@
-"""pytest; where at most three tests failed, those run once more by themselves, in a fresh process.
+"""pytest, two files of tests at a time (tests/apart.py); what failed, if it is little, runs once more by itself.
 
 The tests start real processes and take their time from real clocks, on machines that may stand still for seconds. A
 test that fails twice is a defect. One that passes the second time is named in the last lines, to be looked into.
@@ -6,6 +6,7 @@ test that fails twice is a defect. One that passes the second time is named in t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -27,7 +28,8 @@ class Failed:
 
 def main(arguments: list[str]) -> int:
     failed = Failed()
-    code = pytest.main(arguments, plugins=[failed])
+    at_once = min(2, len(os.sched_getaffinity(0)))
+    code = pytest.main([f"--apart={at_once}", *arguments], plugins=[failed])
     if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed.tests) <= MOST:
         return int(code)
     print(f"\n{len(failed.tests)} failed; once more, alone:", flush=True)

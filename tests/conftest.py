@@ -1,9 +1,13 @@
-"""What all tests share: one thread a process, and a corner of the memory (tmpfs) that is gone after them."""
+"""What all tests share: one thread a process, ears for Ctrl-C, a corner of the memory (tmpfs) that is gone after them.
+
+`make test` runs them with `--apart` (tests/apart.py).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -11,6 +15,23 @@ import pytest
 
 # Before torch comes: its threads do not survive a fork, and a forked rank would wait for them for ever.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what it puts into the background (`make test &`) deaf to Ctrl-C, and all that the tests start with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--apart", type=int, metavar="N", help="each file in a process of its own, N at a time")
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    at_once, option = session.config.getoption("--apart"), session.config.option
+    # With a GPU in one process, as ever: forked from one that has asked the driver for it, none can use it.
+    if not at_once or option.collectonly or session.testsfailed or os.path.exists("/dev/nvidiactl"):
+        return None
+    from tests.apart import run_apart
+
+    return run_apart(session, at_once)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,11 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.guard.fake import alive, until
 from tests.ranks import rank_outcomes, run_ranks
 
 
@@ -62,4 +62,4 @@ def test_no_process_outlives_the_call(tmp_path: Path) -> None:
     outcomes = rank_outcomes(work, 2, grace_s=0.5)
     assert [o.status for o in outcomes] == [-signal.SIGKILL, -signal.SIGKILL]
     pids = [int(pid) for rank in range(2) for pid in (tmp_path / str(rank)).read_text().split()]
-    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    until(lambda: not any(map(alive, pids)))  # a killed process takes a moment

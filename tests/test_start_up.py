@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 LIMIT_S = 0.3
+pytestmark = pytest.mark.alone
 
 
 def cpu_s(*arguments: str) -> float:

@@ -310,7 +310,7 @@ data: {{train: "{data}", seq_len: 32}}
 train: {{steps: 1, batch: 16, optimizer: {{lr: 1.0e-9, weight_decay: 0}}, schedule: {{warmup_steps: 0}}}}
 mesh: {{dp_shard: {world}, dp_replicate: 1}}
 track: {{mlflow: false}}
-resources: {{device: cpu}}
+resources: {{threads: 1, device: cpu}}
 """
 
 

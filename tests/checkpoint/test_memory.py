@@ -317,7 +317,7 @@ def test_a_frozen_keeper_is_given_up_after_a_moment(
     run: Path, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = two
-    monkeypatch.setattr("shoal.wire.GREETING_S", 2.0)
+    monkeypatch.setattr("shoal.wire.GREETING_S", 1.0)
     spread(two, Name(20, 3))
     b.keeper.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()

@@ -170,9 +170,9 @@ def test_seeking_to_step_one_billion_takes_under_a_millisecond(order: Order) -> 
     batch = 64
     times = []
     for i in range(101):
-        began = time.perf_counter()
+        began = time.process_time()
         order.at((10**9 + 7 * i) * batch, batch)
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert statistics.median(times) < 1e-3
 
 

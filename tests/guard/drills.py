@@ -20,7 +20,7 @@ model: {dim: 32, layers: 1, heads: 2}
 data: {train: data, seq_len: 32}
 train: {steps: 60, batch: 4}
 checkpoint: {every: 5}
-resources: {processes: 1, device: cpu}
+resources: {processes: 1, threads: 1, device: cpu}
 guard: {backoff_s: 0.1}
 """
 

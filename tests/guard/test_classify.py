@@ -101,9 +101,9 @@ def test_an_error_that_was_survived_long_ago_explains_nothing(tmp_path: Path) ->
 def test_a_long_log_is_read_from_its_end_and_a_missing_one_is_no_error(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     log.write_bytes(b"\xff\xfe step\n" * 200_000 + traceback("KeyError: 'x'").encode())
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert classify(death(log, 1)).cause == "exception"
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     assert classify(death(tmp_path / "none", 1)).cause == "unknown"
 
 

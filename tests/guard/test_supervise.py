@@ -88,8 +88,9 @@ def test_backoff_is_really_waited_for(fake: FakeRun) -> None:
     assert fake.supervise() == 75
     deaths = [f["t"] for f in fake.records("failure")]
     starts = [a["t"] for a in fake.records("attempt")]
-    assert 0.4 <= starts[1] - deaths[0] < 1.5
-    assert 0.8 <= starts[2] - deaths[1] < 2.5
+    assert [f["action"].rpartition(" in ")[2] for f in fake.records("failure")[:2]] == ["0.4 s", "0.8 s"]
+    assert 0.4 <= starts[1] - deaths[0] < 5
+    assert 0.8 <= starts[2] - deaths[1] < 5
 
 
 @pytest.mark.parametrize(("code", "cause"), [(2, "user-error"), (78, "data")])
@@ -155,7 +156,7 @@ def test_survivors_that_hear_nothing_are_killed_and_cost_half_a_second(fake: Fak
     )
     assert fake.supervise() == 0
     death, again = fake.records("failure")[0]["at"], fake.records("attempt")[1]["t"]
-    assert 0.5 <= again - death < 2.0
+    assert 0.5 <= again - death < 5.0  # and not the grace of 10 s
 
 
 def test_a_worker_that_stays_when_the_others_have_finished_is_named(fake: FakeRun) -> None:
@@ -170,7 +171,7 @@ def test_children_that_a_dead_worker_leaves_behind_are_ended(fake: FakeRun) -> N
     fake.plan({"rank": 0, "step": 2, "do": "child"}, {"rank": 0, "step": 3, "do": "exit", "code": 78}, world=1)
     assert fake.supervise() == 78
     child = int((fake.run_dir.path / "child-0").read_text())
-    until(lambda: not alive(child), within_s=2)
+    until(lambda: not alive(child))
 
 
 def test_workers_get_their_place_in_the_environment(fake: FakeRun) -> None:
@@ -253,7 +254,7 @@ def test_workers_that_do_not_stop_are_killed_after_the_grace(fake: FakeRun) -> N
     pids, begin = fake.pids(), time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 143
-    assert 0.9 < time.monotonic() - begin < 4
+    assert 0.9 < time.monotonic() - begin < 8
     assert not any(map(alive, pids))
     assert "not every worker could save" in fake.records("close")[-1]["reason"]
 
@@ -296,7 +297,7 @@ def test_a_second_ctrl_c_ends_it_at_once(fake: FakeRun) -> None:
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(15) == 143
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10  # of 60
 
 
 def test_told_to_stop_during_the_backoff_it_stops_at_once(fake: FakeRun) -> None:
@@ -306,7 +307,7 @@ def test_told_to_stop_during_the_backoff_it_stops_at_once(fake: FakeRun) -> None
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 143
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10  # of 60
     assert fake.records("close")[-1]["status"] == "stopped"
 
 
@@ -327,7 +328,7 @@ def test_killing_the_supervisor_with_9_leaves_no_worker_and_the_next_start_says_
     pids = fake.pids()
     process.kill()
     process.wait()
-    until(lambda: not any(map(alive, pids)), within_s=2)
+    until(lambda: not any(map(alive, pids)))
     fake.plan(steps=20)
     assert fake.supervise() == 0  # the kernel has freed the lock
     (failure,) = fake.records("failure")

@@ -117,10 +117,19 @@ def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
         train_on(run, tmp_path, 1)
 
 
-@pytest.mark.parametrize("layout", ["one process", "DDP 2", "FSDP2 2"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        ("fp32", "one process"),
+        ("fp32", "FSDP2 2"),
+        ("bf16", "DDP 2"),
+        ("bf16", "FSDP2 2"),
+        pytest.param("fp32", "DDP 2", marks=pytest.mark.slow),
+        pytest.param("bf16", "one process", marks=pytest.mark.slow),
+    ],
+)
 def test_evaluation_between_steps_changes_no_bit_and_spoils_no_checkpoint(
-    layout: str, precision: str, tmp_path: Path
+    precision: str, layout: str, tmp_path: Path
 ) -> None:
     """FSDP2 leaves parameters gathered after a forward without backward; what is saved next must be the shards."""
     data, held_out = make_data(tmp_path / "data"), make_data(tmp_path / "held-out", documents=40, seed=5)

@@ -31,7 +31,7 @@ model: {dim: 32, layers: 2, heads: 4}
 data: {train: data, seq_len: 32}
 train: {steps: 1000000, batch: 4}
 checkpoint: {every: 20, memory: off}
-resources: {processes: PROCESSES, device: cpu}
+resources: {processes: PROCESSES, threads: 1, device: cpu}
 track: {mlflow: false}
 guard: {backoff_s: 0.1, grace_s: 30}
 """

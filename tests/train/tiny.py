@@ -46,7 +46,8 @@ def make_run(data: Path, **changes: Any) -> Run:
         "train": {"steps": 20, "batch": 16, "optimizer": {"lr": 3e-3}, "schedule": {"warmup_steps": 3}},
         "checkpoint": {"every": 0, "background": False},  # tests about saves ask for it; a process less for the others
         "track": {"mlflow": False},
-        "resources": {"device": "cpu"},
+        # One thread, however many there are: for numbers this small a second one only waits, and takes a core for it.
+        "resources": {"device": "cpu", "threads": 1},
     }
     for dotted, value in changes.items():
         section = spec

@@ -1,0 +1,210 @@
+"""`pytest --apart 2`: each file of tests in a process of its own, two at a time, forked from one that has imported all.
+
+Half of what the tests take is waiting, so that two files at a time take little more than half the time. And whoever
+forks must have no threads (a forked child inherits what they held, not them): libraries start some that never end, so
+only a process that runs no test stays fit to be forked. Tests with the mark `alone` come last, with nothing beside
+them. What a process reports is reported here, as if it had happened here; one that dies is the failure of the test it
+was in, and the rest of its file runs in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from tests.forked import fork
+
+
+def run_apart(session: pytest.Session, at_once: int) -> bool:
+    """All tests of the session. For `pytest_runtestloop`."""
+    config = session.config
+    _warm()
+    config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all: none is left behind
+    gc.freeze()
+    together = [item for item in session.items if not item.get_closest_marker("alone")]
+    alone = [item for item in session.items if item.get_closest_marker("alone")]
+    for items, most in ((together, at_once), (alone, 1)):
+        files = [list(of_file) for _, of_file in groupby(items, lambda item: item.path)]
+        _Crew(session, files, most).work()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+    return True
+
+
+def _warm() -> None:
+    """What every rank of every file would do first is done once, if there are any."""
+    if ranks := sys.modules.get("tests.ranks"):
+        ranks._warm()
+
+
+class _Crew:
+    def __init__(self, session: pytest.Session, files: list[list[pytest.Item]], most: int) -> None:
+        self._session = session
+        self._files = files
+        self._most = most
+        self._at_work: dict[socket.socket, _Process] = {}
+
+    def work(self) -> None:
+        try:
+            while self._at_work or self._files:
+                while self._files and len(self._at_work) < self._most and not self._to_end:
+                    self._start(self._files.pop(0))
+                if not self._at_work:
+                    return
+                with selectors.DefaultSelector() as selector:
+                    for sock in self._at_work:
+                        selector.register(sock, selectors.EVENT_READ)
+                    for key, _ in selector.select():
+                        self._hear(self._at_work[key.fileobj])  # type: ignore[index]
+        finally:
+            for process in self._at_work.values():  # Ctrl-C: they have heard it too, and put things away
+                os.waitpid(process.pid, 0)
+
+    @property
+    def _to_end(self) -> bool:
+        return bool(self._session.shouldfail or self._session.shouldstop)
+
+    def _start(self, items: list[pytest.Item]) -> None:
+        here, there = socket.socketpair()
+
+        def run() -> int:
+            here.close()
+            for other in self._at_work:
+                other.close()
+            _run(self._session, items, there)
+            return 0
+
+        pid = fork(run)
+        there.close()
+        self._at_work[here] = _Process(pid, here, items)
+
+    def _hear(self, process: _Process) -> None:
+        for said in process.heard():
+            hook = self._session.config.hook
+            if said["what"] == "begin":
+                process.begun += 1
+                hook.pytest_runtest_logstart(nodeid=process.current.nodeid, location=process.current.location)
+            elif said["what"] == "report":
+                report = hook.pytest_report_from_serializable(config=self._session.config, data=said["report"])
+                hook.pytest_runtest_logreport(report=report)
+            elif said["what"] == "warning":
+                _repeat(hook, said)
+            else:
+                process.ended = True
+        if process.open:
+            return
+        del self._at_work[process.sock]
+        process.sock.close()
+        status = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        if not process.ended:
+            self._died(process, status)
+
+    def _died(self, process: _Process, status: int) -> None:
+        how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+        item = process.current
+        report = pytest.TestReport(
+            nodeid=item.nodeid,
+            location=item.location,
+            keywords={},
+            outcome="failed",
+            longrepr=f"the process of {item.path.name} died in this test ({how})",
+            when="call",
+        )
+        self._session.config.hook.pytest_runtest_logreport(report=report)
+        if rest := process.items[max(process.begun, 1) :]:
+            self._files.insert(0, rest)
+
+
+@dataclass
+class _Process:
+    pid: int
+    sock: socket.socket
+    items: list[pytest.Item]
+    begun: int = 0
+    ended: bool = False
+    open: bool = True
+    _part: bytes = b""
+
+    @property
+    def current(self) -> pytest.Item:
+        return self.items[max(self.begun - 1, 0)]
+
+    def heard(self) -> Iterator[dict[str, Any]]:
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            data = self.sock.recv(1 << 16)
+        self.open = bool(data)
+        self._part += data
+        while len(self._part) >= 4 and len(self._part) >= (end := 4 + int.from_bytes(self._part[:4], "big")):
+            said, self._part = self._part[4:end], self._part[end:]
+            yield pickle.loads(said)
+
+
+def _run(session: pytest.Session, items: list[pytest.Item], sock: socket.socket) -> None:
+    """In the forked process."""
+    config = session.config
+    teller = _Teller(config, sock)
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()  # into files of its own
+    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
+    terminal._tw._file = open(os.devnull, "w")  # noqa: SIM115  # all is told by whoever forked
+    config.pluginmanager.register(teller, "teller")
+    teller.listens = True
+    try:
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            teller.tell(what="begin")
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail or session.shouldstop:
+                break
+        teller.tell(what="end")
+    finally:
+        session._setupstate.teardown_exact(None)  # what Ctrl-C left standing
+
+
+class _Teller:
+    """A plugin that passes on what is reported."""
+
+    def __init__(self, config: pytest.Config, sock: socket.socket) -> None:
+        self._config = config
+        self._sock = sock
+        self.listens = False  # while it is registered: the warnings that there were are repeated to a new plugin
+
+    def tell(self, **said: Any) -> None:
+        data = pickle.dumps(said)
+        self._sock.sendall(len(data).to_bytes(4, "big") + data)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        said = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self.tell(what="report", report=said)
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
+    ) -> None:
+        if not self.listens:
+            return
+        w = warning_message
+        where = {"when": when, "nodeid": nodeid, "filename": w.filename, "lineno": w.lineno}
+        self.tell(what="warning", text=f"{w.category.__name__}: {w.message}", **where)
+
+
+def _repeat(hook: Any, said: dict[str, Any]) -> None:
+    message = warnings.WarningMessage(UserWarning(said["text"]), UserWarning, said["filename"], said["lineno"])
+    hook.pytest_warning_recorded.call_historic(
+        kwargs={"warning_message": message, "nodeid": said["nodeid"], "when": said["when"], "location": None}
+    )
