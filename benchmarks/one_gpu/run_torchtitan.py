@@ -38,7 +38,8 @@ def main(name: str, steps: int) -> None:
     with torch.device("meta"):
         model = Transformer(args)
     model.to_empty(device="cuda")
-    model.init_weights(buffer_device=torch.device("cuda"))
+    with torch.no_grad():
+        model.init_weights(buffer_device=torch.device("cuda"))
     assert model.layers["0"].feed_forward.w1.weight.shape[0] == size.ffn_dim
     apply_compile(model, SimpleNamespace(backend="inductor"))
     loss_of = torch.compile(cross_entropy_loss)

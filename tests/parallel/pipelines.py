@@ -132,7 +132,8 @@ def build(case: Case, place: Place) -> tuple[Pipeline, list[Decoder]]:
         decoder.init_weights(SEED)
         decoders.append(decoder)
     stages = stage_count(case.sizes.pp, case.schedule)
-    return Pipeline(decoders, numbers, stages, place, case.schedule, case.micro_batches), decoders
+    hidden = torch.bfloat16 if case.bf16 else torch.float32
+    return Pipeline(decoders, numbers, stages, place, case.schedule, case.micro_batches, hidden), decoders
 
 
 def calls_counted(module: Any, name: str) -> Callable[[], int]:

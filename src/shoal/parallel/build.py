@@ -67,7 +67,8 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
     if run.train.precision == "fp8":
         fp8.apply(decoder)
-    if place.device.type == "cuda" and place.sizes.cp == 1 and run.train.kernels == "auto":
+    fast = place.device.type == "cuda" and run.train.kernels == "auto" and run.train.precision != "fp32"
+    if fast and place.sizes.cp == 1:
         documents.apply(decoder)
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
     if run.train.compile:

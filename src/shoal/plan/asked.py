@@ -20,7 +20,7 @@ TRAINER = Software(
     Attention.NATIVE,
     hides_tp=False,
     fused=False,
-    stream_bytes=4.0,
+    stream_bytes=2.0,
     host=0.2,  # the loop does not wait for the device but to read the loss (benchmarks/loop_overhead.py: 0.1%)
     logit_bytes=0.0,
     balances=True,
@@ -28,7 +28,7 @@ TRAINER = Software(
     ring_gradient_bytes=4.0,
     merges=True,
 )
-# Passes over the stream of an eager block in 16 bits against a compiled one: each product makes its own copy.
+# Passes over the stream of an eager block in 16 bits against a compiled one: each operation goes through memory.
 EAGER_PASSES = 3.0
 
 
@@ -67,7 +67,8 @@ class Asked:
         """One island's, with all of the batch."""
         compiled, precision = self.compiled, self.precision
         passes = 1.0 if compiled or precision == "fp32" else EAGER_PASSES
-        software = replace(TRAINER, fused=compiled, passes=passes)
+        stream_bytes = 4.0 if precision == "fp32" else TRAINER.stream_bytes
+        software = replace(TRAINER, fused=compiled, passes=passes, stream_bytes=stream_bytes)
         batch, seq = self.run.train.batch, self.run.data.seq_len
         return Case(Net.of(self.shape), self.machine, software, Plan(), self.island, batch, seq, precision)
 

@@ -1,0 +1,18 @@
+"""Triton's kernels on a processor, interpreted. On a GPU tests/gpu compares whole steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
+def test_every_kernel_gives_what_its_plain_twin_gives() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compare"], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1:] == ["equal"], done.stderr

@@ -1,0 +1,86 @@
+"""Products in 8 bits, emulated on a CPU: near those in bfloat16, and a model that learns with them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal.errors import SpecError
+from shoal.model import fp8
+from shoal.model.decoder import Decoder
+from shoal.spec.shape import Shape, shape_of
+from tests.train.tiny import make_run
+
+SHAPE = shape_of(make_run("x", **{"model.dim": 64, "model.ffn_dim": 128, "model.vocab_size": 96}).model)  # type: ignore[arg-type]
+
+
+def model(shape: Shape = SHAPE) -> Decoder:
+    decoder = Decoder(shape)
+    decoder.init_weights(0)
+    return decoder
+
+
+def loss(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return decoder(tokens[:, :-1], targets=tokens[:, 1:]) / tokens[:, 1:].numel()
+
+
+def test_losses_and_gradients_are_near_those_in_16_bits() -> None:
+    plain = model(replace(SHAPE, qkv_bias=True))
+    eight = copy.deepcopy(plain)
+    fp8.apply(eight)
+    assert [name for name, _ in plain.named_parameters()] == [name for name, _ in eight.named_parameters()]
+    tokens = torch.randint(0, 96, (4, 33), generator=torch.Generator().manual_seed(0))
+    losses = [loss(decoder, tokens) for decoder in (plain, eight)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=0)
+    assert losses[0] != losses[1]  # it is in 8 bits
+    for one in losses:
+        one.backward()
+    for (name, a), b in zip(plain.named_parameters(), eight.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        if a.grad.norm() > 1e-6:
+            assert torch.nn.functional.cosine_similarity(a.grad.flatten(), b.grad.flatten(), dim=0) > 0.98, name
+
+
+def test_it_learns_as_fast() -> None:
+    curves = []
+    for eight_bits in (False, True):
+        decoder = model()
+        if eight_bits:
+            fp8.apply(decoder)
+        optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(60):
+            begin = torch.randint(0, 96, (8, 1), generator=generator)
+            now = loss(decoder, (begin + torch.arange(33)) % 96)  # counting
+            now.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        curves.append(now.item())
+    assert curves[0] < 2.0  # of 4.6 at the start
+    assert curves[1] == pytest.approx(curves[0], rel=0.1)
+
+
+def test_one_compiled_block_serves_all() -> None:
+    decoder = model()
+    fp8.apply(decoder)
+    graphs = 0
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    for block in decoder.blocks.values():
+        block.compile(fullgraph=True, backend=count)
+    loss(decoder, torch.randint(0, 96, (2, 33)))
+    assert graphs == 1
+
+
+def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
+    with pytest.raises(SpecError, match="multiples of 16; a matrix of this model is 72 x 64"):
+        fp8.apply(model(replace(SHAPE, ffn_dim=72)))
