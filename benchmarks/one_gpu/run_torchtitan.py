@@ -16,10 +16,10 @@ from benchmarks.one_gpu.timing import SIZES, VOCAB, batches, measure
 if importlib.util.find_spec("datasets") is None:
     sys.modules |= {name: MagicMock() for name in ("datasets", "datasets.distributed")}
 
-from torchtitan.components.loss import cross_entropy_loss  # type: ignore[import-not-found]  # noqa: E402
-from torchtitan.distributed.utils import clip_grad_norm_  # type: ignore[import-not-found]  # noqa: E402
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # type: ignore[import-not-found]  # noqa: E402
-from torchtitan.models.llama3.infra.parallelize import apply_compile  # type: ignore[import-not-found]  # noqa: E402
+from torchtitan.components.loss import cross_entropy_loss  # type: ignore[import-not-found]
+from torchtitan.distributed.utils import clip_grad_norm_  # type: ignore[import-not-found]
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # type: ignore[import-not-found]
+from torchtitan.models.llama3.infra.parallelize import apply_compile  # type: ignore[import-not-found]
 
 
 def main(name: str, steps: int) -> None:
