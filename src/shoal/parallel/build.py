@@ -26,7 +26,7 @@ from shoal.spec.stages import stages_of, stretches
 
 def build(run: Run, place: Place) -> Laid:
     """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective."""
-    kernels.allow(run.train.kernels == "auto")
+    kernels.allow(run.train.kernels != "plain")
     shape = shape_of(run.model)
     bf16 = run.train.precision != "fp32"
     method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
@@ -67,7 +67,7 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
     if run.train.precision == "fp8":
         fp8.apply(decoder)
-    fast = place.device.type == "cuda" and run.train.kernels == "auto" and run.train.precision != "fp32"
+    fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))

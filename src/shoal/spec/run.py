@@ -118,8 +118,8 @@ class Train(Strict):
     compile: bool | Literal["auto"] = Field(
         "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
     )
-    kernels: Literal["auto", "plain"] = Field(
-        "auto", description="`plain` keeps to torch's own kernels; `auto` uses Shoal's where there is a GPU."
+    kernels: Literal["auto", "plain", "triton"] = Field(
+        "auto", description="`plain` keeps to torch's own kernels; `triton` uses Shoal's too; `auto`: those on a GPU."
     )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
     schedule: Schedule = Field(default_factory=Schedule, description="The learning-rate schedule.")

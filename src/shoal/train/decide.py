@@ -60,10 +60,14 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device))
+    kernels = choose(
+        "train.kernels", run.train.kernels, "triton" if device == "cuda" else "plain", f"as on any {device}"
+    )
+    settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={
             "model": run.model.model_copy(update={"vocab_size": vocab}),
-            "train": run.train.model_copy(update={"precision": precision, "compile": compiled}),
+            "train": run.train.model_copy(update=settled),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }
