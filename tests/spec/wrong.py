@@ -90,7 +90,7 @@ VALUES = [
     Wrong("value for a section", *_with("model: llama3-8b\n", "run.yaml:6:1: model is 'llama3-8b'", "such as preset")),
     Wrong("negative seed", GOOD, ("`seed=-1`", "seed is -1", "at least 0"), ("seed=-1",)),
     Wrong("infinite clip", GOOD, ("train.clip is inf", "a number above 0, or empty"), ("train.clip=.inf",)),
-    Wrong("unknown choice", GOOD, ("is 'fp16'", "`auto`, `fp32` or `bf16`"), ("train.precision=fp16",)),
+    Wrong("unknown choice", GOOD, ("is 'fp16'", "`fp32`, `bf16` or `fp8`"), ("train.precision=fp16",)),
     Wrong("no choice of ours", GOOD, ("track.wandb is 'on'", "`off`, `online` or `offline`"), ("track.wandb=on",)),
     Wrong(
         "beta of one", GOOD, ("[0.9, 1]", "2 numbers, each at least 0 and below 1"), ("train.optimizer.betas=[0.9,1]",)

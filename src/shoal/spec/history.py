@@ -14,6 +14,7 @@ SAFE = (
     "train.clip",
     "train.precision",
     "train.compile",
+    "train.kernels",
     "train.optimizer.lr",
     "train.optimizer.muon_lr",
     "train.optimizer.weight_decay",

@@ -60,9 +60,8 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device))
-    kernels = choose(
-        "train.kernels", run.train.kernels, "triton" if device == "cuda" else "plain", f"as on any {device}"
-    )
+    own = ("triton", "a GPU") if device == "cuda" else ("plain", "no GPU")
+    kernels = choose("train.kernels", run.train.kernels, *own)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={
