@@ -71,7 +71,7 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
-    if run.train.compile:
+    if run.train.compile is True:
         for block in decoder.blocks.values():
             block.compile()
 
