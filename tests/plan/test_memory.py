@@ -20,7 +20,7 @@ from tests.plan.runs import closed
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 FEW = ["dp_shard 2", "tp 2"]
-SMALL = {"dim": 384, "layers": 3, "heads": 6, "kv_heads": 2, "ffn_dim": 1056, "vocab_size": 1024}
+SMALL = {"dim": 512, "layers": 5, "heads": 8, "kv_heads": 2, "ffn_dim": 1408, "vocab_size": 1024}
 
 MODEL = {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 1536, "vocab_size": 512}
 EXPERTS = {**MODEL, "experts": {"count": 8, "top_k": 2, "ffn_dim": 512}}
@@ -148,7 +148,7 @@ def measured(names: list[str]) -> str:
 
 
 def test_processes_take_the_memory_that_was_planned() -> None:
-    """Of a smaller model than the benchmark's, so that what libraries hold weighs more: 5 to 15 MB of 90 to 180."""
+    """Of a smaller model than the benchmark's, so that what libraries hold weighs more: 5 to 15 MB of 130 to 250."""
     off = {name: round(found.ratio, 3) for name, found in measure(FEW, SMALL) if abs(found.ratio - 1) > BAR}
     assert not off
 

@@ -102,13 +102,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, wants_slope: bool) -> tuple[T
         losses = cross_entropy_(logits, targets, wants_slope)
         return losses, logits if wants_slope else None
     counts, picked = targets[:, None] >= 0, targets[:, None].clamp(min=0)
-    log_p = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    log_p, dtype = F.log_softmax(logits, dim=-1, dtype=torch.float32), logits.dtype
+    del logits  # as large again
     losses = -(log_p.gather(1, picked) * counts)[:, 0]
     if not wants_slope:
         return losses, None
     # d loss / d logits = softmax - one_hot
     slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).mul_(counts)
-    return losses, slope.to(logits.dtype)
+    return losses, slope.to(dtype)
 
 
 def scaled_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
