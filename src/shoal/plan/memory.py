@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.plan.activations import FLOAT32, Setting, block, setting, shared_by_blocks
+from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -179,7 +179,9 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
 
 def _state_bytes(run: Run, part: Part) -> int:
     """AdamW's two moments of a parameter, or Muon's one; norms are too few to be told apart."""
-    return FLOAT32 if run.train.optimizer.name == "muon" and part.muon else 2 * FLOAT32
+    if run.train.optimizer.name == "muon" and part.muon:
+        return FLOAT32
+    return 2 * (BFLOAT16 if run.train.optimizer.moments == "bf16" else FLOAT32)
 
 
 def _update_bytes(run: Run, shape: Shape) -> float:

@@ -91,6 +91,9 @@ class Optimizer(Strict):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's two decay rates.")
     eps: float = Field(1e-8, gt=0, description="Added to the denominator.")
     weight_decay: float = Field(0.1, ge=0, description="Decoupled decay, on matrices only.")
+    moments: Literal["fp32", "bf16"] = Field(
+        "fp32", description="AdamW's two numbers for each weight; `bf16` takes 4 bytes a weight less."
+    )
     muon_lr: float = Field(0.02, gt=0, description="Peak learning rate of Muon's matrices.")
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of Muon (Nesterov).")
 

@@ -52,7 +52,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         run = _for_islands(run, choices)
     layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"])
     world = layout.sizes.world
-    _refuse_what_cannot_fit(shape, layout.sizes, device, islands)
+    _refuse_what_cannot_fit(run, shape, layout.sizes, device)
     everybody = world * islands
     shared = f"{cores} core{'s' * (cores > 1)} for {everybody} process{'es' * (everybody > 1)}"
     threads = choose("resources.threads", run.resources.threads, max(1, cores // everybody), shared)
@@ -124,14 +124,15 @@ def _for_islands(run: Run, choices: Choices) -> Run:
     return run.model_copy(update={"fleet": run.fleet.model_copy(update={"shards": count})})
 
 
-def _refuse_what_cannot_fit(shape: Shape, sizes: Sizes, device: str, islands: int) -> None:
+def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str) -> None:
     """Weights, gradients and optimizer state alone; a proper plan comes with the planner, but this much is certain.
 
     Every axis but dp_replicate holds a part of one copy, so the machine holds as many copies as that, of each island.
     """
     if device != "cpu":
         return  # what a GPU holds is not known without asking CUDA
-    need = shape.params * STATE_BYTES * sizes.dp_replicate * islands
+    islands, saved = run.fleet.islands, 4 if run.train.optimizer.moments == "bf16" else 0
+    need = shape.params * (STATE_BYTES - saved) * sizes.dp_replicate * islands
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:
         many = sizes.dp_replicate * islands

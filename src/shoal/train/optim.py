@@ -46,8 +46,9 @@ class Optimizers:
             self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))
         self._peaks = [spec.lr, spec.muon_lr]
         self.taken = 0
+        self._narrow = spec.moments == "bf16"
         for part in self.parts:
-            _lay_out_state(part)
+            _lay_out_state(part, torch.bfloat16 if self._narrow else torch.float32)
 
     def step(self, ratio: float, factor: torch.Tensor) -> float:
         """One update by `factor` times the gradients at `ratio` of the peak learning rate; returns AdamW's rate."""
@@ -55,7 +56,7 @@ class Optimizers:
         for part, peak in zip(self.parts, self._peaks, strict=False):
             for group in part.param_groups:
                 group["lr"] = peak * ratio
-            if isinstance(part, torch.optim.AdamW) and kernels.fit(self._names):
+            if isinstance(part, torch.optim.AdamW) and (self._narrow or kernels.fit(self._names)):
                 self._in_one_pass(part, factor)
             else:
                 multiply((p for group in part.param_groups for p in group["params"]), factor)
@@ -64,8 +65,10 @@ class Optimizers:
         return self._peaks[0] * ratio
 
     def _in_one_pass(self, part: torch.optim.Optimizer, factor: torch.Tensor) -> None:
-        from shoal.kernels.adamw import adamw_
-
+        if kernels.fit(self._names):
+            from shoal.kernels.adamw import adamw_
+        else:
+            from shoal.train.adamw import adamw_
         factor = factor.float()
         for group in part.param_groups:
             rest = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
@@ -105,7 +108,7 @@ def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
     return ((key, t) for key, t in state.items() if isinstance(t, torch.Tensor))
 
 
-def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+def _lay_out_state(optimizer: torch.optim.Optimizer, moments: torch.dtype) -> None:
     """torch creates state at the first step; a checkpoint needs it before, to be loaded into."""
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -114,5 +117,5 @@ def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
                 state["momentum"] = torch.zeros_like(p)
             else:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                state["exp_avg"] = torch.zeros_like(p)
-                state["exp_avg_sq"] = torch.zeros_like(p)
+                state["exp_avg"] = torch.zeros_like(p, dtype=moments)
+                state["exp_avg_sq"] = torch.zeros_like(p, dtype=moments)

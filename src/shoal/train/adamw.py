@@ -1,0 +1,28 @@
+"""AdamW in plain operations: the twin of `shoal.kernels.adamw`, for moments that torch's own does not take."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def adamw_(
+    p: Tensor,
+    grad: Tensor,
+    m: Tensor,
+    v: Tensor,
+    factor: Tensor,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """One update of `p` and its moments in place, from `factor` times `grad`, computed in float32. `step` from 1."""
+    g = grad.float() * factor
+    new_m = m.float().lerp_(g, 1 - betas[0])
+    new_v = v.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    root = (1 - betas[1] ** step) ** 0.5
+    p.mul_(1 - lr * weight_decay).addcdiv_(new_m, (new_v.sqrt() / root).add_(eps), value=-lr / (1 - betas[0] ** step))
+    m.copy_(new_m)
+    v.copy_(new_v)
