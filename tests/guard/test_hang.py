@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.guard.fake import FakeRun, alive, until
 
+from shoal.guard import hang as hang_module
 from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.progress import Progress
 from shoal.guard.pulses import make_folder
@@ -159,7 +160,8 @@ def test_compiling_is_no_hang(group: Group) -> None:
     never(group.start(WAITS, compiler), 2.0)
 
 
-def test_a_rank_that_computes_gets_longer(group: Group) -> None:
+def test_a_rank_that_computes_gets_longer(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_module, "BUSY_SHARE", 0.02)  # of a core, which it may have to share with many
     endless = 'pulse.mark("forward")\nwhile True: pass'
     watch = group.start('pulse.mark("forward"); ' + WAITS, endless, limits=Limits(quick_s=0.6))
     never(watch, 1.2)

@@ -65,9 +65,9 @@ def test_stages_of_tensor_parallel_processes_match_one_process() -> None:
     [
         ("zbv", Sizes(pp=2)),
         ("interleaved", Sizes(pp=2, dp_shard=2, ep=2)),
-        ("zbv", Sizes(pp=2, dp_shard=2)),
+        pytest.param("zbv", Sizes(pp=2, dp_shard=2), marks=pytest.mark.slow),
         ("zbv", Sizes(pp=2, tp=2)),  # only the experts are sharded, over the tensor-parallel processes
-        ("1f1b", Sizes(pp=2, tp=2)),
+        pytest.param("1f1b", Sizes(pp=2, tp=2), marks=pytest.mark.slow),
     ],
 )
 def test_stages_with_experts_match_one_process(schedule: str, sizes: Sizes) -> None:
@@ -97,7 +97,7 @@ def test_zbv_leaves_weights_for_later_where_no_block_is_recomputed(mode: recompu
     assert halves == ([STEPS * 4 * 1, STEPS * 4 * 2] if mode == "none" else [0, 0])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), *SCHEDULES[1:]])
 def test_sharded_stages_match_one_process_and_reduce_once_a_step(schedule: str) -> None:
     def watch(decoders: list[Decoder]) -> Callable[[], tuple[int, int]]:
         import torch.distributed.fsdp._fully_shard._fsdp_param_group as groups

@@ -90,11 +90,11 @@ def supervise(
             raise
         session.console.tick()
         session.console.close()
+        stops = len(signals.stops)  # before it is told that the run has ended: a Ctrl-C from then on is about the wait
         session.close(end)
         session.console.summary(end.status, end.reason, session.history)
         if mirror:
             patience = MIRROR_WAIT_STOPPED_S if end.status == "stopped" else MIRROR_WAIT_S
-            stops = len(signals.stops)
             if not mirror.caught_up(patience, signals.wait, hurry=lambda: len(signals.stops) > stops):
                 session.console.say(f"tracking is behind; {suggested('track sync', run_dir)} uploads the rest.")
         return end.exit_code
