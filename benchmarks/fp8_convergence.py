@@ -4,7 +4,8 @@
     python benchmarks/fp8_convergence.py --tiny    a minute on a processor, emulated: the same path, a toy's claim
 
 A step is 4,096 tokens, so that the shipped text is read seven times and not learned by heart: near a loss of zero one
-percent says nothing. Bar: the means of the last 50 losses lie within 1% of each other, and so do the losses on text that was held out.
+percent says nothing. Bar: the means of the last 50 losses lie within 1% of each other, and so do the losses on text
+that was held out.
 """
 
 from __future__ import annotations
