@@ -115,8 +115,9 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.1, 0.3])
-def test_ctrl_c_while_the_workers_start_says_one_sentence(corpus: Path, tmp_path: Path, wait_s: float) -> None:
-    with start(corpus, tmp_path / "out", start_new_session=True) as p:
+def test_ctrl_c_while_the_workers_start_says_one_sentence(tmp_path: Path, wait_s: float) -> None:
+    long = write_jsonl(tmp_path / "long.jsonl", TEXTS * 20)  # seconds of work: it must not have ended by then
+    with start(long, tmp_path / "out", start_new_session=True) as p:
         deadline_s = time.monotonic() + 60
         while not workers_of(p):
             assert time.monotonic() < deadline_s
