@@ -16,7 +16,7 @@ export DO_NOT_TRACK := 1
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
 	@echo "make test           lint and all tests that need no cluster (about 12 minutes on 2 cores)"
-	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (20 minutes)"
+	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 11 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server)"
 	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
 	@echo "make bench          every benchmark: a table and a ratio against a named peer"
