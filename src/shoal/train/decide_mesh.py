@@ -103,7 +103,7 @@ def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices
         choices.choose("mesh.ep", mesh.ep, sizes.ep, why)
     if sizes.cp > 1:
         heads = f"{shape.kv_heads // sizes.tp} kv_heads"
-        why = f"its {heads} divide by cp {sizes.cp}, and it sends the least"
+        why = f"its {heads} divide by cp {sizes.cp}, and what it sends does not grow with it"
         if layout.cp_method == "ring":
             why = f"{heads} do not divide by cp {sizes.cp}"
         choices.choose("mesh.cp_method", mesh.cp_method, layout.cp_method, why)
