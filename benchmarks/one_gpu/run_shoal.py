@@ -25,8 +25,14 @@ def main(name: str, precision: str, steps: int) -> None:
             "name": name,
             "model": {**shape, "ffn_dim": size.ffn_dim, "vocab_size": VOCAB, "tie_embeddings": False},
             "data": {"train": "random", "seq_len": size.seq},
-            "train": {"steps": steps, "batch": size.batch, "precision": precision, "compile": True},
-            "mesh": {**axes, "micro_batch": size.batch, "recompute": "none"},
+            "train": {
+                "steps": steps,
+                "batch": size.batch,
+                "precision": precision,
+                "compile": True,
+                "optimizer": {"moments": size.moments},
+            },
+            "mesh": {**axes, "micro_batch": size.batch, "recompute": size.recompute},
             "resources": {"device": "cuda", "processes": 1, "threads": 1},
         }
     )

@@ -17,6 +17,8 @@ if importlib.util.find_spec("datasets") is None:
     sys.modules |= {name: MagicMock() for name in ("datasets", "datasets.distributed")}
 
 from torchtitan.components.loss import cross_entropy_loss  # type: ignore[import-not-found]
+from torchtitan.config.job_config import ActivationCheckpoint  # type: ignore[import-not-found]
+from torchtitan.distributed.activation_checkpoint import apply_ac  # type: ignore[import-not-found]
 from torchtitan.distributed.utils import clip_grad_norm_  # type: ignore[import-not-found]
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # type: ignore[import-not-found]
 from torchtitan.models.llama3.infra.parallelize import apply_compile  # type: ignore[import-not-found]
@@ -41,6 +43,10 @@ def main(name: str, steps: int) -> None:
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cuda"))
     assert model.layers["0"].feed_forward.w1.weight.shape[0] == size.ffn_dim
+    if size.recompute != "none":
+        apply_ac(model, ActivationCheckpoint(mode=size.recompute), model_compile_enabled=True)
+    if size.moments == "bf16":
+        model.to(torch.bfloat16)
     apply_compile(model, SimpleNamespace(backend="inductor"))
     loss_of = torch.compile(cross_entropy_loss)
     model.train()
