@@ -34,6 +34,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.alone  # it is about where its time goes: beside others some of it goes to them
 def test_a_run_of_two_processes_is_explained_and_left_alone(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
