@@ -35,6 +35,22 @@ def test_nothing_is_left_open(data: Path) -> None:
     assert {"resources.processes", "mesh.micro_batch", "model.vocab_size"} <= {d.key for d in decided.decisions}
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model.ffn_dim": 1000}, "model.ffn_dim is 1000: make it 992, or take bf16"),
+        ({"data.seq_len": 31, "mesh.micro_batch": 1}, "is 31: make it 32"),
+        ({"mesh.tp": 2, "resources.processes": 2}, "take bf16, or tp 1"),
+    ],
+)
+def test_what_8_bits_cannot_compute_is_refused_before_anything_starts(
+    data: Path, change: dict[str, object], says: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        decide(make_run(data, **{"train.precision": "fp8", **change}), Path.cwd())
+    assert says in str(refused.value)
+
+
 def test_what_the_user_says_stays(data: Path) -> None:
     said = {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "micro_batch": 2, "recompute": "full"}
     run = make_run(data, **{f"mesh.{key}": value for key, value in said.items()}, **{"resources.threads": 3})

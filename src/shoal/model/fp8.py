@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal import kernels
-from shoal.errors import SpecError
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
+from shoal.spec.eight_bits import check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 TINY = 1e-12  # what is all zeros stays so
-ALIGN = 16  # of the sides of a matrix, for the tensor cores
 
 
 cast_both: Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]  # bound by `apply`: no import when compiled
@@ -34,6 +33,7 @@ cast_both: Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]  # bou
 
 def apply(decoder: Decoder) -> None:
     """Every product of the dense blocks in 8 bits. Before recomputation and compiling."""
+    check(decoder.shape, tensor_parallel=any(isinstance(p, DTensor) for p in decoder.parameters()))
     global cast_both
     if kernels.fit(()):
         from shoal.kernels.cast import cast_both
@@ -42,12 +42,10 @@ def apply(decoder: Decoder) -> None:
         attention, ffn = block.attention, block.ffn
         # The same function and class in every block: what is compiled for one then serves all.
         attention.project = _project
-        _take(attention.q, attention.k, attention.v)
-        _take(attention.out).__class__ = Linear8
+        attention.out.__class__ = Linear8
         if isinstance(ffn, FeedForward):
             ffn.widen = _widen
-            _take(ffn.gate, ffn.up)
-            _take(ffn.down).__class__ = Linear8
+            ffn.down.__class__ = Linear8
 
 
 class Linear8(nn.Linear):
@@ -61,19 +59,6 @@ def _project(attention: Attention, x: Tensor) -> list[Tensor]:
 
 def _widen(ffn: FeedForward, x: Tensor) -> list[Tensor]:
     return _products(x, ffn.gate, ffn.up)
-
-
-def _take(*linears: nn.Linear) -> nn.Linear:
-    """The first of them, if all can be computed with."""
-    for one in linears:
-        if isinstance(one.weight, DTensor):
-            raise SpecError("train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1.")
-        if one.in_features % ALIGN or one.out_features % ALIGN:
-            raise SpecError(
-                f"train.precision fp8 needs sizes that are multiples of {ALIGN}; a matrix of this model is "
-                f"{one.out_features} x {one.in_features}: change model.dim, heads or ffn_dim, or take bf16."
-            )
-    return linears[0]
 
 
 def _products(x: Tensor, *linears: nn.Linear) -> list[Tensor]:

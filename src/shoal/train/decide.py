@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
+from shoal.spec import eight_bits
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -59,6 +60,9 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
+    if precision == "fp8":
+        tokens = layout.micro_batch * run.data.seq_len // layout.sizes.cp
+        eight_bits.check(shape, layout.sizes.tp > 1, tokens)
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device))
     own = ("triton", "a GPU") if device == "cuda" else ("plain", "no GPU")
     kernels = choose("train.kernels", run.train.kernels, *own)

@@ -1,0 +1,27 @@
+"""Which models can be computed in 8 bits (`train.precision: fp8`)."""
+
+from __future__ import annotations
+
+from shoal.errors import SpecError
+from shoal.spec.shape import Shape
+
+ALIGN = 16  # the sides of a matrix are multiples of it, or the tensor cores do not take it
+
+
+def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:
+    """Raises SpecError. `tokens` are those that a process computes at once, where that is known."""
+    if tensor_parallel:
+        raise SpecError("train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1.")
+    sides = {
+        "model.dim": shape.dim,
+        "model.heads x head_dim": shape.q_dim,
+        "model.kv_heads x head_dim": shape.kv_dim,
+        "model.ffn_dim": shape.ffn_dim,
+        "mesh.micro_batch x data.seq_len (/ cp)": tokens,
+    }
+    for name, side in sides.items():
+        if side % ALIGN:
+            raise SpecError(
+                f"train.precision fp8 needs matrices whose sides are multiples of {ALIGN}, and {name} is {side}: "
+                f"make it {round(side / ALIGN) * ALIGN or ALIGN}, or take bf16."
+            )
