@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 
-from shoal.errors import DONE, TRANSIENT, ShoalError
+from shoal.errors import DONE
 
 
 def main(argv: list[str]) -> int:
@@ -17,22 +16,19 @@ def main(argv: list[str]) -> int:
     from shoal.profile.capture import Asked, capture
     from shoal.profile.session import ASKED, SPEC
     from shoal.spec import load
-    from shoal.train.worker import StopFlag
+    from shoal.train.worker import StopFlag, exit_code
 
     stop = StopFlag()
-    try:
+
+    def do() -> int:
         asked = json.loads((folder / ASKED).read_text())
         run = load(folder / SPEC).run
         place = join(run)
         capture(run, place, Path(asked["workspace"]), folder, Asked(asked["steps"], asked["warmup"]), stop)
         leave(place)
         return DONE
-    except ShoalError as e:
-        print(f"shoal: {e}", file=sys.stderr)
-        return e.exit_code
-    except Exception:
-        traceback.print_exc()
-        return TRANSIENT
+
+    return exit_code(do)
 
 
 if __name__ == "__main__":

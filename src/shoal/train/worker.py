@@ -49,7 +49,8 @@ def outcome(
     get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined: Place | None = None, pulse: Pulse = SILENT
 ) -> int:
     """Does the work and turns what happened into an exit code; the sentence goes to this rank's log."""
-    try:
+
+    def do() -> int:
         run = get_run()
         pulse.mark("join")
         place = joined or join(run)
@@ -68,6 +69,14 @@ def outcome(
             return e.exit_code
         leave(place)
         return DONE
+
+    return exit_code(do)
+
+
+def exit_code(do: Callable[[], int]) -> int:
+    """What a process leaves with, after one sentence on what is known and a traceback of what is not."""
+    try:
+        return do()
     except ShoalError as e:
         print(f"shoal: {e}", file=sys.stderr)
         return e.exit_code
