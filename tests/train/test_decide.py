@@ -51,6 +51,14 @@ def test_what_8_bits_cannot_compute_is_refused_before_anything_starts(
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_blocks_are_compiled_on_a_gpu_but_for_a_schedule_that_halves_them(data: Path, schedule: str) -> None:
+    changes = {"resources.device": "cuda", "mesh.pp": 2, "mesh.schedule": schedule, "model.layers": 4}
+    run = decide(make_run(data, **changes), Path.cwd(), world=2).run
+    assert run.train.compile is (schedule != "zbv")
+    assert run.train.kernels == "triton"
+
+
 def test_what_the_user_says_stays(data: Path) -> None:
     said = {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "micro_batch": 2, "recompute": "full"}
     run = make_run(data, **{f"mesh.{key}": value for key, value in said.items()}, **{"resources.threads": 3})

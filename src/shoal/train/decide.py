@@ -63,7 +63,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     if precision == "fp8":
         tokens = layout.micro_batch * run.data.seq_len // layout.sizes.cp
         eight_bits.check(shape, layout.sizes.tp > 1, tokens)
-    compiled = choose("train.compile", run.train.compile, *_compiled(run, device))
+    compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
     own = ("triton", "a GPU") if device == "cuda" else ("plain", "no GPU")
     kernels = choose("train.kernels", run.train.kernels, *own)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
@@ -80,12 +80,12 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
     return Decided(closed, world, tuple(choices.made))
 
 
-def _compiled(run: Run, device: str) -> tuple[bool, str]:
+def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
     if device == "cpu":
         return False, "a CPU gains nothing by it"
     if run.model.experts is not None:
         return False, "experts gain little by it"
-    if run.mesh.schedule == "zbv":
+    if schedule == "zbv":
         return False, "zbv takes a block's backward pass in two halves"
     return True, "a GPU"
 
