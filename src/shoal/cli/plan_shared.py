@@ -161,8 +161,8 @@ def layouts(asked: Asked, most: int) -> list[Found]:
     if not found:
         raise SpecError(
             f"no layout of {asked.island:,} devices{' an island' * (asked.run.fleet.islands > 1)} can train this run: "
-            f"train.batch {asked.run.train.batch} cannot be shared out to them; take another number of devices or "
-            "another batch, or leave values of the mesh open."
+            f"train.batch {asked.run.train.batch} cannot be shared out to them ({asked.machine.name}; --on names "
+            "another machine); take another number of devices or another batch, or leave values of the mesh open."
         )
     if not found[0].fits:
         raise SetupError(make_it_fit(asked, found[0]))

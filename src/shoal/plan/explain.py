@@ -72,7 +72,7 @@ def changes(asked: Asked, best: Found) -> Iterator[str]:
             ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
         ]
     tried.append(("twice the batch", replace(asked, run=_with(asked, batch=2 * asked.run.train.batch))))
-    if not asked.compiled:
+    if not asked.compiled and not m.cpu:  # a processor gains nothing by it (shoal.train.decide)
         tried.append(("train.compile", replace(asked, run=_with(asked, compile=True))))
     if asked.run.fleet.islands > 1:
         alone = asked.run.fleet.model_copy(update={"islands": 1, "shards": "auto", "deterministic": False})
