@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal.errors import SpecError
+from shoal.errors import SetupError, SpecError
 from shoal.model import fp8
 from shoal.model.decoder import Decoder
 from shoal.spec.shape import Shape, shape_of
 from tests.train.tiny import make_run
 
+CPU = torch.device("cpu")
 SHAPE = shape_of(make_run("x", **{"model.dim": 64, "model.ffn_dim": 128, "model.vocab_size": 96}).model)  # type: ignore[arg-type]
 
 
@@ -31,7 +32,7 @@ def loss(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
 def test_losses_and_gradients_are_near_those_in_16_bits() -> None:
     plain = model(replace(SHAPE, qkv_bias=True))
     eight = copy.deepcopy(plain)
-    fp8.apply(eight)
+    fp8.apply(eight, CPU)
     assert [name for name, _ in plain.named_parameters()] == [name for name, _ in eight.named_parameters()]
     tokens = torch.randint(0, 96, (4, 33), generator=torch.Generator().manual_seed(0))
     losses = [loss(decoder, tokens) for decoder in (plain, eight)]
@@ -51,7 +52,7 @@ def test_it_learns_as_fast() -> None:
     for eight_bits in (False, True):
         decoder = model()
         if eight_bits:
-            fp8.apply(decoder)
+            fp8.apply(decoder, CPU)
         optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
         generator = torch.Generator().manual_seed(1)
         for _ in range(60):
@@ -67,7 +68,7 @@ def test_it_learns_as_fast() -> None:
 
 def test_one_compiled_block_serves_all() -> None:
     decoder = model()
-    fp8.apply(decoder)
+    fp8.apply(decoder, CPU)
     graphs = 0
 
     def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
@@ -83,4 +84,11 @@ def test_one_compiled_block_serves_all() -> None:
 
 def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     with pytest.raises(SpecError, match=r"model\.ffn_dim is 72: make it 64"):
-        fp8.apply(model(replace(SHAPE, ffn_dim=72)))
+        fp8.apply(model(replace(SHAPE, ffn_dim=72)), CPU)
+
+
+def test_a_gpu_without_8_bit_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(SetupError, match="which NVIDIA A100 is not: take bf16"):
+        fp8.apply(model(), torch.device("cuda", 0))

@@ -19,20 +19,27 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal import kernels
+from shoal.errors import SetupError
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
 from shoal.spec.eight_bits import check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+SINCE = (8, 9)  # the first GPUs that multiply 8 bits
 TINY = 1e-12  # what is all zeros stays so
 
 
 cast_both: Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]  # bound by `apply`: no import when compiled
 
 
-def apply(decoder: Decoder) -> None:
+def apply(decoder: Decoder, device: torch.device) -> None:
     """Every product of the dense blocks in 8 bits. Before recomputation and compiling."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < SINCE:
+        raise SetupError(
+            f"train.precision fp8 needs a GPU with 8-bit products (L40S, RTX 4090, H100 and newer), which "
+            f"{torch.cuda.get_device_name(device)} is not: take bf16."
+        )
     check(decoder.shape, tensor_parallel=any(isinstance(p, DTensor) for p in decoder.parameters()))
     global cast_both
     if kernels.fit(()):

@@ -116,7 +116,7 @@ class Train(Strict):
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
         "auto",
         description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU. `fp8`: "
-        "bf16 with the blocks' matrix products in 8 bits (Hopper and newer; elsewhere emulated, slowly).",
+        "bf16 with the blocks' matrix products in 8 bits (L40S, RTX 4090, H100 and newer; on a CPU emulated, slowly).",
     )
     compile: bool | Literal["auto"] = Field(
         "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
