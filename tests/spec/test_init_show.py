@@ -104,7 +104,7 @@ def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.Captur
     assert table["model.dim"] == ["4096", "preset llama3-8b"]
     assert table["train.clip"] == ["1.0", "default"]
     assert table["model.weights"] == ["-", "default"]
-    starts = {row.index(origin) for row in rows for origin in ("run.yaml:", "default") if row.endswith(origin)}
+    starts = {row.rindex(origin) for row in rows for origin in ("run.yaml:", "default") if row.endswith(origin)}
     assert len(starts) == 1
     assert empty == ""
     assert size == "parameters: 8,030,261,248 (8.03B); vocabulary 128,256"

@@ -90,7 +90,7 @@ def _short(value: Any) -> str:
     """As the run file spells it; plain words need no quotes there."""
     if isinstance(value, str):
         return value if value and value == value.strip() and value.isprintable() else as_written(value)
-    return "-" if value is None or value == [] else as_written(value)
+    return "-" if value is None or value in ([], {}) else as_written(value)
 
 
 def _size(run: Run) -> str:

@@ -30,6 +30,7 @@ SAFE = (
     "track.",
     "guard.",
     "plan.",
+    "launch.",
     "mesh.",
     "resources.",
 )

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
 from shoal.spec.duration import Duration
+from shoal.spec.launch import Launch
 from shoal.spec.model import Model
 
 
@@ -288,6 +289,7 @@ class Run(Strict):
     track: Track = Field(default_factory=Track, description="Tracking.")
     guard: Guard = Field(default_factory=Guard, description="Failures.")
     plan: Plan = Field(default_factory=Plan, description="Planning.")
+    launch: Launch = Field(default_factory=Launch, description="Launching.")
 
     @property
     def shard(self) -> int:

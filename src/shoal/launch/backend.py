@@ -1,0 +1,81 @@
+"""What every scheduler must be able to do for Shoal: five functions, and the words they answer in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from shoal.launch.job import Job
+from shoal.launch.request import Request
+
+Phase = Literal["waiting", "starting", "running", "done", "failed", "stopped", "gone", "unknown"]
+OVER: tuple[Phase, ...] = ("done", "failed", "stopped", "gone")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One thing that is sent: a batch script, a manifest, a program's arguments."""
+
+    name: str  # as a file would be called: `job.sbatch`, `job.yaml`
+    text: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What a scheduler says of a job, in our words."""
+
+    phase: Phase
+    why: str  # one plain sentence without its full stop: what it waits for, what ended it
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    started: float | None = None  # unix time of this start
+    ended: float | None = None
+    exit_code: int | None = None
+
+
+class Backend(Protocol):
+    name: str
+
+    def render(self, request: Request) -> list[Rendered]:
+        """Exactly what `submit` would send, but for the values of secrets. Never talks to the scheduler."""
+        ...
+
+    def submit(self, request: Request) -> Job:
+        """Sends it. What is wrong with the request or the scheduler is one sentence (UsageError, SetupError)."""
+        ...
+
+    def states(self, jobs: Sequence[Job]) -> Mapping[str, State]:
+        """Of all these jobs, by their ids, in a number of calls that does not grow with theirs."""
+        ...
+
+    def logs(self, job: Job, follow: bool, lines: int | None) -> Iterator[str]:
+        """What the agents of the job have printed, merged, each line with its node; for a job whose run directory
+        cannot be seen from here, or that has not come to write one."""
+        ...
+
+    def stop(self, job: Job, now: bool) -> None:
+        """Tells it to save and end (`now`: without saving). Returns once the scheduler has taken the order."""
+        ...
+
+
+def backend(name: str) -> Backend:
+    """The one of that name; what it needs is imported only here."""
+    match name:
+        case "local":
+            from shoal.launch.local import Local
+
+            return Local()
+        case "slurm":
+            from shoal.launch.slurm.backend import Slurm
+
+            return Slurm()
+        case "kubernetes":
+            from shoal.launch.kubernetes.backend import Kubernetes
+
+            return Kubernetes()
+        case "ray":
+            from shoal.launch.ray.backend import Ray
+
+            return Ray()
+    raise ValueError(name)

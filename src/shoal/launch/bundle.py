@@ -1,0 +1,116 @@
+"""The code that travels with a run: its resolved run file and the files of `launch.code`, named by their content.
+
+Paths, modes and bytes are hashed, times are not: the same files give the same name on every machine, and a node that
+has a bundle of that name needs nothing else.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from shoal.errors import SetupError, UsageError
+
+MOST_BYTES = 64 * 2**20
+_NEVER = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", ".shoal", "*.pyc", ".env", "*.pem", "*.key")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    RUN_FILE: ClassVar[str] = "run.yaml"
+    files: dict[str, bytes] = field(repr=False)  # by their paths, sorted
+    executable: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, run_file: str, code: Path | None) -> Bundle:
+        files = {cls.RUN_FILE: run_file.encode()}
+        executable = set()
+        total = 0
+        for path in _files(code) if code else ():
+            name = f"code/{path.relative_to(code).as_posix()}"  # type: ignore[arg-type]  # no code, no path
+            files[name] = path.read_bytes()
+            if os.access(path, os.X_OK):
+                executable.add(name)
+            total += len(files[name])
+            if total > MOST_BYTES:
+                raise UsageError(
+                    f"launch.code {code} holds more than {MOST_BYTES >> 20} MiB: code travels, data does not; name a "
+                    "smaller folder, or list what stays behind in its .gitignore."
+                )
+        return cls(dict(sorted(files.items())), frozenset(executable))
+
+    @property
+    def sha256(self) -> str:
+        whole = hashlib.sha256()
+        for name, data in self.files.items():
+            about = f"{name}\0{int(name in self.executable)}\0{len(data)}\0"
+            whole.update(about.encode() + hashlib.sha256(data).digest())
+        return whole.hexdigest()
+
+    def tar(self) -> bytes:
+        """The same bytes for the same content: no times, no owners."""
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6, format=tarfile.USTAR_FORMAT) as tar:
+            for name, data in self.files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), 0o755 if name in self.executable else 0o644
+                tar.addfile(entry, io.BytesIO(data))
+        whole = bytearray(out.getvalue())
+        whole[4:8] = bytes(4)  # gzip's own time
+        return bytes(whole)
+
+    def unpack_into(self, workspace: Path) -> Path:
+        """`.shoal/bundles/SHA` of a workspace that the nodes share; whoever comes second finds it there."""
+        there = workspace / ".shoal" / "bundles" / self.sha256[:16]
+        if there.is_dir():
+            return there
+        try:
+            there.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=there.parent))
+        except OSError as e:
+            raise SetupError(f"cannot write the code of the run to {there.parent} ({e.strerror}); mend that.") from e
+        try:
+            for name, data in self.files.items():
+                path = temporary / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                path.chmod(0o755 if name in self.executable else 0o644)
+            temporary.chmod(0o755)
+            temporary.rename(there)
+        except OSError:
+            if not there.is_dir():  # else somebody was faster, with the same content
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return there
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files that travel: what git would track where it is a repository, else everything but what never should."""
+    if not folder.is_dir():
+        raise UsageError(f"launch.code names {folder}, which is not a folder; give the folder of your code.")
+    tracked = _known_to_git(folder)
+    paths = list(folder.rglob("*")) if tracked is None else [folder / name for name in tracked]
+    for path in sorted(paths):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(fnmatch.fnmatch(part, never) for part in parts for never in _NEVER):
+            yield path
+
+
+def _known_to_git(folder: Path) -> list[str] | None:
+    listing = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
+    try:
+        listed = subprocess.run(listing, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git here, or no repository there
+        return None
+    return [name for name in os.fsdecode(listed.stdout).split("\0") if name]

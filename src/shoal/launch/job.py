@@ -1,0 +1,57 @@
+"""A job that was submitted: remembered as `job.json` in its run's directory, so that any shell finds it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SetupError
+from shoal.track.rundir import RunDir
+
+FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    run: str  # the run's name
+    backend: str
+    id: str  # the scheduler's: a number, namespace/name, a submission id
+    submitted: float  # unix time
+    nodes: int
+    gpus: int  # of each node
+    workspace: str  # on the nodes
+    bundle: str  # the SHA-256 of what travelled
+    where: dict[str, str] = field(default_factory=dict)  # what finds the scheduler again: context, address, cluster
+
+
+def remember(job: Job, run_dir: RunDir) -> None:
+    """Whole or not at all: a job that nobody remembers costs money."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    temporary = run_dir.path / f".{FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(job), indent=2) + "\n")
+    temporary.rename(run_dir.path / FILE)
+
+
+def remembered(run_dir: RunDir) -> Job | None:
+    """The newest job of that run; None when it was never launched."""
+    path = run_dir.path / FILE
+    try:
+        said: dict[str, Any] = json.loads(path.read_bytes())
+        return Job(**said)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as e:
+        raise SetupError(f"{path} cannot be read ({e}); move it away and launch the run again.") from e
+
+
+def all_in(workspace: Path) -> dict[str, Job]:
+    """Every launched run of a workspace, by the run's name."""
+    found = {}
+    for path in sorted((workspace / "runs").glob(f"*/{FILE}")):
+        job = remembered(RunDir(path.parent))
+        if job is not None:
+            found[path.parent.name] = job
+    return found
