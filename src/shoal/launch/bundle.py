@@ -69,9 +69,12 @@ class Bundle:
         whole[4:8] = bytes(4)  # gzip's own time
         return bytes(whole)
 
+    def place_in(self, workspace: Path) -> Path:
+        return workspace / ".shoal" / "bundles" / self.sha256[:16]
+
     def unpack_into(self, workspace: Path) -> Path:
         """`.shoal/bundles/SHA` of a workspace that the nodes share; whoever comes second finds it there."""
-        there = workspace / ".shoal" / "bundles" / self.sha256[:16]
+        there = self.place_in(workspace)
         if there.is_dir():
             return there
         try:
