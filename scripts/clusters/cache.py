@@ -19,6 +19,15 @@ def root() -> Path:
 
 
 @contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One at a time; the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def making(folder: Path) -> Iterator[Path | None]:
     """An empty folder that becomes `folder` when the block ends well; None where it is there already.
 
@@ -27,9 +36,7 @@ def making(folder: Path) -> Iterator[Path | None]:
     if folder.is_dir():
         yield None
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder):
         if folder.is_dir():
             yield None
             return
