@@ -88,6 +88,7 @@ class Kubernetes(Strict):
         None, description="Kueue: the node label within which all pods must lie, such as a rack's."
     )
     service_account: Label | None = Field(None, description="The pods run as it.")
+    user: Positive = Field(1000, description="Number of the user and group in the pods; never root.")
     node_selector: Pairs = Field({}, description="Labels that nodes must have.")
     tolerations: Lines = Field((), description="Keys of taints that do not keep the pods away.")
     gpu_resource: Text = Field("nvidia.com/gpu", description="What the cluster calls a GPU.")
