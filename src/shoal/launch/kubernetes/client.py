@@ -1,0 +1,124 @@
+"""The cluster through kubectl: it knows every way to log in (certificates, tokens, cloud plugins), whoever has a
+cluster has it, and it is no Python package to carry. One process a call, and few calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import SetupError, ShoalError, TransientError
+from shoal.launch.kubernetes.names import Manifest
+
+PROGRAM = "kubectl"
+REQUEST_S = 60
+_FROM_SERVER = re.compile(r"Error from server \((\w+)\): (?:error when \w+ \"[^\"]*\": )?(.*)", re.DOTALL)
+_INVALID = re.compile(r"The (\w+) \"[^\"]*\" is invalid: (.*)", re.DOTALL)
+_AWAY = re.compile(
+    r"unable to connect to the server|connection to the server .* was refused|i/o timeout|tls handshake timeout"
+    r"|timed out|no route to host|connection reset|ServiceUnavailable",
+    re.IGNORECASE,
+)
+
+
+class Refused(Exception):
+    """The API server's answer: its reason (`Forbidden`, `AlreadyExists`, `Invalid`, …) and its message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason, self.message = reason, message
+
+
+@dataclass(frozen=True)
+class Cluster:
+    context: str | None = None  # None: the kubeconfig's current one, or the pod's own account inside a cluster
+
+    def get(self, namespace: str, kinds: Sequence[str], selector: str = "", fields: str = "") -> list[Manifest]:
+        """All objects of those kinds with those labels: one list a kind, in pages, however many there are."""
+        asked = ["get", ",".join(kinds), "-n", namespace, "-o", "json", f"--request-timeout={REQUEST_S}s"]
+        asked += [f"--selector={selector}"] if selector else []
+        asked += [f"--field-selector={fields}"] if fields else []
+        items: list[Manifest] = json.loads(self.call(*asked))["items"]
+        return items
+
+    def find(self, namespace: str, kind: str, name: str) -> Manifest | None:
+        answer = self.call("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
+        return json.loads(answer) if answer.strip() else None
+
+    def create(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """As the cluster has them then."""
+        sent = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        answer = json.loads(self.call("create", "-f", "-", "-o", "json", stdin=json.dumps(sent)))
+        return answer["items"] if answer["kind"] == "List" else [answer]
+
+    def call(self, *arguments: str, stdin: str | None = None) -> str:
+        """What it prints. The server's refusals are `Refused`, all else that is wrong a sentence."""
+        try:
+            done = subprocess.run(
+                self.command(*arguments), input=stdin, capture_output=True, text=True, timeout=5 * REQUEST_S
+            )
+        except FileNotFoundError:
+            raise _no_program() from None
+        except subprocess.TimeoutExpired:
+            raise self._away("no answer in minutes") from None
+        if done.returncode == 0:
+            return done.stdout
+        raise self._error(done.stderr)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [PROGRAM, *([f"--context={self.context}"] if self.context else []), *arguments]
+
+    @property
+    def spoken(self) -> str:
+        return f"the cluster of context '{self.context}'" if self.context else "the cluster"
+
+    def _away(self, how: str) -> ShoalError:
+        return TransientError(
+            f"{self.spoken} does not answer ({how}); look at the network and its address, try again."
+        )
+
+    def _error(self, said: str) -> Exception:
+        said = "\n".join(line for line in said.splitlines() if not line.startswith(("Warning:", "E1", "I1", "W1")))
+        said = said.strip()
+        if found := _FROM_SERVER.search(said):
+            return Refused(found[1], " ".join(found[2].split()))
+        if found := _INVALID.search(said):
+            return Refused("Invalid", " ".join(found[2].split()))
+        if "doesn't have a resource type" in said or "no matches for kind" in said:
+            return Refused("NoSuchKind", said)
+        last = said.splitlines()[-1].removeprefix("error: ") if said else "it printed nothing"
+        if _AWAY.search(said):
+            return self._away(last)
+        if "Unauthorized" in said or "credentials" in said:
+            return SetupError(f"{self.spoken} does not let you in ({last}); log in to it again.")
+        return SetupError(f"kubectl failed for {self.spoken} ({last}); mend that (`kubectl config get-contexts`).")
+
+
+def current_context() -> str | None:
+    """By name, so that the job is found again when somebody has switched to another."""
+    try:
+        asked = subprocess.run(
+            [PROGRAM, "config", "current-context"], capture_output=True, text=True, timeout=REQUEST_S
+        )
+    except FileNotFoundError:
+        raise _no_program() from None
+    return asked.stdout.strip() or None
+
+
+def _no_program() -> SetupError:
+    return SetupError(
+        "launch.on: kubernetes needs the program kubectl, which is not on the PATH; install it "
+        "(https://kubernetes.io/docs/tasks/tools) and log in to your cluster."
+    )
+
+
+def condition(thing: Any, kind: str) -> Manifest | None:
+    """That condition of an object, if it is true."""
+    for each in thing.get("status", {}).get("conditions") or ():
+        if each["type"] == kind and each["status"] == "True":
+            found: Manifest = each
+            return found
+    return None
