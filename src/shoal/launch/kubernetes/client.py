@@ -76,9 +76,7 @@ class Cluster:
         return f"the cluster of context '{self.context}'" if self.context else "the cluster"
 
     def _away(self, how: str) -> ShoalError:
-        return TransientError(
-            f"{self.spoken} does not answer ({how}); look at the network and its address, try again."
-        )
+        return TransientError(f"{self.spoken} does not answer ({how}); look at the network and its address, try again.")
 
     def _error(self, said: str) -> Exception:
         said = "\n".join(line for line in said.splitlines() if not line.startswith(("Warning:", "E1", "I1", "W1")))
