@@ -1,4 +1,5 @@
 """Print the logs of a run's processes, merged, each line with its rank; -f follows them and the run's progress.
+Of a launched run whose directory cannot be seen from here: what its agents print, each line with its node.
 
 shoal logs demo -n 50
 shoal logs demo -f --rank 1
@@ -8,8 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from shoal.track.rundir import find_run, workspace
+from shoal.track.rundir import RunDir, find_run, workspace
+
+if TYPE_CHECKING:
+    from shoal.launch.job import Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +31,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.launch.following import lines as of_job
+    from shoal.launch.send import launched
     from shoal.observe.logs import follow, merged
 
-    run_dir = find_run(args.run, workspace(args.workspace))
+    folder = workspace(args.workspace)
+    if job := launched(args.run, folder):
+        return _show(
+            of_job(job, folder, args.follow, args.lines, _say, args.rank, args.attempt, args.island), args.follow
+        )
+    run_dir = find_run(args.run, folder)
     if args.follow:
         lines = follow(run_dir, args.rank, args.attempt, 20 if args.lines is None else args.lines, args.island)
     else:
         lines = merged(run_dir, args.rank, args.attempt, args.lines, args.island)
+    return _show(lines, args.follow)
+
+
+def follow_job(job: Job, run_dir: RunDir) -> int:
+    """What `shoal launch --follow` does next: it leaves as the run does."""
+    from shoal.errors import DONE, TRANSIENT
+    from shoal.launch.backend import backend
+    from shoal.launch.following import lines
+    from shoal.launch.send import state_of
+
+    _show(lines(job, run_dir.workspace, True, None, _say), flush=True)
+    said = state_of(job, backend(job.backend))
+    return DONE if said.phase == "done" else said.exit_code or TRANSIENT
+
+
+def _show(lines: Iterable[str], flush: bool) -> int:
     shown = 0
     for shown, line in enumerate(lines, 1):  # noqa: B007  # how many there were is asked below
         sys.stdout.write(line + "\n")
-        if args.follow:
+        if flush:
             sys.stdout.flush()
     if not shown:
         print(
@@ -44,3 +73,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"shoal: {text}", file=sys.stderr, flush=True)

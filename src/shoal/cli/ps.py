@@ -1,4 +1,8 @@
-"""List the runs of a workspace and what each is doing, the newest last."""
+"""List the runs of a workspace and what each is doing, the newest last; of one, why it waits, died and what it cost.
+
+shoal ps            all of them, launched ones with what their scheduler says
+shoal ps demo       three sentences: what it waits for or does, what ended it last, what it has cost so far
+"""
 
 from __future__ import annotations
 
@@ -7,39 +11,91 @@ import json
 import shutil
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.track.rundir import workspace
 
+if TYPE_CHECKING:
+    from shoal.launch.watch import Seen
+    from shoal.observe.status import Status
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    parser.add_argument("run", metavar="NAME", nargs="?", help="only this one, in three sentences")
+    parser.add_argument("--json", action="store_true", help="a list of objects (of one run: an object), for programs")
     parser.add_argument(
         "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.observe import words
-    from shoal.observe.status import statuses
-
-    folder, now = workspace(args.workspace), time.time()
-    found = statuses(folder)
+    folder = workspace(args.workspace)
+    if args.run is not None:
+        return _one(args.run, folder, args.json)
+    found = _all(folder)
     if args.json:
-        print(json.dumps([s.as_json() for s in found], indent=2))
+        print(json.dumps([s.as_json() if seen is None else seen.as_json() for s, seen in found], indent=2))
         return 0
     if not found:
         print(f"no runs in {folder / 'runs'}; `shoal train RUN.yaml` starts one.")
         return 0
-    rows = [("NAME", "STATUS", "STEP", "LOSS", "TOKENS/S", "AGE", "WHY")]
-    for s in found:
+    _table(found)
+    return 0
+
+
+def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
+    from shoal.launch.watch import jobs_in, look
+    from shoal.observe.status import Status, statuses
+
+    jobs, wrong = jobs_in(folder)
+    launched = look(jobs.values(), folder)
+    found: list[tuple[Status, Seen | None]] = [(s, None) for s in statuses(folder, without=jobs)]
+    found += [(seen.status, seen) for seen in launched.values()]
+    known = {status.name for status, _ in found}
+    for name, why in wrong.items():
+        if name not in known:
+            written = (folder / "runs" / name).stat().st_mtime
+            found.append((Status(name, "unreadable", 0, None, None, None, written, written, why), None))
+    return sorted(found, key=lambda pair: pair[0].started)
+
+
+def _table(found: list[tuple[Status, Seen | None]]) -> None:
+    from shoal.observe import words
+
+    now, launched = time.time(), any(seen for _, seen in found)
+    rows = [["NAME", "STATUS", "ON", "STEP", "LOSS", "TOKENS/S", "AGE", "WHY"]]
+    for s, seen in found:
         step = f"{s.step}/{s.total}" if s.total else str(s.step)
         speed = "-" if s.tokens_per_s is None else words.count(s.tokens_per_s)
         age = words.duration(max(0.0, now - s.started))
-        rows.append((s.name, s.status, step, words.number(s.loss), speed, age, s.why))
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        rows.append([s.name, s.status, seen.on if seen else "-", step, words.number(s.loss), speed, age, s.why])
+    if not launched:  # on a laptop the column would say nothing
+        rows = [row[:2] + row[3:] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     # On a terminal a sentence that wraps makes the table unreadable; a pipe gets it whole.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
-        line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[6]])
+        line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
         print(line if columns is None or len(line) <= columns else line[: columns - 1] + "…")
+
+
+def _one(name: str, folder: Path, as_json: bool) -> int:
+    from shoal.launch.send import launched, run_file
+    from shoal.launch.watch import look, visible
+    from shoal.launch.why import answer
+    from shoal.observe.status import status_of
+    from shoal.spec import load
+    from shoal.track.journal import records
+    from shoal.track.rundir import find_run
+
+    job = launched(name, folder)
+    seen = None if job is None else look([job], folder)[job.run]
+    run_dir = find_run(name, folder) if job is None else visible(job, folder)
+    status = status_of(run_dir) if seen is None else seen.status
+    told = records(run_dir.journal_file) if run_dir.exists() else []
+    file = run_dir.spec_file if job is None else run_file(job, folder)
+    spec = load(file).run if file.exists() else None
+    said = answer(status, seen, told, spec)
+    print(json.dumps({**(seen or status).as_json(), **said.as_json()}, indent=2) if as_json else said)
     return 0

@@ -1,20 +1,26 @@
 """Go on with a run that stopped or failed, from its newest checkpoint.
 
 The run's own spec is used. What may change is given as overrides and recorded: how long, how fast, on how many
-processes, how often it saves. What would break the run's history (data, seed, model, batch) is refused.
+processes, how often it saves. What would break the run's history (data, seed, model, batch) is refused. A launched run
+is sent again to where it was, or to `--on`.
 """
 
 from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from pathlib import Path
 
+from shoal.cli.launch import BACKENDS, tell
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard.begin import Asked, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
-from shoal.spec import load
+from shoal.launch.job import Job
+from shoal.launch.send import alone, checked, launched, request_of, run_file, send
+from shoal.launch.watch import visible
+from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, find_run, workspace
@@ -29,10 +35,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
     )
+    parser.add_argument("--on", choices=BACKENDS, help="launch it there (default: as it was started before)")
 
 
 def run(args: argparse.Namespace) -> int:
-    run_dir = find_run(args.run, workspace(args.workspace))
+    folder = workspace(args.workspace)
+    job = launched(args.run, folder)
+    if job is not None or args.on is not None:
+        return _launch(job, folder, args)
+    return _here(find_run(args.run, folder), args)
+
+
+def _launch(job: Job | None, folder: Path, args: argparse.Namespace) -> int:
+    """The run as it was sent, with what is asked for now; the agents go on from the newest checkpoint."""
+    run_dir = find_run(args.run, folder) if job is None else visible(job, folder)
+    file = run_dir.spec_file if job is None else run_file(job, folder)
+    chosen = [] if args.on is None else [f"launch.on={args.on}"]
+    before, spec = load(file).run, load(file, [*args.overrides, *chosen]).run
+    history = History.of(run_dir)  # empty where it is out of sight
+    _refuse(run_dir, history, differences(before, spec, auto_is_equal=False))
+    if _finished(run_dir, history, spec):
+        return 0
+    request = request_of(checked(spec, begun=history.saved_step > 0), folder)
+    here = RunDir.of(spec.name, folder)
+    with alone(here):
+        tell(send(request), request, here, as_json=False)
+    return 0
+
+
+def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
     with ExitStack() as held:
         with writing(run_dir):
             held.enter_context(lock.hold(run_dir))
@@ -42,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
         spec = load(run_dir.spec_file, [*opened, *args.overrides]).run
         differ = [d for d in differences(before, spec, auto_is_equal=False) if f"{d.key}={d.new}" not in opened]
         _refuse(run_dir, history, differ)
-        if history.finished and spec.train.steps <= history.step:
-            print(
-                f"run {run_dir.name} is finished: {history.step} steps. "
-                f"`shoal resume {run_dir.name} train.steps={2 * history.step}` trains on."
-            )
+        if _finished(run_dir, history, spec):
             return 0
         trainable(spec)
         local_inputs(spec, begun=history.saved_step > 0)
@@ -57,6 +84,16 @@ def run(args: argparse.Namespace) -> int:
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
         print(continues(run_dir, decided.run.train.steps))
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
+
+
+def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:
+    if not history.finished or spec.train.steps > history.step:
+        return False
+    print(
+        f"run {run_dir.name} is finished: {history.step} steps. "
+        f"`shoal resume {run_dir.name} train.steps={2 * history.step}` trains on."
+    )
+    return True
 
 
 def _refuse(run_dir: RunDir, history: History, differ: list[Difference]) -> None:

@@ -1,6 +1,7 @@
 """Stop a run; its state is saved first.
 
-`shoal resume NAME` goes on from there. `--now` ends the workers at once, without saving.
+A launched run is stopped by its scheduler. `shoal resume NAME` goes on from there. `--now` ends the workers at once,
+without saving.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
+from shoal.launch.backend import OVER, backend
+from shoal.launch.following import ASK_EVERY_S
+from shoal.launch.job import Job
+from shoal.launch.send import launched, on, run_file, state_of
+from shoal.launch.watch import visible
 from shoal.observe.commands import going_on
 from shoal.spec import load
+from shoal.spec.run import Guard
 from shoal.track.rundir import RunDir, find_run, workspace
 
 LOOK_EVERY_S = 0.1
 MARGIN_S = 30.0  # on top of the run's own grace: killing, the last records, the tracking mirror
+SCHEDULER_MARGIN_S = 90.0  # a scheduler looks after its jobs every half minute or so
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    run_dir = find_run(args.run, workspace(args.workspace))
+    folder = workspace(args.workspace)
+    job = launched(args.run, folder)
+    if job is not None and (over := _stop_job(job, folder, args)) is not None:
+        return over
+    run_dir = find_run(args.run, folder)
     by = lock.holder(run_dir)
     if by is None:
         print(f"run {run_dir.name} is not running: {_state(run_dir)}.")
@@ -56,6 +69,31 @@ def run(args: argparse.Namespace) -> int:
             )
         time.sleep(LOOK_EVERY_S)
     print(f"run {run_dir.name}: {_state(run_dir)}.")
+    return 0
+
+
+def _stop_job(job: Job, folder: Path, args: argparse.Namespace) -> int | None:
+    """Through its scheduler. None where the job is over and somebody may have gone on with the run by hand."""
+    of, run_dir = backend(job.backend), visible(job, folder)
+    before = of.states([job]).get(job.id)
+    if before is None or before.phase in OVER:
+        if run_dir.exists():
+            return None
+        print(f"run {job.run} is not running: {'gone' if before is None else before.why}.")
+        return 0
+    of.stop(job, args.now)
+    file = run_file(job, folder)
+    grace_s = load(file).run.guard.grace_s if file.exists() else Guard().grace_s
+    timeout_s = args.timeout if args.timeout is not None else grace_s + SCHEDULER_MARGIN_S
+    deadline = time.monotonic() + timeout_s
+    while (said := state_of(job, of)).phase not in OVER:
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"run '{job.run}' was told to stop, and {on(job)} says after {timeout_s:g} s: {said.phase}, "
+                f"{said.why}; wait, or `shoal stop {job.run} --now` ends it without saving."
+            )
+        time.sleep(ASK_EVERY_S.get(job.backend, LOOK_EVERY_S * 10))
+    print(f"run {job.run}: {_state(run_dir) if run_dir.exists() else said.why}.")
     return 0
 
 

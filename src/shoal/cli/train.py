@@ -86,7 +86,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
             held.enter_context(lock.hold(run_dir))
         before = load(run_dir.spec_file).run
         if differ := differences(before, spec, auto_is_equal=True):
-            raise SpecError(_differs(run_dir.name, differ))
+            raise SpecError(differs(run_dir.name, differ))
         history = History.of(run_dir)
         if history.finished:
             print(
@@ -100,10 +100,11 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
         return supervise(run_dir, decided.run, decided.world, held=True)
 
 
-def _differs(name: str, differ: list[Difference]) -> str:
+def differs(name: str, differ: list[Difference], fresh: bool = True) -> str:
+    """`fresh`: the verb has that option."""
     named = "; ".join(str(d) for d in differ[:MOST_NAMED])
     more = f"; and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
-    ways = ["`--name OTHER` for a run of its own", "`--fresh` to set the old one aside"]
+    ways = ["`--name OTHER` for a run of its own"] + ["`--fresh` to set the old one aside"] * fresh
     if all(d.safe for d in differ):
         changes = " ".join(f"{d.key}={'' if d.new is None else d.new}" for d in differ[:MOST_NAMED])
         ways.append(f"`shoal resume {name} {changes}` to change it on purpose")

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -72,9 +72,15 @@ def _files(run_dir: RunDir, folder: Path, rank: int | None, attempt: int | None)
 
 
 def follow(
-    run_dir: RunDir, rank: int | None, attempt: int | None, last: int, island: int | None = None
+    run_dir: RunDir,
+    rank: int | None,
+    attempt: int | None,
+    last: int,
+    island: int | None = None,
+    over: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """The last lines, then every new one as it comes; a restart's new files are picked up; ends when the run does.
+    """The last lines, then every new one as it comes; a restart's new files are picked up; ends when the run does, or
+    once it is `over`: a scheduler may start again what has ended.
 
     Workers say little while all is well: the journal's news come in between, unless one rank or attempt is asked for.
     """
@@ -89,7 +95,7 @@ def follow(
         yield from merged(run_dir, rank, attempt, last, island)
     said = dict(newest)
     while True:
-        ended = is_closed(run_dir.journal_file) or (run_dir.pid_file.exists() and not run_dir.supervised())
+        ended = over() if over else _ended(run_dir)
         for prefix, number, r, path in _since(run_dir, island, newest, attempt):
             if rank not in (None, r):
                 continue
@@ -104,6 +110,10 @@ def follow(
         if ended:
             return
         time.sleep(POLL_EVERY_S)
+
+
+def _ended(run_dir: RunDir) -> bool:
+    return is_closed(run_dir.journal_file) or (run_dir.pid_file.exists() and not run_dir.supervised())
 
 
 def _since(

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import time
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ class Status:
         return {**asdict(self), "loss": words.json_number(self.loss)}
 
 
-def status_of(run_dir: RunDir, now: float | None = None) -> Status:
+def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) -> Status:
+    """`alive`: somebody else knows that it is (a scheduler); locks do not reach from every node to here."""
     now = time.time() if now is None else now
     first = head(run_dir.journal_file) or {"t": run_dir.journal_file.stat().st_mtime}  # nothing whole in it yet
     records = tail(run_dir.journal_file, TAIL_BYTES[0])
@@ -56,16 +58,18 @@ def status_of(run_dir: RunDir, now: float | None = None) -> Status:
     total = _total(run_dir, records)
     speed = statistics.median(tokens_per_s(r) for r in steps[-20:]) if steps else None
     step = int(steps[-1]["step"]) if steps else int(_last(records, "start").get("step", 0))
-    name, why = _state(run_dir, said, last, step, total, now)
+    name, why = _state(run_dir, said, last, step, total, now, alive)
     loss = float(steps[-1]["loss"]) if steps else None
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
 
 
-def statuses(folder: Path) -> list[Status]:
-    """Every run of a workspace, the newest last; one that cannot be read does not hide the others."""
+def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
+    """Every run of a workspace but those `without`, the newest last; one that cannot be read does not hide the others."""
     now = time.time()
     found = []
     for run_dir in runs_in(folder):
+        if run_dir.name in without:
+            continue
         try:
             found.append(status_of(run_dir, now))
         except ShoalError as e:
@@ -75,7 +79,7 @@ def statuses(folder: Path) -> list[Status]:
 
 
 def _state(
-    run_dir: RunDir, said: list[Record], last: Record, step: int, total: int | None, now: float
+    run_dir: RunDir, said: list[Record], last: Record, step: int, total: int | None, now: float, alive: bool
 ) -> tuple[str, str]:
     if last.get("kind") == "close":
         name = NAMES.get(str(last.get("status")), str(last.get("status")))
@@ -84,7 +88,7 @@ def _state(
             return name, reason
         return name, f"{reason.rstrip('.')}; {going_on(run_dir, last.get('exit_code'))}"
     silent_s = now - float(last.get("t", now))
-    if run_dir.supervised() or (not run_dir.pid_file.exists() and silent_s < SILENT_S):
+    if alive or run_dir.supervised() or (not run_dir.pid_file.exists() and silent_s < SILENT_S):
         return "running", _doing(said, step, total, silent_s)
     ago = words.duration(max(0.0, silent_s))
     who = _holder(run_dir)

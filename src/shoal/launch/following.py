@@ -1,0 +1,83 @@
+"""The logs of a launched run: of its processes where the run directory can be seen from here, else of its agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shoal.launch.backend import OVER, Backend, State, backend
+from shoal.launch.job import Job
+from shoal.launch.send import on, state_of
+from shoal.launch.watch import visible
+from shoal.observe import logs
+
+ASK_EVERY_S = {"local": 0.3}  # of a scheduler that costs nothing to ask
+ASK_EVERY_ELSE_S = 5.0
+PATIENCE_S = 30.0  # a job that runs for so long and shows no run directory writes it out of sight
+LAST_WORDS = 20
+
+
+class Asked:
+    """What the scheduler says of one job, asked now and then; `say` hears of it when it has changed."""
+
+    def __init__(self, job: Job, of: Backend, say: Callable[[str], None]) -> None:
+        self._job, self._of, self._say = job, of, say
+        self._every_s = ASK_EVERY_S.get(job.backend, ASK_EVERY_ELSE_S)
+        self._at = self._since = 0.0
+        self._state: State | None = None
+
+    @property
+    def state(self) -> State:
+        now = time.monotonic()
+        if self._state is None or now - self._at >= self._every_s:
+            said = state_of(self._job, self._of)
+            self._at = now
+            if self._state is None or (said.phase, said.why) != (self._state.phase, self._state.why):
+                self._since = now
+                if said.phase not in ("running", *OVER):
+                    self._say(f"{said.phase} on {on(self._job)}: {said.why}")
+            self._state = said
+        return self._state
+
+    def over(self) -> bool:
+        return self.state.phase in OVER
+
+    @property
+    def for_s(self) -> float:
+        """How long it has said the same."""
+        return time.monotonic() - self._since
+
+
+def lines(
+    job: Job,
+    workspace: Path,
+    follow: bool,
+    last: int | None,
+    say: Callable[[str], None],
+    rank: int | None = None,
+    attempt: int | None = None,
+    island: int | None = None,
+) -> Iterator[str]:
+    of = backend(job.backend)
+    run_dir = visible(job, workspace)
+    if not follow:
+        seen = run_dir.exists() and any(logs.attempts(folder) for folder in logs.groups(run_dir, island).values())
+        yield from logs.merged(run_dir, rank, attempt, last, island) if seen else of.logs(job, False, last)
+        return
+    asked = Asked(job, of, say)
+    while not (run_dir := visible(job, workspace)).exists():
+        if asked.over():
+            yield from of.logs(job, False, last)  # what its agents said before there was a run
+            say(f"{asked.state.phase}: {asked.state.why}")
+            return
+        if asked.state.phase == "running" and asked.for_s > PATIENCE_S:
+            yield from of.logs(job, True, last)
+            return
+        time.sleep(logs.POLL_EVERY_S)
+    shown = False
+    for line in logs.follow(run_dir, rank, attempt, 20 if last is None else last, island, asked.over):
+        shown = True
+        yield line
+    if not shown or asked.state.phase in ("failed", "gone"):
+        say(f"{asked.state.phase}: {asked.state.why}")

@@ -1,0 +1,122 @@
+"""From a run to a job: what must hold, what travels, and who may not be sent twice."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.errors import SetupError, ShoalError, UsageError
+from shoal.guard import lock
+from shoal.guard.begin import writing
+from shoal.launch.backend import OVER, Backend, State, backend
+from shoal.launch.bundle import Bundle
+from shoal.launch.job import Job, remember, remembered
+from shoal.launch.request import Request, check
+from shoal.observe.commands import command
+from shoal.spec import Run, dump
+from shoal.spec.checks import local_inputs, trainable
+from shoal.track.rundir import RunDir
+
+RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here
+
+
+def checked(run: Run, begun: bool = False) -> Run:
+    """All that can be found wrong here, before anything is sent. The data only where the nodes see the same disk."""
+    check(run)
+    trainable(run)
+    if same_paths(run):
+        local_inputs(run, begun)
+    return run
+
+
+def same_paths(run: Run) -> bool:
+    """Whether a path of this machine means the same on the nodes."""
+    launch = run.launch
+    here = launch.on in ("local", "slurm") or (launch.on == "ray" and launch.ray.address == "auto")
+    return here and launch.workspace is None and launch.image is None
+
+
+def request_of(run: Run, workspace: Path) -> Request:
+    code = None if run.launch.code is None else Path(run.launch.code)
+    return Request(run, workspace, Bundle.of(dump(run), code))
+
+
+def send(request: Request) -> Job:
+    """Submits it and remembers the job."""
+    job = backend(request.launch.on).submit(request)
+    run_dir = RunDir.of(request.name, request.workspace)
+    with writing(run_dir):
+        remember(job, run_dir)
+        (run_dir.path / RUN_FILE).write_text(request.bundle.files[Bundle.RUN_FILE].decode())
+    return job
+
+
+@contextmanager
+def alone(run_dir: RunDir) -> Iterator[None]:
+    """Between the look whether a run is alive and the moment its job is remembered nobody else may send it."""
+    with writing(run_dir):
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+    fd = os.open(run_dir.path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        refuse_if_alive(run_dir)
+        yield
+    finally:
+        os.close(fd)
+        _remove_if_empty(run_dir)
+
+
+def refuse_if_alive(run_dir: RunDir) -> None:
+    follow, stop = command("logs -f", run_dir), command("stop", run_dir)
+    if by := lock.holder(run_dir):
+        raise UsageError(
+            f"run '{run_dir.name}' is running as pid {by.pid} on {by.host}; {follow} follows it, {stop} ends it."
+        )
+    job = remembered(run_dir)
+    if job is None:
+        return
+    said = state_of(job, backend(job.backend))
+    if said.phase == "unknown":
+        raise SetupError(
+            f"run '{run_dir.name}' was launched before ({on(job)}), and nobody can say whether it is over: {said.why}; "
+            "mend that, or give this one another --name."
+        )
+    if said.phase not in OVER:
+        raise UsageError(
+            f"run '{run_dir.name}' is {said.phase} on {on(job)} ({said.why}); {follow} follows it, {stop} ends it."
+        )
+
+
+def state_of(job: Job, of: Backend) -> State:
+    """What its scheduler says; one that cannot be asked says so."""
+    try:
+        said = of.states([job])
+    except ShoalError as e:
+        return State("unknown", str(e).rstrip("."))
+    return said.get(job.id, State("gone", f"{job.backend} knows nothing of job {job.id} any more"))
+
+
+def launched(name: str, workspace: Path) -> Job | None:
+    """The job of a run that a person names, if it was launched from here."""
+    return remembered(RunDir.of(name, workspace))
+
+
+def run_file(job: Job, workspace: Path) -> Path:
+    """The run as it was sent last; `resume` and the cost of a run need it where its directory is out of sight."""
+    return RunDir.of(job.run, workspace).path / RUN_FILE
+
+
+def on(job: Job) -> str:
+    """Who runs it and under what name: `local`, `slurm 123`, `kubernetes ns/name`."""
+    return "local" if job.backend == "local" else f"{job.backend} {job.id}"
+
+
+def _remove_if_empty(run_dir: RunDir) -> None:
+    """What was refused leaves no trace."""
+    try:
+        run_dir.path.rmdir()
+    except OSError:
+        return

@@ -1,0 +1,160 @@
+"""Three plain sentences about a run: what it waits for or does, what ended it last, what it has cost so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, ShoalError
+from shoal.guard.symptoms import CAUSES
+from shoal.launch.backend import State
+from shoal.launch.watch import Seen
+from shoal.observe import words
+from shoal.observe.ledger import Ledger, ledger
+from shoal.observe.status import Status
+from shoal.spec import Run
+from shoal.track.journal import Record
+from shoal.track.tail import REMARKS
+
+STUCK_S = 600.0  # a live run that says nothing for so long is worth a look
+LOOPS = 3  # restarts by the scheduler without an end
+BY_CODE = {WRONG_USAGE: "user-error", WRONG_ENVIRONMENT: "environment", TRANSIENT: "crash-looping"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    node_hours: float
+    gpu_hours: float
+    usd: float | None
+    goodput: float | None  # None where the journal is out of sight
+    price: str | None = None  # of one device and hour, in words
+
+    def __str__(self) -> str:
+        if not self.node_hours:
+            return "nothing yet: it has not started"
+        spent = [f"{self.node_hours:.3g} node-hours"]
+        if self.gpu_hours:
+            spent.append(f"{self.gpu_hours:.3g} GPU-hours")
+        if self.usd is not None:
+            spent.append(f"about ${self.usd:,.2f} at {self.price}")
+        good = "" if self.goodput is None else f"; goodput {words.percent(self.goodput)}"
+        return ", ".join(spent) + good
+
+
+@dataclass(frozen=True)
+class Answer:
+    now: str
+    died: str | None
+    cost: Cost
+
+    def __str__(self) -> str:
+        died = self.died or "it has not died so far"
+        return f"now        {self.now}\nlast end   {died}\ncost       {self.cost}"
+
+    def as_json(self) -> dict[str, Any]:
+        cost = {k: getattr(self.cost, k) for k in ("node_hours", "gpu_hours", "usd", "goodput")}
+        return {"now": self.now, "died": self.died, "cost": cost}
+
+
+def answer(status: Status, seen: Seen | None, told: list[Record], run: Run | None, now: float | None = None) -> Answer:
+    """`told` is the journal, `run` the run file; empty and None where they are out of sight."""
+    now = time.time() if now is None else now
+    return Answer(_now(status, seen, now), _died(seen, told), _cost(status, seen, told, run, now))
+
+
+def _now(status: Status, seen: Seen | None, now: float) -> str:
+    where = "" if seen is None else f" on {seen.on}"
+    step = f" at step {status.step}" + (f" of {status.total}" if status.total else "") if status.step else ""
+    hint = ""
+    if status.status == "waiting":
+        hint = _see("pending")
+    elif status.status == "running" and status.step and now - status.updated > STUCK_S:
+        hint = _see("stuck")
+    elif status.status in ("starting", "running") and seen is not None and not status.step:
+        hint = _see("crash-looping") if seen.state.restarts >= LOOPS else ""
+    return f"{status.status}{where}{step}: {status.why}{hint}"
+
+
+def _died(seen: Seen | None, told: list[Record]) -> str | None:
+    """By the journal, which knows the cause; by the scheduler where nobody came to write it down."""
+    own = _last_end(told)
+    if seen is not None and seen.state.phase in ("failed", "gone"):
+        last = next((r for r in reversed(told) if r.get("kind") not in REMARKS), {})
+        if last.get("kind") != "close" or float(last["t"]) < seen.job.submitted:
+            return _by_scheduler(seen.state, seen.job.backend)
+    return own
+
+
+def _last_end(told: list[Record]) -> str | None:
+    ended: Record | None = None  # a session that closed as failed: a failure before it says more
+    for record in reversed(told):
+        match record.get("kind"):
+            case "failure":
+                return _by_journal(record)
+            case "close" if record.get("status") == "stopped":
+                return f"{_when(record)}{record.get('reason')}{_see('preempted')}"
+            case "close" if record.get("status") == "failed":
+                ended = ended or record
+            case "open" if ended is not None:
+                break
+    if ended is None:
+        return None
+    return f"{_when(ended)}{ended.get('reason')}{_see(BY_CODE.get(int(ended['exit_code']), 'unknown'))}"
+
+
+def _by_journal(record: Record) -> str:
+    cause = str(record.get("cause") or "unknown")
+    advice = CAUSES.get(cause, "read its log")
+    return f"{_when(record)}{words.failure(record)}: {advice}{_see(cause)}"
+
+
+def _by_scheduler(state: State, name: str) -> str:
+    if state.phase == "gone":
+        return f"{name} says: {state.why}{_see('supervisor-lost')}"
+    runbook = "crash-looping" if state.restarts >= LOOPS else BY_CODE.get(state.exit_code or 0, "unknown")
+    return f"{name} says: {state.why}{_see(runbook)}"
+
+
+def _see(runbook: str) -> str:
+    return f" (docs/runbooks/{runbook}.md)"
+
+
+def _when(record: Record) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(float(record['t'])))} "
+
+
+def _cost(status: Status, seen: Seen | None, told: list[Record], run: Run | None, now: float) -> Cost:
+    accounts: Ledger | None = None
+    if told:
+        accounts = ledger(told, now if status.status == "running" else None)
+    hours = (accounts.total_s if accounts else 0.0 if seen is None else _since_start_s(seen.state, now)) / 3600
+    nodes = 1 if seen is None else seen.job.nodes
+    start: Record = next((r for r in reversed(told) if r.get("kind") == "start"), {})
+    device = str(start.get("device", "cpu"))
+    gpus = seen.job.gpus if seen is not None else int(start.get("world", 0)) if device != "cpu" else 0
+    devices = gpus or (1 if run is not None and run.plan.price else 0)  # a price of a CPU is that of its node
+    usd, price = (None, None) if run is None or not devices else _price(run, device)
+    dollars = None if usd is None else usd * devices * nodes * hours
+    return Cost(nodes * hours, nodes * gpus * hours, dollars, accounts.goodput if accounts else None, price)
+
+
+def _since_start_s(state: State, now: float) -> float:
+    return 0.0 if state.started is None else max(0.0, (state.ended or now) - state.started)
+
+
+def _price(run: Run, device_seen: str) -> tuple[float | None, str | None]:
+    """Of one device and hour, and whose word that is."""
+    if run.plan.price is not None:
+        return run.plan.price, f"${run.plan.price:.2f} a device and hour (plan.price)"
+    name = run.launch.gpu_type or run.plan.on or device_seen
+    from shoal.plan.catalogue import find, price  # numpy is not needed to list runs
+
+    try:
+        device = find(name)
+        known = price(device)
+    except ShoalError:  # a label of the cluster that no catalogue knows
+        return None, None
+    if known is None:
+        return None, None
+    return known.usd_per_hour, f"${known.usd_per_hour:.2f} a {device.name} and hour ({known.basis}, {known.date})"
