@@ -64,7 +64,7 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
 
 
 def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
-    """Every run of a workspace but those `without`, the newest last; one that cannot be read does not hide the others."""
+    """Every run of a workspace but those, the newest last; one that cannot be read does not hide the others."""
     now = time.time()
     found = []
     for run_dir in runs_in(folder):
