@@ -1,0 +1,33 @@
+"""Node names as Slurm folds them: `n[1-3,07],gpu2` are n1, n2, n3, n07 and gpu2."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+MOST = 100_000  # names; a malformed range must not fill the memory
+
+
+def expand(folded: str) -> tuple[str, ...]:
+    """Empty for what cannot be read, such as a list that was cut off."""
+    if folded.count("[") != folded.count("]"):
+        return ()
+    names: list[str] = []
+    for one in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", folded):
+        parts = re.split(r"\[([^\]]*)\]", one)  # text, ranges, text, ranges, … text
+        choices = [[part] if i % 2 == 0 else _range(part) for i, part in enumerate(parts)]
+        names += ["".join(chosen) for chosen in product(*choices)]
+        if len(names) > MOST:
+            return ()
+    return tuple(names)
+
+
+def _range(text: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not dash:
+            found.append(first)
+        elif first.isdecimal() and last.isdecimal() and int(last) - int(first) < MOST:
+            found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return found
