@@ -68,8 +68,7 @@ class Failure:
 def classify(death: Death, around: Change | None = None) -> Failure:
     """The failure that this one death shows."""
     around = around or Change()
-    lines = last_words(death.log)
-    cause, evidence = _by_code(death, lines, around)
+    cause, evidence = death.known or _by_code(death, last_words(death.log), around)
     return Failure(death.rank, cause, _clean(evidence), death.exit_code, death.signal, death.t)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shoal.guard.signs import Signs, signs_of, waits_for_disk
+from shoal.guard.signs import HERE, Kernel, Signs
 from shoal.observe.pulse import LAZY_STEPS, Beat, Groups, Sample, read_beat, read_sample
 
 QUICK_S = 7.0  # with the 10 s of the promise in mind: the rest is for looking and for asking for stacks
@@ -110,8 +110,10 @@ class _Rank:
 class Watch:
     """Of one group. `verdict` is to be asked a few times a second."""
 
-    def __init__(self, pids: Mapping[int, int], folder: Path, limits: Limits | None = None) -> None:
-        self._folder, self._limits = folder, limits or Limits()
+    def __init__(
+        self, pids: Mapping[int, int], folder: Path, limits: Limits | None = None, kernel: Kernel = HERE
+    ) -> None:
+        self._folder, self._limits, self._kernel = folder, limits or Limits(), kernel
         self._ranks = {rank: _Rank(pid) for rank, pid in pids.items()}
         self._clock, self._asked_at = 0.0, None if not pids else -1.0
 
@@ -134,7 +136,7 @@ class Watch:
         if beat is not None and beat.pid == r.pid and beat.marks != r.marks:
             r.beat = beat
             self._progressed(r)
-        r.now = signs_of(r.pid)
+        r.now = self._kernel.signs(rank, r.pid)
         r.stopped_at = (r.stopped_at if r.stopped_at is not None else self._clock) if r.now.stopped else None
         if r.then is None:
             r.then = r.now
@@ -147,7 +149,7 @@ class Watch:
             if r.groups is not None and sample.groups != r.groups:
                 self._progressed(r)
             r.sample, r.groups = sample, sample.groups
-        if waits_for_disk(r.pid):
+        if self._kernel.waits_for_disk(rank, r.pid):
             r.on_disk_at = self._clock
 
     def _progressed(self, r: _Rank) -> None:

@@ -26,6 +26,8 @@ class History:
     open: Record | None = None  # of the session that has not been closed
     last_close: Record | None = None
     auto: dict[str, Record] = field(default_factory=dict)  # decisions that Shoal made and may make anew, by key
+    failed_in_a_row: int = 0  # without a new step; over the sessions that one scheduler's job has started, not a person
+    _job: str | None = None
     _offset: int = 0
 
     @classmethod
@@ -51,6 +53,10 @@ class History:
                     self.by_island[island] = max(record["step"], self.by_island.get(island, 0))
                 if record["step"] > self.step:
                     self.step, self.loss = record["step"], record.get("loss")
+                    self.failed_in_a_row = 0
+            case "failure":
+                nobody_else = record.get("cause") == "supervisor-lost" and self._job is None
+                self.failed_in_a_row += "island" not in record and not nobody_else
             case "checkpoint":
                 self.saved_step = record["step"]
             case "finished":
@@ -60,6 +66,10 @@ class History:
             case "open":
                 self.sessions = max(self.sessions, record["session"] + 1)
                 self.open = record
+                job = record.get("job")
+                if job is None or job != self._job:
+                    self.failed_in_a_row = 0
+                self._job = job
             case "close":
                 self.open, self.last_close = None, record
             case "decision":

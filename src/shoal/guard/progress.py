@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.guard.classify import Failure
 from shoal.guard.hang import Hang, Limits, Watch
+from shoal.guard.signs import HERE, Kernel
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
 from shoal.observe.pulse import read_sample
@@ -20,13 +21,20 @@ MOST_FRAMES = 16  # in the journal; the file beside the logs has all
 
 class Progress:
     def __init__(
-        self, pids: Mapping[int, int], folder: Path, logs: Path, guard: Guard, note: Callable[..., None]
+        self,
+        pids: Mapping[int, int],
+        folder: Path,
+        logs: Path,
+        guard: Guard,
+        note: Callable[..., None],
+        kernel: Kernel = HERE,
     ) -> None:
         """`folder` has the pulses, `logs` those of this attempt. `note` writes a journal record."""
         limits = Limits() if guard.hang in ("auto", "off") else Limits(quick_s=seconds(guard.hang))
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
-        self._watch, self._stragglers = Watch(pids, folder, limits), Stragglers()
+        self._watch, self._stragglers = Watch(pids, folder, limits, kernel), Stragglers()
+        self._here = {rank: pid for rank, pid in pids.items() if kernel.here(rank)}
         self._hanging: Hang | None = None
 
     def look(self, now: float) -> Failure | None:
@@ -48,7 +56,7 @@ class Progress:
 
     def _tell(self, hang: Hang) -> Hang:
         # Whoever is to be killed may as well be asked for its stack; the sampled one is up to a second older.
-        texts = dumps(self._pids, self._folder) if self._restarts else {}
+        texts = dumps(self._here, self._folder) if self._restarts else {}
         hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack)
         self._note(
             "hang",

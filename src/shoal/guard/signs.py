@@ -20,6 +20,23 @@ class Signs:
         return self.state in ("T", "t")
 
 
+class Kernel:
+    """What the kernels of the machines that a group runs on say of its processes; this one is of this machine."""
+
+    def signs(self, rank: int, pid: int) -> Signs:
+        return signs_of(pid)
+
+    def waits_for_disk(self, rank: int, pid: int) -> bool:
+        return waits_for_disk(pid)
+
+    def here(self, rank: int) -> bool:
+        """Whether it can be asked for its stack."""
+        return True
+
+
+HERE = Kernel()
+
+
 def signs_of(pid: int) -> Signs:
     try:
         fields = _after_name(f"/proc/{pid}/stat")

@@ -10,10 +10,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
@@ -21,13 +21,15 @@ from shoal.guard.began import began
 from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
+from shoal.guard.crew import Alone, Crew, Decision, Team
 from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.islands import Agents
 from shoal.guard.progress import Progress, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
+from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.watch import TICK_S, Ended, watch
-from shoal.guard.workers import Workers, log_file, threads_for
+from shoal.guard.workers import log_file
 from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -35,15 +37,6 @@ from shoal.track.rundir import RunDir
 
 MIRROR_WAIT_S = 20.0  # after a finished run; a stopped one waits less, since a scheduler is counting
 MIRROR_WAIT_STOPPED_S = 5.0
-
-
-class Decision(Protocol):
-    @property
-    def key(self) -> str: ...
-    @property
-    def value(self) -> Any: ...
-    @property
-    def why(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -69,25 +62,35 @@ def supervise(
     held: bool = False,
     command: Sequence[str] | None = None,
     mirror_command: Sequence[str] | None = None,
+    crew: Crew | None = None,
+    job: str | None = None,
 ) -> int:
     """Runs the run to its end and returns the exit code. `decisions` were made by Shoal and `asked` by the person who
-    resumed it; both are journaled. `held` says that the caller holds the run's lock. The commands are for tests."""
+    resumed it; both are journaled. `held` says that the caller holds the run's lock. The commands are for tests.
+    `crew` is who runs the workers where it is not this machine alone; `job` names what a scheduler starts again and
+    again, which shares one budget of restarts."""
     command = command or worker_command(run_dir)
     with ExitStack() as stack:
         if not held:
             stack.enter_context(lock.hold(run_dir))
         signals = stack.enter_context(Signals())
-        session = Session(run_dir, run, world, signals, stack.enter_context(closing(Console(run_dir, run))))
+        console = stack.enter_context(closing(Console(run_dir, run)))
+        session = Session(run_dir, run, crew or Alone(world), signals, console, job)
         session.open(decisions, asked)
         mirror = None
         if mirroring.wanted(run.track):
             mirror = mirroring.Mirror(run_dir, mirror_command or mirroring.default_command(run_dir))
+        code = TRANSIENT
         try:
             end = session.attempts(command)
+            code = end.exit_code
         except BaseException as e:
             code = e.exit_code if isinstance(e, ShoalError) else TRANSIENT
-            session.close(End("failed", code, f"the supervisor failed: {type(e).__name__}: {e}"))
+            how = str(e).rstrip(".") if isinstance(e, ShoalError) else f"the supervisor failed: {type(e).__name__}: {e}"
+            session.close(End("failed", code, how))
             raise
+        finally:
+            session.crew.over(code)
         session.console.tick()
         session.console.close()
         stops = len(signals.stops)  # before it is told that the run has ended: a Ctrl-C from then on is about the wait
@@ -103,12 +106,16 @@ def supervise(
 class Session:
     """One life of the supervisor: from `open` to `close` in the journal."""
 
-    def __init__(self, run_dir: RunDir, run: Run, world: int, signals: Signals, console: Console) -> None:
-        self.run_dir, self.run, self.world, self.signals, self.console = run_dir, run, world, signals, console
+    def __init__(
+        self, run_dir: RunDir, run: Run, crew: Crew, signals: Signals, console: Console, job: str | None = None
+    ) -> None:
+        self.run_dir, self.run, self.crew, self.signals, self.console = run_dir, run, crew, signals, console
+        self.job = job
         self.history = History.of(run_dir)
         self.number = self.history.sessions
         self._next_attempt = self.history.attempts
         self._said_stopping = False
+        self._left: str | None = None  # why the last group was put apart
         self._journal = Journal(run_dir.journal_file)
 
     def open(self, decisions: Iterable[Decision], asked: Iterable[Decision]) -> None:
@@ -121,6 +128,7 @@ class Session:
             argv=sys.argv,
             resumed=self.number > 0,
             began=began(),
+            **({} if self.job is None else {"job": self.job}),
         )
         if before:  # nobody was left to say how that session ended
             who = f"pid {before.get('pid')} on {before.get('host')}"
@@ -133,12 +141,18 @@ class Session:
             self._note("decision", key=decision.key, value=decision.value, why=decision.why, asked=True)
 
     def attempts(self, command: Sequence[str]) -> End:
-        budget = Budget(self.run.guard.restarts, self.run.guard.backoff_s)
+        self.history.refresh()
+        budget = Budget(self.run.guard.restarts, self.run.guard.backoff_s, self.history.failed_in_a_row)
         furthest = self.history.step
         while True:
             ended = self._attempt(command)
             self.history.refresh()
             attempt = self._next_attempt - 1
+            if ended is None:
+                return self._stopped(self.signals.stops[0], saved=True)
+            if self._left and not self.signals.told_to_stop and (ended.failure is None or _was_told(ended.failure)):
+                self._note("warning", text=f"{self._left}: the group is put together anew")
+                continue
             end = self._if_over(ended, attempt)
             if end:
                 return end
@@ -160,27 +174,44 @@ class Session:
         self._journal.close()
         self.history.refresh()
 
-    def _attempt(self, command: Sequence[str]) -> Ended:
+    def _attempt(self, command: Sequence[str]) -> Ended | None:
+        """How it ended; None: told to stop before it could begin."""
+        self._left = None
+        ready = self.crew.gather(self.run, self.signals, self.console.say)
+        if ready is None:
+            return None
+        self.run = ready.run
+        for decision in ready.decisions:
+            self._note("decision", key=decision.key, value=decision.value, why=decision.why)
         attempt, self._next_attempt = self._next_attempt, self._next_attempt + 1
         if self.run.fleet.islands > 1:
-            return self._islands(attempt)
+            return self._islands(attempt, ready.world)
         around = Surroundings.now(self.run_dir.path)
-        threads = threads_for(self.run.resources.threads, self.world)
-        with closing(Workers(command, self.world, attempt, self.run_dir.logs, threads)) as workers:
-            self._note("attempt", attempt=attempt, world=self.world, pids=list(workers.pids.values()))
+        with closing(self.crew.start(command, ready, attempt, self.run_dir.logs)) as team:
+            nodes = {"nodes": team.nodes} if team.nodes else {}
+            self._note("attempt", attempt=attempt, world=ready.world, pids=list(team.pids.values()), **nodes)
             note = of_attempt(self._note, attempt=attempt)
             logs = log_file(self.run_dir.logs, attempt, 0).parent
-            progress = Progress(workers.pids, workers.pulses, logs, self.run.guard, note)
+            progress = Progress(team.pids, team.pulses, logs, self.run.guard, note, team.kernel)
             grace_s = self.run.guard.grace_s
-            return watch(workers, self.signals, around, grace_s, self._stopping, self.console.tick, progress)
+            ended = watch(team, self.signals, around, grace_s, self._stopping, self._tick(team), progress)
+            self._left = team.left
+            return ended
 
-    def _islands(self, attempt: int) -> Ended:
+    def _tick(self, team: Team) -> Callable[[], None]:
+        def tick() -> None:
+            team.look()
+            self.console.tick()
+
+        return tick
+
+    def _islands(self, attempt: int, world: int) -> Ended:
         def failed(island: int, failure: Failure, action: str) -> None:
             self._note("failure", island=island, **failure.fields(), action=action)
 
         fleet, guard = self.run.fleet, self.run.guard
         with closing(Agents(self.run_dir, fleet.islands, guard, failed, lock.fd_of(self.run_dir))) as agents:
-            self._note("attempt", attempt=attempt, world=self.world, agents=list(agents.pids.values()), pids=[])
+            self._note("attempt", attempt=attempt, world=world, agents=list(agents.pids.values()), pids=[])
             return agents.watch(self.signals, guard.grace_s, self._stopping, self.console.tick)
 
     def _if_over(self, ended: Ended, attempt: int) -> End | None:
@@ -237,6 +268,11 @@ class Session:
             self._journal.append(kind, **fields)
         except OSError as e:
             self.console.say(f"cannot write {self.run_dir.journal_file} ({e.strerror}); free space, the run goes on.")
+
+
+def _was_told(failure: Failure) -> bool:
+    """A node that was told to leave and has gone before all could save, or one that others lost with it."""
+    return failure.cause in ("node-lost", *CONSEQUENCES)
 
 
 def _sentence(failure: Failure) -> str:

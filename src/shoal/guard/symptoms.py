@@ -21,6 +21,7 @@ CAUSES = {
     "hang": "look at the stack of the named rank, in the journal's `hang` record or at the end of its log",
     "hardware": "take the machine out of service and look at its kernel log",
     "crash": "native code failed: the Python stack is at the end of the rank's log",
+    "node-lost": "ask the scheduler what became of that node; the run goes on when there is another one",
     "killed": "somebody or something outside Shoal ended the process",
     "exception": "read the traceback in the rank's log",
     "unknown": "the worker left without a word; read the rank's log",

@@ -21,7 +21,7 @@ from shoal.guard.progress import Progress
 from shoal.guard.signals import Signals
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
-from shoal.guard.workers import Death, Workers
+from shoal.guard.workers import Death, Group
 
 TICK_S = 0.2  # the live line is redrawn this often; events do not wait for it
 # Between SIGTERM and SIGKILL for workers whose peer has died. Most wait in a collective and hear nothing, none can save
@@ -41,7 +41,7 @@ class Ended:
 
 
 def watch(
-    workers: Workers,
+    workers: Group,
     signals: Signals,
     around: Surroundings,
     grace_s: float,

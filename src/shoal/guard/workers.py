@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from shoal.errors import SetupError
 from shoal.guard.pulses import make_folder
 from shoal.observe.pulse import FOLDER
+from shoal.wire import text_of
 
 TIED = Path(__file__).with_name("tied.py")
 
@@ -31,6 +33,7 @@ class Death:
     told: bool  # it had been signalled by us, so its end explains nothing
     t: float
     log: Path
+    known: tuple[str, str] | None = None  # cause and evidence, where another node has looked at it already
 
     @property
     def by_itself(self) -> bool:
@@ -41,20 +44,37 @@ def log_file(logs: Path, attempt: int, rank: int) -> Path:
     return logs / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.log"
 
 
-class Workers:
-    """A running group. Each worker leads its own session: Ctrl-C in the terminal does not reach it, and its own
-    children can be ended with it."""
+@dataclass(frozen=True)
+class Share:
+    """The part of a group that one node runs, where there are several."""
 
-    def __init__(self, command: Sequence[str], world: int, attempt: int, logs: Path, threads: int) -> None:
+    node: int
+    first: int  # its first rank
+    count: int
+    master: tuple[str, int]  # where rank 0 will listen
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class Workers:
+    """A running group, or a node's share of one. Each worker leads its own session: Ctrl-C in the terminal does not
+    reach it, and its own children can be ended with it."""
+
+    def __init__(
+        self, command: Sequence[str], world: int, attempt: int, logs: Path, threads: int, share: Share | None = None
+    ) -> None:
         self.attempt = attempt
         self._scratch = Path(tempfile.mkdtemp(prefix="shoal-rendezvous-"))
         self.pulses = make_folder()  # where they write what they are doing
         self._alive: dict[int, subprocess.Popen[bytes]] = {}
         self._told: set[int] = set()
-        self._logs = {rank: log_file(logs, attempt, rank) for rank in range(world)}
+        ranks = range(world) if share is None else share.ranks
+        self._logs = {rank: log_file(logs, attempt, rank) for rank in ranks}
         try:
-            for rank in range(world):
-                env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store")
+            for rank in ranks:
+                env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store", share)
                 env[FOLDER] = str(self.pulses)
                 self._alive[rank] = _start(command, env, self._logs[rank])
         except OSError as e:
@@ -93,17 +113,7 @@ class Workers:
             _signal_session(process.pid, signal.SIGKILL)
 
     def end(self, grace_s: float, wait: Callable[[float], None]) -> list[Death]:
-        """SIGTERM, then SIGKILL after the grace: a worker that waits in a collective hears only the latter."""
-        self.tell_to_stop()
-        deaths, deadline = self.reap(), time.monotonic() + grace_s
-        while self._alive and (left := deadline - time.monotonic()) > 0:
-            wait(left)
-            deaths += self.reap()
-        self.kill()
-        while self._alive:
-            wait(0.2)
-            deaths += self.reap()
-        return deaths
+        return end(self, grace_s, wait)
 
     def close(self) -> None:
         """Nothing stays behind, whatever happened to the caller."""
@@ -115,15 +125,50 @@ class Workers:
         shutil.rmtree(self.pulses, ignore_errors=True)
 
 
-def worker_env(rank: int, world: int, attempt: int, threads: int, store: Path) -> dict[str, str]:
-    return {
+class Group(Protocol):
+    """What a supervisor sees of a running group, wherever its workers are."""
+
+    @property
+    def pids(self) -> dict[int, int]: ...
+    def reap(self) -> list[Death]: ...
+    def tell_to_stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def end(self, grace_s: float, wait: Callable[[float], None]) -> list[Death]: ...
+
+
+def end(group: Group, grace_s: float, wait: Callable[[float], None]) -> list[Death]:
+    """SIGTERM, then SIGKILL after the grace: a worker that waits in a collective hears only the latter."""
+    group.tell_to_stop()
+    deaths, deadline = group.reap(), time.monotonic() + grace_s
+    while group.pids and (left := deadline - time.monotonic()) > 0:
+        wait(min(left, 0.2))  # the end of a worker on another node comes as no signal
+        deaths += group.reap()
+    group.kill()
+    while group.pids:
+        wait(0.2)
+        deaths += group.reap()
+    return deaths
+
+
+def worker_env(
+    rank: int, world: int, attempt: int, threads: int, store: Path, share: Share | None = None
+) -> dict[str, str]:
+    # A file (or a port) of its own for every group: a stale store of a dead group would hand out dead addresses.
+    where = {"SHOAL_RENDEZVOUS": f"file://{store}"}
+    if share is not None:
+        host, port = share.master
+        where = {
+            "SHOAL_RENDEZVOUS": f"tcp://{text_of(share.master)}",
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "GROUP_RANK": str(share.node),
+        }
+    return where | {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank if share is None else rank - share.first),
         "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world if share is None else share.count),
         "SHOAL_ATTEMPT": str(attempt),
-        # A file of its own for every group: a stale store of a dead group would hand out dead addresses.
-        "SHOAL_RENDEZVOUS": f"file://{store}",
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker are in its log
         "PYTHONFAULTHANDLER": "1",  # … and the Python stack of one that crashed in native code

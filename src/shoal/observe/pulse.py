@@ -235,6 +235,17 @@ def read_sample(folder: Path, rank: int) -> Sample | None:
         return None
 
 
+def moved(data: bytes, later_s: float) -> bytes:
+    """A pulse of another machine with its times on this one's clock."""
+    whole = bytearray(data.ljust(SIZE, b"\0"))
+    head = list(_HEAD.unpack_from(whole))
+    head[6] += later_s
+    _HEAD.pack_into(whole, 0, *head)
+    number, t, size = _SAMPLE.unpack_from(whole, _SAMPLE_AT)
+    _SAMPLE.pack_into(whole, _SAMPLE_AT, number, t + later_s, size)
+    return bytes(whole)
+
+
 def _bytes(path: Path, at: int, size: int) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:

@@ -28,8 +28,9 @@ class Decided:
     decisions: tuple[Decision, ...]
 
 
-def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
-    """The run with nothing left open. `world` is set when somebody else (torchrun) has started the processes."""
+def decide(run: Run, workspace: Path, world: int | None = None, here: int | None = None) -> Decided:
+    """The run with nothing left open. `world` is set when somebody else (torchrun) has started the processes; `here`
+    of them are on this machine, where they are not all (torchrun says it too)."""
     choices = Choices()
     choose = choices.choose
     gpus = visible_gpus()
@@ -53,10 +54,10 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
         run = _for_islands(run, choices)
     layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"])
     world = layout.sizes.world
-    _refuse_what_cannot_fit(run, shape, layout.sizes, device)
-    everybody = world * islands
-    shared = f"{cores} core{'s' * (cores > 1)} for {everybody} process{'es' * (everybody > 1)}"
-    threads = choose("resources.threads", run.resources.threads, max(1, cores // everybody), shared)
+    here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world * islands))
+    _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))
+    shared = f"{cores} core{'s' * (cores > 1)} for {here} process{'es' * (here > 1)}"
+    threads = choose("resources.threads", run.resources.threads, max(1, cores // here), shared)
     precision = choose(
         "train.precision", run.train.precision, "bf16" if device == "cuda" else "fp32", f"the usual on {device}"
     )
@@ -75,7 +76,7 @@ def decide(run: Run, workspace: Path, world: int | None = None) -> Decided:
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }
     )
-    recompute = _recompute(closed, shape, choices)
+    recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
     return Decided(closed, world, tuple(choices.made))
 
@@ -99,13 +100,11 @@ def visible_gpus() -> int:
     return min(present, len([d for d in listed.split(",") if d.strip() not in ("", "-1")]))
 
 
-def _recompute(run: Run, shape: Shape, choices: Choices) -> str:
+def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:
     if run.mesh.recompute != "auto":
         return run.mesh.recompute
     from shoal.plan.memory import choose_recompute, memory_budget
 
-    # torchrun says how many of the processes are on this machine.
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", int(run.resources.processes) * run.fleet.islands))
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
     return choices.choose("mesh.recompute", "auto", mode, why)
 
@@ -128,15 +127,16 @@ def _for_islands(run: Run, choices: Choices) -> Run:
     return run.model_copy(update={"fleet": run.fleet.model_copy(update={"shards": count})})
 
 
-def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str) -> None:
+def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, here: float) -> None:
     """Weights, gradients and optimizer state alone; a proper plan comes with the planner, but this much is certain.
 
-    Every axis but dp_replicate holds a part of one copy, so the machine holds as many copies as that, of each island.
+    Every axis but dp_replicate holds a part of one copy, so the machine holds as many copies as that, of each island;
+    of a run over several machines its share of them (`here`).
     """
     if device != "cpu":
         return  # what a GPU holds is not known without asking CUDA
     islands, saved = run.fleet.islands, 4 if run.train.optimizer.moments == "bf16" else 0
-    need = shape.params * (STATE_BYTES - saved) * sizes.dp_replicate * islands
+    need = round(shape.params * (STATE_BYTES - saved) * sizes.dp_replicate * islands * here)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > have:
         many = sizes.dp_replicate * islands

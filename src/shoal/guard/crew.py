@@ -1,0 +1,90 @@
+"""Who runs a run's workers: this machine alone, or several (shoal.guard.nodes.crew). Asked anew for each attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.guard.signals import Signals
+from shoal.guard.signs import HERE, Kernel
+from shoal.guard.workers import Group, Workers, threads_for
+from shoal.spec.run import Run
+
+
+class Decision(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def why(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All who take part are here: how many processes there will be, and the run as it is laid over them."""
+
+    run: Run
+    world: int
+    decisions: tuple[Decision, ...] = ()  # made because their number has changed
+
+
+class Team(Group, Protocol):
+    """A group that was started."""
+
+    @property
+    def pulses(self) -> Path: ...
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def left(self) -> str | None:
+        """Why it was ended to be put together anew, if it was."""
+        ...
+
+    @property
+    def nodes(self) -> list[dict[str, object]]: ...
+    def look(self) -> None:
+        """Asked a few times a second while it runs."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Crew(Protocol):
+    def gather(self, run: Run, signals: Signals, say: Callable[[str], None]) -> Ready | None:
+        """Waits until there are enough of them. None: told to stop meanwhile. TransientError: they do not come."""
+        ...
+
+    def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> Team: ...
+    def over(self, code: int) -> None:
+        """The run has ended with that exit code."""
+        ...
+
+
+class LocalTeam(Workers):
+    """Workers of this machine."""
+
+    kernel = HERE
+    left: str | None = None
+    nodes: list[dict[str, object]] = []  # noqa: RUF012  # never written to
+
+    def look(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Alone:
+    """This machine."""
+
+    world: int
+
+    def gather(self, run: Run, signals: Signals, say: Callable[[str], None]) -> Ready:
+        return Ready(run, self.world)
+
+    def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> LocalTeam:
+        return LocalTeam(command, ready.world, attempt, logs, threads_for(ready.run.resources.threads, ready.world))
+
+    def over(self, code: int) -> None:
+        pass

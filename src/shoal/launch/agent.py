@@ -1,0 +1,161 @@
+"""What a scheduler starts on every node: `python -m shoal.launch.agent RUN.yaml --workspace DIR --processes N`.
+
+Who it is comes from the environment, since that is what all schedulers can set: SHOAL_NODE (0, 1, …), SHOAL_NODES,
+SHOAL_HEAD (host:port of node 0), SHOAL_TOKEN (hex; the agents of a job know each other by it), SHOAL_JOB (the
+scheduler's name of the job). Node 0 supervises the run, the others do as it says; all leave with the same exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal import wire
+from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, UsageError
+from shoal.guard import lock
+from shoal.guard.begin import create, writing
+from shoal.guard.crew import Alone, Crew, Decision
+from shoal.guard.history import History, continues
+from shoal.guard.nodes.crew import Nodes
+from shoal.guard.nodes.follower import Follower
+from shoal.guard.nodes.head import Head
+from shoal.guard.supervise import supervise
+from shoal.spec import Run, load
+from shoal.spec.checks import local_inputs, trainable
+from shoal.spec.history import differences
+from shoal.track.rundir import RunDir, workspace
+from shoal.train.decide import decide
+
+
+@dataclass(frozen=True)
+class Who:
+    """This agent among those of its job."""
+
+    node: int
+    nodes: int
+    head: tuple[str, int] | None
+    token: bytes
+    job: str | None
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> Who:
+        node, nodes = _number(env, "SHOAL_NODE", 0), _number(env, "SHOAL_NODES", 1)
+        if not 0 <= node < nodes:
+            raise UsageError(f"SHOAL_NODE is {node} and SHOAL_NODES {nodes}; nodes are counted from 0.")
+        job = env.get("SHOAL_JOB") or None
+        if nodes == 1:
+            return cls(0, 1, None, b"", job)
+        if missing := [name for name in ("SHOAL_HEAD", "SHOAL_TOKEN") if not env.get(name)]:
+            raise UsageError(f"an agent of {nodes} nodes needs {' and '.join(missing)} in its environment.")
+        try:
+            head, token = wire.address_of(env["SHOAL_HEAD"]), bytes.fromhex(env["SHOAL_TOKEN"])
+        except ValueError:
+            raise UsageError("SHOAL_HEAD must be host:port and SHOAL_TOKEN hexadecimal.") from None
+        return cls(node, nodes, head, token, job)
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"{name} is '{text}', which is no number.")
+    return int(text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shoal.launch.agent", description=__doc__)
+    parser.add_argument("file", metavar="RUN.yaml")
+    parser.add_argument("--workspace", metavar="DIR")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="worker processes of this node")
+    parser.add_argument("--min-nodes", type=int, metavar="N", help="it starts and goes on with as few as these")
+    args = parser.parse_args(argv)
+    try:
+        who = Who.of(os.environ)
+        folder = workspace(args.workspace)
+        if who.node > 0:
+            assert who.head is not None
+            return Follower(who.head, who.token, who.node, args.processes, folder).run()
+        return first(who, Path(args.file), folder, args.processes, args.min_nodes or who.nodes)
+    except ShoalError as e:
+        print(f"shoal: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return TOLD_TO_STOP
+    except OSError as e:
+        print(f"shoal: the system said: {e.strerror or e} ({e.filename or 'no file'}).", file=sys.stderr)
+        return TRANSIENT
+    except Exception:
+        traceback.print_exc()
+        return TRANSIENT
+
+
+def first(who: Who, file: Path, folder: Path, processes: int, least: int) -> int:
+    """Node 0's: the run begins, or goes on where it stopped, as `shoal train` of the same file would."""
+    head = Head(who.head[1], who.token, who.nodes) if who.head is not None else None
+    try:
+        return _supervised(who, head, file, folder, processes, least)
+    except BaseException as e:
+        if head is not None:  # nobody else would tell the others that it is over
+            head.close(e.exit_code if isinstance(e, ShoalError) else TRANSIENT)
+        raise
+
+
+def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes: int, least: int) -> int:
+    asked = load(file).run
+    trainable(asked)
+    run_dir = RunDir.of(asked.name, folder)
+    begun = run_dir.exists()
+    local_inputs(asked, begun=begun and History.of(run_dir).saved_step > 0)
+
+    def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
+        decided = decide(_for(asked, world), run_dir.workspace, world, processes)
+        return decided.run, decided.decisions
+
+    with ExitStack() as held:
+        with writing(run_dir):
+            held.enter_context(lock.hold(run_dir))
+        world = processes * who.nodes
+        run, decisions = laid_over(world)
+        with writing(run_dir):
+            if not begun:
+                create(run_dir, run)
+        if begun and (code := _go_on(run_dir, asked)) is not None:
+            if head is not None:
+                head.close(code)
+            return code
+        crew: Crew = Alone(world)
+        if head is not None and who.head is not None:
+            crew = Nodes(run_dir, head, who.head[0], processes, who.nodes, least, laid_over)
+        said = () if begun else decisions
+        return supervise(run_dir, run, world, decisions=said, held=True, crew=crew, job=who.job)
+
+
+def _for(asked: Run, world: int) -> Run:
+    """The run as it was asked for, over so many processes: with fewer nodes there are fewer."""
+    return asked.model_copy(update={"resources": asked.resources.model_copy(update={"processes": world})})
+
+
+def _go_on(run_dir: RunDir, asked: Run) -> int | None:
+    """Refuses another history under the same name; the exit code when there is nothing left to do."""
+    differ = [d for d in differences(load(run_dir.spec_file).run, asked, auto_is_equal=True) if not d.safe]
+    if differ:
+        named = "; ".join(map(str, differ[:6]))
+        raise SpecError(f"run '{asked.name}' exists with another spec: {named}. Give this one another name (name=…).")
+    history = History.of(run_dir)
+    if history.finished and asked.train.steps <= history.step:
+        print(f"run {run_dir.name} is finished: {history.step} steps.")
+        return 0
+    print(continues(run_dir, asked.train.steps))
+    return None
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

@@ -1,0 +1,160 @@
+"""Agents on several nodes: they train as one machine does, lose a node, grow, and leave with one exit code."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.launch.agents import Cluster
+from tests.train.tiny import make_data, make_run
+
+from shoal import wire
+from shoal.guard.nodes.talk import HELLO
+from shoal.launch.agent import main
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Make]:
+    made: list[Cluster] = []
+
+    def make(nodes: int = 2, least: int | None = None, **changes: object) -> Cluster:
+        data = tmp_path / "data"
+        if not data.exists():
+            make_data(data)
+        settings = {"train.steps": 12, "checkpoint.every": 2, "checkpoint.read_back": "headers", **changes}
+        folder = tmp_path / f"workspace-{len(made)}"
+        folder.mkdir()
+        made.append(Cluster(make_run(data, **settings), folder, nodes, least))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def digest(cluster: Cluster) -> str:
+    return str(cluster.records("finished")[-1]["digest"])
+
+
+def test_a_node_that_is_killed_is_replaced_and_the_run_ends_as_if_nothing_had_been(cluster: Make) -> None:
+    calm, rough = cluster(2), cluster(2, **{"train.steps": 12})
+    calm.start_all()
+    assert calm.codes() == {0: 0, 1: 0}
+    rough.start_all()
+    rough.wait_for("step", step=5)
+    rough.agents[1].kill()
+    failure = rough.wait_for("failure")
+    assert failure["cause"] == "node-lost"
+    assert "node 1" in failure["evidence"]
+    rough.agents[1].wait()
+    rough.start(1)
+    assert rough.codes() == {0: 0, 1: 0}
+    assert digest(rough) == digest(calm)
+    assert [r["world"] for r in rough.records("attempt")] == [2, 2]
+
+
+def test_the_first_node_lost_is_found_again_by_the_others(cluster: Make) -> None:
+    job = cluster(2)
+    job.start_all()
+    job.wait_for("step", step=3)
+    job.agents[0].kill()
+    job.agents[0].wait()
+    job.start(0)
+    assert job.codes() == {0: 0, 1: 0}
+    assert [r["cause"] for r in job.records("failure")] == ["supervisor-lost"]
+    assert job.records("finished")
+
+
+def test_with_fewer_nodes_than_asked_it_starts_and_grows_when_another_comes(cluster: Make) -> None:
+    job = cluster(2, least=1, **{"train.steps": 400})
+    job.start(0)
+    job.wait_for("step", step=2, timeout_s=120)
+    job.start(1)
+    job.wait_for("attempt", attempt=1)
+    assert [r["world"] for r in job.records("attempt")] == [1, 2]
+    job.wait_for("start", attempt=1)
+    job.agents[0].send_signal(signal.SIGTERM)
+    assert set(job.codes().values()) == {143}
+    assert not job.records("failure")
+
+
+def test_told_to_stop_all_save_and_leave_with_143_and_go_on_later(cluster: Make) -> None:
+    job = cluster(2, **{"train.steps": 200})
+    job.start_all()
+    job.wait_for("step", step=3)
+    job.agents[0].send_signal(signal.SIGUSR2)  # as Slurm warns
+    assert job.codes() == {0: 143, 1: 143}
+    saved = job.records("checkpoint")[-1]["step"]
+    assert saved >= 3
+    job.start_all()
+    job.wait_for("start", attempt=1)
+    assert job.records("start")[-1]["step"] == saved
+
+
+def test_a_node_told_to_leave_lets_all_save_and_its_replacement_goes_on(cluster: Make) -> None:
+    job = cluster(2, **{"train.steps": 60, "checkpoint.every": 0})
+    job.start_all()
+    job.wait_for("step", step=3)
+    job.agents[1].send_signal(signal.SIGTERM)
+    assert job.agents[1].wait(60) == 143
+    job.start(1)
+    job.wait_for("start", attempt=1)
+    assert job.records("start")[-1]["step"] >= 3, "nothing was lost, although no checkpoint was due"
+    assert not job.records("failure")
+    assert job.codes() == {0: 0, 1: 0}
+
+
+def test_a_wrong_run_file_ends_every_node_with_2(cluster: Make) -> None:
+    job = cluster(2, **{"mesh.tp": 3})
+    job.start_all()
+    assert job.codes() == {0: 2, 1: 2}
+    assert "mesh" in job.log(0).read_text()
+
+
+def test_nodes_that_share_no_disk_are_refused_unless_checkpoints_go_elsewhere(cluster: Make, tmp_path: Path) -> None:
+    job = cluster(2)
+    job.start(0)
+    job.start(1, workspace=tmp_path / "elsewhere")
+    assert job.codes() == {0: 78, 1: 78}
+    assert "does not see" in job.log(0).read_text()
+    remote = {"checkpoint.remote": f"file://{tmp_path / 'bucket'}", "checkpoint.local": False, "train.steps": 300}
+    apart = cluster(2, **remote)
+    apart.start(0)
+    apart.start(1, workspace=tmp_path / "far")
+    apart.wait_for("step", step=3)
+    apart.agents[0].send_signal(signal.SIGTERM)
+    assert apart.codes() == {0: 143, 1: 143}
+    far = apart.run_dir.logs / "attempt-000" / "rank-00001.log"
+    assert "told to stop" in far.read_text(), "its lines were sent to node 0"
+
+
+def test_a_stranger_who_does_not_know_the_token_learns_nothing_and_disturbs_nobody(cluster: Make) -> None:
+    job = cluster(2)
+    job.start(0)
+    job.wait_for("open")
+    with socket.create_connection(("127.0.0.1", job.port)) as sock, pytest.raises((wire.Broken, OSError)):
+        wire.greet(sock, b"x" * 32, HELLO)
+    job.start(1)
+    assert job.codes() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"SHOAL_NODE": "2", "SHOAL_NODES": "2"}, "counted from 0"),
+        ({"SHOAL_NODE": "one"}, "no number"),
+        ({"SHOAL_NODE": "1", "SHOAL_NODES": "2"}, "SHOAL_HEAD and SHOAL_TOKEN"),
+    ],
+)
+def test_an_agent_that_does_not_know_who_it_is_says_so(
+    env: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run.yaml"]) == 2
+    assert says in capsys.readouterr().err
