@@ -57,7 +57,7 @@ class Kubernetes:
                 raise
         except Refused as e:
             raise _sentence(e, request, cluster) from e
-        where = {"kind": _kind(as_jobset), "uid": created["metadata"]["uid"]}
+        where = {"kind": _kind(as_jobset)}
         where |= {"context": cluster.context} if cluster.context else {}
         where |= {"kueue": str(request.launch.queue)} if own.kueue else {}
         return Job(

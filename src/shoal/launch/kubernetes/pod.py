@@ -114,7 +114,13 @@ def script(request: Request) -> str:
 def _environment(request: Request, head: str, job_uid_label: str) -> list[Manifest]:
     own = request.launch.kubernetes
     # No home in a read-only image, and no entry in its passwd for the user: libraries ask for both.
-    values: dict[str, str] = {"HOME": "/tmp", "USER": "shoal", **request.plain_env(), "SHOAL_HEAD": head}
+    values: dict[str, str] = {
+        "HOME": "/tmp",
+        "USER": "shoal",
+        "PYTHONUNBUFFERED": "1",
+        **request.plain_env(),
+        "SHOAL_HEAD": head,
+    }
     found: list[Manifest] = [
         {"name": "SHOAL_NODE", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{names.INDEX}']"}}},
         # With its id: a job of the same name that a person launches later begins with a whole budget of restarts.

@@ -52,7 +52,7 @@ class Seen:
 def state(job: Job, seen: Seen) -> State:
     name = job.id.rpartition("/")[2]
     found = seen.jobs.get(name)
-    if found is None or found["metadata"]["uid"] != job.where.get("uid", found["metadata"]["uid"]):
+    if found is None:
         return GONE_AFTER_STOP if "stopped" in job.where else GONE
     runs = seen.inner.get(name, found) if found["kind"] == "JobSet" else found
     newest = _newest(seen.pods.get(name, []))
