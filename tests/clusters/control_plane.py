@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import shutil
 import signal
 import ssl
 import subprocess
@@ -28,9 +29,10 @@ READY_S = 60.0
 class ControlPlane:
     """Ready when `start` returns. The kernel ends its processes with the thread that called it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lost_after_s: int) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
+        self._lost_after_s = lost_after_s  # a node that says nothing
         etcd, peer, api = free_ports(3)
         self._etcd = f"http://127.0.0.1:{etcd}"
         self._peer = f"http://127.0.0.1:{peer}"
@@ -75,7 +77,7 @@ class ControlPlane:
                 "kube-controller-manager", [
                     at / "kube-controller-manager", *hurry, f"--service-account-private-key-file={key}",
                     f"--root-ca-file={self.ca}", "--use-service-account-credentials=true", "--controllers=*",
-                    "--node-monitor-period=1s", "--node-monitor-grace-period=8s",
+                    "--node-monitor-period=1s", f"--node-monitor-grace-period={self._lost_after_s}s",
                     "--concurrent-job-syncs=10",
                 ],
             )  # fmt: skip
@@ -116,13 +118,13 @@ class ControlPlane:
 
     def start_kueue(self) -> None:
         health, hooks = free_ports(2)
-        frameworks = ["batch/job", "jobset.x-k8s.io/jobset"]
         configuration = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
-            "integrations": {"frameworks": frameworks},
+            "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
+            "featureGates": {"VisibilityOnDemand": False},  # a second API server, with certificates of its own
             **self._serving("kueue", health, hooks),
         }
         self._start_controller(KUEUE, "kueue", configuration, health, hooks)
@@ -150,6 +152,8 @@ class ControlPlane:
         for defined in names:
             api.until(f"{definitions}/{defined}", lambda d: condition(d, "Established") is not None)
         command: list[str | Path] = [at / name, f"--config={file}", "--zap-log-level=info"]
+        if part is KUEUE:
+            command = _with_metrics_certificate(command, certificates)
         self._run(name, command, KUBECONFIG=str(self.kubeconfig), POD_NAMESPACE="kube-system")
         self._await(name, lambda: _healthy(health))
         for webhooks in yaml.safe_load_all((at / "webhook-manifests.yaml").read_text()):
@@ -207,6 +211,18 @@ class ControlPlane:
             time.sleep(0.05)
         log = (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
         raise RuntimeError(f"{name} did not start ({why}):\n{log}")
+
+
+def _with_metrics_certificate(command: list[str | Path], certificates: Path) -> list[str | Path]:
+    """Kueue wants one at a fixed path, metrics or not: it gets an /etc of its own."""
+    upper, work = certificates / "etc", certificates / "work"
+    at = upper / "kueue" / "metrics" / "certs"
+    at.mkdir(parents=True)
+    work.mkdir()
+    for file in ("tls.crt", "tls.key"):
+        shutil.copy(certificates / file, at / file)
+    mount = f"mount -t overlay overlay -o lowerdir=/etc,upperdir={upper},workdir={work} /etc"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
 
 
 def _healthy(port: int) -> bool:

@@ -93,7 +93,7 @@ class Kubelet:
         pod = self._pods.get(uid)
         if kind == "DELETED":
             if pod is not None:
-                pod.end(0)
+                pod.delete(0)
                 del self._pods[uid]
             return
         if pod is None:
@@ -103,7 +103,7 @@ class Kubelet:
             pod = self._pods[uid] = Pod(self, found, address(self.config["index"], self._given))
             threading.Thread(target=pod.live, name=pod.name).start()
         if "deletionTimestamp" in found["metadata"]:
-            pod.end(found["metadata"].get("deletionGracePeriodSeconds", 30))
+            pod.delete(found["metadata"].get("deletionGracePeriodSeconds", 30))
 
 
 class Pod:
@@ -118,7 +118,9 @@ class Pod:
         self.folder = kubelet.folder / "pods" / self.uid
         self._states: dict[str, Object] = {}
         self._running: subprocess.Popen[bytes] | None = None
-        self._told = threading.Event()
+        self._told = threading.Event()  # to end
+        self._deleted = threading.Event()
+        self._reason: str | None = None
         self._grace_s = 0.0
         self._killer: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -146,6 +148,10 @@ class Pod:
     def live(self) -> None:
         self.folder.mkdir(parents=True)
         phase = "Failed"
+        if "activeDeadlineSeconds" in self.spec:
+            deadline = threading.Timer(self.spec["activeDeadlineSeconds"], self._too_long)
+            deadline.daemon = True
+            deadline.start()
         try:
             with self._sandbox() as held:
                 plug(self.kubelet.config["network"], held.pid, self.ip)
@@ -153,9 +159,17 @@ class Pod:
         finally:
             if self._killer is not None:
                 self._killer.cancel()
-            self._report(phase, over=True)
-            if self._told.wait(0 if self._told.is_set() else None):  # until it is deleted, its status stands
-                self._forget()
+            self._report("Failed" if self._reason else phase, over=True)
+            self._deleted.wait()  # until then its status and its logs stand
+            self._forget()
+
+    def _too_long(self) -> None:
+        self._reason = "DeadlineExceeded"
+        self.end(self.spec["terminationGracePeriodSeconds"])
+
+    def delete(self, grace_s: float) -> None:
+        self._deleted.set()
+        self.end(grace_s)
 
     def _sandbox(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(CONTAINER), "--sandbox", self.host_name]
@@ -228,6 +242,8 @@ class Pod:
         code = code if code >= 0 else 128 - code
         reason = "Completed" if code == 0 else "StartError" if code == 128 else "Error"
         ended = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
+        if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            ended["message"] = log.end()
         self._states[name] = {"terminated": ended}
         return code
 
@@ -270,6 +286,8 @@ class Pod:
             "containerStatuses": [self._status(c, over) for c in self.spec["containers"]],
             "initContainerStatuses": [self._status(c, over) for c in self.spec.get("initContainers") or []],
         }
+        if self._reason and over:
+            status["reason"] = self._reason
         for _ in range(20):
             try:
                 self.kubelet.api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})

@@ -26,9 +26,9 @@ IMAGE = "shoal.test/shoal:test"
 
 
 class Cluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lost_after_s: int) -> None:
         self.folder = folder
-        self.control_plane = ControlPlane(folder / "control-plane")
+        self.control_plane = ControlPlane(folder / "control-plane", lost_after_s)
         self.kubelets: dict[str, subprocess.Popen[bytes]] = {}
         self._network: subprocess.Popen[bytes] | None = None
         self._where: Object = {}
@@ -138,7 +138,7 @@ def _passable(binary: Path) -> list[str]:
 
 
 @contextmanager
-def cluster(*nodes: str, gpus: int = 0) -> Iterator[Cluster]:
+def cluster(*nodes: str, gpus: int = 0, lost_after_s: int = 60) -> Iterator[Cluster]:
     """Started when entered, with these nodes; nothing of it is left."""
     if os.geteuid() != 0:
         unavailable("kubernetes", "the test kubelet runs containers, for which it must be root")
@@ -149,7 +149,7 @@ def cluster(*nodes: str, gpus: int = 0) -> Iterator[Cluster]:
     except FileNotFoundError as e:
         unavailable("kubernetes", str(e))
     folder = Path(tempfile.mkdtemp(prefix="shoal-kubernetes-"))
-    made = Cluster(folder / "c")
+    made = Cluster(folder / "c", lost_after_s)
     try:
         made.start()
         for node in nodes:

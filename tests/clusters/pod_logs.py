@@ -31,6 +31,11 @@ class Log:
         finally:
             self._over.set()
 
+    def end(self, most_lines: int = 80, most_bytes: int = 2048) -> str:
+        """The last words, as much of them as a pod's status takes."""
+        last = list(self.lines(False, most_lines, ""))
+        return b"".join(line.partition(b" ")[2] for line in last)[-most_bytes:].decode(errors="replace")
+
     def lines(self, follow: bool, last: int | None, since: str) -> Iterator[bytes]:
         with open(self._path, "rb") as file:
             there = [line for line in file if line[:30].decode() >= since]

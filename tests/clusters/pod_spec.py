@@ -129,6 +129,7 @@ def container_spec(
         "gid": gid,
         "groups": [gid] if group is None else [gid, group],
         "read_only": bool(security.get("readOnlyRootFilesystem")),
+        "shares_processes": bool(pod["spec"].get("shareProcessNamespace")),
         "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
         "mounts": [_mount(mount, mounted) for mount in container.get("volumeMounts") or []],
     }
