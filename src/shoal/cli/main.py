@@ -3,7 +3,7 @@
 Verbs are imported only when called, so `shoal --help` stays far under 0.3 s (no torch, no pydantic, no rich).
 A verb is a module `shoal.cli.VERB` with `add_arguments(parser)` and `run(args) -> int | None`; with
 `TAKES_OVERRIDES = True` it finds the values for the run file (`train.steps=100`) in `args.overrides`; `OWN_OPTIONS`
-names those of `--name` and `--seed` that are the verb's own.
+names those of its options, with a value each, that would be taken for such values (`--seed`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ VERBS = {
     "plan": "predict speed, memory, cost and goodput, and find the best layout",
     "train": "train on this machine, all its devices",
     "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
+    "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
     "ps": "list the runs and what each is doing; of one: why it waits, died, what it cost",
     "logs": "print or follow the logs of a run",
     "stop": "stop a run; its state is saved first",

@@ -47,11 +47,15 @@ def request_of(run: Run, workspace: Path) -> Request:
 def send(request: Request) -> Job:
     """Submits it and remembers the job."""
     job = backend(request.launch.on).submit(request)
+    remember_sent(job, request)
+    return job
+
+
+def remember_sent(job: Job, request: Request) -> None:
     run_dir = RunDir.of(request.name, request.workspace)
     with writing(run_dir):
         remember(job, run_dir)
         (run_dir.path / RUN_FILE).write_text(request.bundle.files[Bundle.RUN_FILE].decode())
-    return job
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ _WITH_PASSWORD = re.compile(r"//[^/@\s]+@")  # errors end up in logs, passwords 
 
 def split_overrides(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """Part the arguments of a verb into its own and the overrides, these as `a.b=value`. `--` ends the search.
-    `own` are options that mean something else to this verb (`seed`)."""
+    `own` are options, with a value each, that mean something else to this verb (`seed`)."""
     rest: list[str] = []
     found: list[str] = []
     waiting = iter(argv)
@@ -31,7 +32,9 @@ def split_overrides(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[list[
         if argument == "--":
             return [*rest, argument, *waiting], found
         option = _OPTION.fullmatch(argument)
-        if option and option[1] in own:
+        if argument.startswith("--") and argument[2:] in own:
+            rest += [argument, *itertools.islice(waiting, 1)]
+        elif option and option[1] in own:
             rest.append(argument)
         elif option and option[2]:
             found.append(option[1] + option[2])
