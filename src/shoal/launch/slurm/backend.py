@@ -36,6 +36,10 @@ class Slurm:
         _place([request])
         return _job(request, _sbatch(text, secrets, request))
 
+    def render_array(self, requests: Sequence[Request], at_once: int) -> list[Rendered]:
+        """What `submit_array` sends; more than the cluster's MaxArraySize become several of them."""
+        return [Rendered("array.sbatch", array_script(requests, at_once))]
+
     def submit_array(self, requests: Sequence[Request], at_once: int) -> list[Job]:
         """Many runs as one job array, `at_once` of them at a time; the jobs in the order of the requests.
 
