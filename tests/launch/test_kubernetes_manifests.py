@@ -82,8 +82,8 @@ def container_of(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_valid_for_every_supported_kubernetes(variant: str, as_jobset: bool) -> None:
     made = documents(request_of(VARIANTS[variant]), as_jobset)
-    owned = manifests.owned(made[1:], {**made[0], "metadata": {**made[0]["metadata"], "uid": "1-2-3"}})
-    for document in [made[0], *owned]:
+    owners = manifests.owned_by({**made[0], "metadata": {**made[0]["metadata"], "uid": "1-2-3"}})
+    for document in [*made, {**made[1], "metadata": {**made[1]["metadata"], "ownerReferences": owners}}]:
         validate(document)
     kinds = [document["kind"] for document in made]
     assert ("Service" in kinds) != as_jobset  # JobSet makes its own

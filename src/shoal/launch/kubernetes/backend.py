@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from shoal.launch.kubernetes import logs, manifests, names, why
 from shoal.launch.kubernetes.checks import check
 from shoal.launch.kubernetes.client import Cluster, Refused, condition, current_context
 from shoal.launch.kubernetes.names import Manifest
-from shoal.launch.kubernetes.states import Seen, state
+from shoal.launch.kubernetes.states import GONE, GONE_AFTER_STOP, Seen, state
 from shoal.launch.request import Request
 
 JOBS, JOBSETS = "jobs.batch", "jobsets.jobset.x-k8s.io"
@@ -27,6 +28,9 @@ LEAVING_S = 600  # for a job that is being removed
 
 class Kubernetes:
     name = "kubernetes"
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()  # jobs that this one has told to stop: soon the cluster remembers none of them
 
     def render(self, request: Request) -> list[Rendered]:
         check(request)
@@ -49,12 +53,7 @@ class Kubernetes:
         try:
             as_jobset = _as_jobset(request, cluster)
             _make_room(request, cluster)
-            (created,) = cluster.create([manifests.job(request, as_jobset)])
-            try:
-                cluster.create(manifests.owned(manifests.belongings(request, as_jobset, secrets), created))
-            except BaseException:
-                _remove(cluster, own.namespace, _kind(as_jobset), request.label)
-                raise
+            _create(request, cluster, as_jobset, secrets)
         except Refused as e:
             raise _sentence(e, request, cluster) from e
         where = {"kind": _kind(as_jobset)}
@@ -83,7 +82,7 @@ class Kubernetes:
             except (Refused, ShoalError) as e:  # one cluster that is away does not hide the others
                 error = why.refusal(e, Cluster(context).spoken, namespace) if isinstance(e, Refused) else e
                 found |= {job.id: State("unknown", str(error).rstrip(".?")) for job in these}
-        return found
+        return {id_: GONE_AFTER_STOP if s is GONE and id_ in self._told else s for id_, s in found.items()}
 
     def logs(self, job: Job, follow: bool, lines: int | None) -> Iterator[str]:
         cluster, namespace, name = Cluster(job.where.get("context")), _namespace(job), _name(job)
@@ -97,6 +96,7 @@ class Kubernetes:
         """Removes the job, which tells its pods to save and leave; they have their grace for it."""
         cluster, namespace, name = Cluster(job.where.get("context")), _namespace(job), _name(job)
         kind = job.where.get("kind", JOBS)
+        self._told.add(job.id)
         try:
             cluster.call(
                 "annotate", kind, name, "-n", namespace, "--overwrite", f"{names.STOPPED}={round(time.time())}"
@@ -188,9 +188,22 @@ def _make_room(request: Request, cluster: Cluster) -> None:
             cluster.call("wait", "--for=delete", f"{kind}/{name}", "-n", namespace, f"--timeout={LEAVING_S}s")
 
 
+def _create(request: Request, cluster: Cluster, as_jobset: bool, secrets: Mapping[str, str]) -> None:
+    """The job last: a pod that misses its Secret is looked at again only after many seconds. Then all belongs to it."""
+    namespace = request.launch.kubernetes.namespace
+    things = cluster.create_all(namespace, manifests.belongings(request, as_jobset, secrets))
+    try:
+        created = cluster.create(manifests.job(request, as_jobset))
+    except BaseException:
+        cluster.delete(namespace, things)
+        raise
+    patch = json.dumps({"metadata": {"ownerReferences": manifests.owned_by(created)}})
+    cluster.call("patch", *things, "-n", namespace, "--type=merge", "-p", patch)
+
+
 def _remove(cluster: Cluster, namespace: str, kind: str, name: str) -> None:
     """Kept until its pods have left, so that it can be seen to be leaving."""
-    cluster.call("delete", kind, name, "-n", namespace, "--cascade=foreground", "--wait=false", "--ignore-not-found")
+    cluster.delete(namespace, [f"{kind}/{name}"], "--cascade=foreground")
 
 
 def _sentence(refused: Refused, request: Request, cluster: Cluster) -> ShoalError:

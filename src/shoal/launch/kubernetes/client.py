@@ -30,6 +30,7 @@ class Refused(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
+        self.printed = ""  # what had been done before
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,23 @@ class Cluster:
         answer = self.call("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
         return json.loads(answer) if answer.strip() else None
 
-    def create(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """As the cluster has them then."""
-        sent = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        answer = json.loads(self.call("create", "-f", "-", "-o", "json", stdin=json.dumps(sent)))
-        return answer["items"] if answer["kind"] == "List" else [answer]
+    def create(self, manifest: Manifest) -> Manifest:
+        """As the cluster has it then."""
+        created: Manifest = json.loads(self.call("create", "-f", "-", "-o", "json", stdin=json.dumps(manifest)))
+        return created
+
+    def create_all(self, namespace: str, manifests: Sequence[Manifest]) -> list[str]:
+        """All or none of them; their names, as `secret/demo`."""
+        together = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        try:
+            return self.call("create", "-f", "-", "-o", "name", stdin=json.dumps(together)).split()
+        except Refused as e:
+            self.delete(namespace, e.printed.split())
+            raise
+
+    def delete(self, namespace: str, things: Sequence[str], *how: str) -> None:
+        if things:
+            self.call("delete", *things, "-n", namespace, "--ignore-not-found", "--wait=false", *how)
 
     def call(self, *arguments: str, stdin: str | None = None) -> str:
         """What it prints. The server's refusals are `Refused`, all else that is wrong a sentence."""
@@ -66,7 +79,10 @@ class Cluster:
             raise self._away("no answer in minutes") from None
         if done.returncode == 0:
             return done.stdout
-        raise self._error(done.stderr)
+        error = self._error(done.stderr)
+        if isinstance(error, Refused):
+            error.printed = done.stdout
+        raise error
 
     def command(self, *arguments: str) -> list[str]:
         return [PROGRAM, *([f"--context={self.context}"] if self.context else []), *arguments]

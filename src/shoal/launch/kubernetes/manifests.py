@@ -1,4 +1,4 @@
-"""A request as what Kubernetes is sent: the job first, then what it needs, which is owned by it and goes with it.
+"""A request as what Kubernetes is sent: the job, and what it needs, which is owned by it and goes with it.
 
 Pure: the same request gives the same documents in the same order.
 """
@@ -33,12 +33,11 @@ def belongings(request: Request, as_jobset: bool, secrets: Mapping[str, str] | N
     return found
 
 
-def owned(manifests: list[Manifest], by: Manifest) -> list[Manifest]:
-    """The same, removed by the cluster when `by`, as the cluster has it, is."""
-    owner = {"apiVersion": by["apiVersion"], "kind": by["kind"], "name": by["metadata"]["name"]}
+def owned_by(job: Manifest) -> list[Manifest]:
+    """The `ownerReferences` of what the cluster removes with the job, which is given as the cluster has it."""
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"]}
     # Blocking: once the job is seen to be gone, so are they, and the name is free.
-    references = [{**owner, "uid": by["metadata"]["uid"], "blockOwnerDeletion": True}]
-    return [{**each, "metadata": {**each["metadata"], "ownerReferences": references}} for each in manifests]
+    return [{**owner, "uid": job["metadata"]["uid"], "blockOwnerDeletion": True}]
 
 
 def _config_map(request: Request) -> Manifest:

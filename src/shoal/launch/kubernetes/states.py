@@ -12,8 +12,8 @@ from shoal.launch.kubernetes import names, why
 from shoal.launch.kubernetes.client import condition
 from shoal.launch.kubernetes.names import Manifest
 
-GONE = State("gone", "the cluster has it no more: removed after its time, or by somebody")
-GONE_AFTER_STOP = State("stopped", "told to stop, and removed from the cluster")
+GONE = State("gone", "the cluster has it no more: stopped, or removed when launch.kubernetes.keep had passed")
+GONE_AFTER_STOP = State("stopped", "told to stop; the cluster has it no more")
 
 
 @dataclass
@@ -53,7 +53,7 @@ def state(job: Job, seen: Seen) -> State:
     name = job.id.rpartition("/")[2]
     found = seen.jobs.get(name)
     if found is None:
-        return GONE_AFTER_STOP if "stopped" in job.where else GONE
+        return GONE
     runs = seen.inner.get(name, found) if found["kind"] == "JobSet" else found
     newest = _newest(seen.pods.get(name, []))
     facts = _Facts(job, found, runs, newest, seen)
