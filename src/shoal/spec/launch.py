@@ -102,7 +102,10 @@ class Kubernetes(Strict):
 class Ray(Strict):
     """What only Ray knows."""
 
-    address: Text = Field("auto", description="`auto`: the cluster of this machine; or http://host:8265 of its head.")
+    address: Text = Field(
+        "auto",
+        description="`auto`: this machine's cluster; http://host:8265 of another's head; `kuberay`: a RayJob manifest.",
+    )
     resources: Amounts = Field({}, description="Custom resources of each node's agent.")
 
 
@@ -115,7 +118,9 @@ class Launch(Strict):
         None, description="It starts, and goes on after a loss, with as few as these; empty means all of them."
     )
     gpus: int = Field(0, ge=0, description="GPUs of each node; 0: it trains on the CPU.")
-    gpu_type: Line | None = Field(None, description="Which: Slurm's gres type, or Kubernetes' product label.")
+    gpu_type: Line | None = Field(
+        None, description="Which: Slurm's gres type, Kubernetes' product label, or Ray's accelerator type."
+    )
     processes: CountOrAuto = Field(
         "auto", description="Worker processes of each node; `auto`: one a GPU; else resources.processes / nodes, or 1."
     )
