@@ -13,7 +13,7 @@ from tests.track.journals import Story
 from tests.train.tiny import make_data
 
 from shoal.cli.main import main
-from shoal.errors import UsageError
+from shoal.errors import SetupError, UsageError
 from shoal.launch import send, sweep, watch
 from shoal.launch.backend import Phase, Rendered, State
 from shoal.launch.grid import drawn, grid
@@ -169,6 +169,21 @@ def test_a_scheduler_with_arrays_is_asked_once(tmp_path: Path, monkeypatch: pyte
     assert drive.turn()
     assert drive.turn()
     assert (them.arrays, len(them.sent)) == (1, 30)
+
+
+def test_a_sweep_of_which_nothing_could_be_sent_leaves_its_name_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(Scheduler):
+        def submit(self, request: Request) -> Job:
+            raise SetupError("it is not there; install it.")
+
+    use(monkeypatch, Away())
+    with pytest.raises(SetupError):
+        driven(tmp_path, runs=2, at_once=1).run()
+    assert not list(tmp_path.glob("runs/*"))
+    use(monkeypatch, Scheduler())
+    assert driven(tmp_path, runs=3, at_once=1).turn()
 
 
 def test_the_worse_half_is_stopped_at_a_rung_and_never_sent_again(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from shoal.errors import SetupError, SpecError
+from shoal.errors import SetupError, ShoalError, SpecError
 from shoal.launch.backend import Backend, Rendered, backend
 from shoal.launch.grid import Point
 from shoal.launch.halving import Curve, losers, rungs
@@ -154,8 +154,13 @@ class Drive:
 
     def run(self) -> None:
         every_s = LOOK_EVERY_S.get(self.on, LOOK_EVERY_ELSE_S)
-        while self.turn():
-            time.sleep(every_s)
+        try:
+            while self.turn():
+                time.sleep(every_s)
+        except ShoalError:
+            if not _jobs(self.sweep, self.workspace):  # a sweep of which nothing could be sent is none
+                self.sweep.file.unlink(missing_ok=True)
+            raise
 
     def turn(self) -> bool:
         """One look at all of them, and what follows from it; False once nothing is left to do."""
