@@ -1,0 +1,148 @@
+"""What runs on the Ray cluster for a job: `python -m shoal.launch.ray.driver bundle.tar.gz --job ID --workspace DIR`.
+
+It asks for the nodes, keeps the agents there, starts them again within the budget and leaves with the exit code of
+node 0's: 0 done, 2 and 78 never again, 75 after all restarts are spent, 143 told to stop and saved. Ray itself starts
+nothing again: it could not tell these apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, SetupError, ShoalError, needs_extra
+from shoal.guard.budget import Budget
+from shoal.guard.signals import Signals
+from shoal.launch.bundle import Bundle
+from shoal.launch.ray.mailbox import AT_ONCE, SECRETS, key
+from shoal.launch.ray.places import Places
+from shoal.launch.ray.round import NEVER_AGAIN, Job, Round, Stop, say
+from shoal.launch.request import BACKOFF_S, Request
+from shoal.spec import load
+
+
+def drive(
+    request: Request, job_id: str, secrets: Mapping[str, str], stop: Stop, at_once: Callable[[], bool] = lambda: False
+) -> int:
+    """The job from its first node to its end; Ray is initialised. `secrets` are those of `request.secret_env`."""
+    import ray
+
+    launch = request.launch
+    losses = Budget(launch.requeues, request.run.guard.backoff_s)  # of machines: the next one may be well at once
+    failures = Budget(launch.requeues, BACKOFF_S)  # of the run, after the restarts of its own supervisor
+    job = Job(request, job_id, ray.put(request.bundle.tar()), secrets, stop, at_once, losses)
+    places = Places(request, job_id)
+    try:
+        while True:
+            with closing(Round(job, places)) as this:
+                ended = this.run()
+            if ended.code == DONE or ended.code in NEVER_AGAIN or stop.told_to_stop:
+                return ended.code
+            wait_s = (losses if ended.lost else failures).spend(job.progress.made())
+            if wait_s is None:
+                say(f"gave up: it was started {launch.requeues} times again without progress (launch.requeues)")
+                return TRANSIENT
+            if ended.time_is_up:  # others may have waited for these nodes
+                places.free()
+                places = Places(request, job_id)
+                continue
+            say(f"all agents start again in {wait_s:g} s, from the newest checkpoint")
+            if _told_within(wait_s, stop):
+                return TOLD_TO_STOP
+    finally:
+        places.free()
+
+
+def _told_within(seconds: float, stop: Stop) -> bool:
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0 and not stop.told_to_stop:
+        stop.wait(min(left, 1.0))
+    return stop.told_to_stop
+
+
+def request_in(file: Path, workspace: str, python: str) -> Request:
+    """What was asked for, out of the bundle that travelled."""
+    files: dict[str, bytes] = {}
+    executable = set()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
+            for entry in tar:
+                data = tar.extractfile(entry)
+                assert data is not None, "only files travel"
+                files[entry.name] = data.read()
+                if entry.mode & 0o100:
+                    executable.add(entry.name)
+    except (OSError, tarfile.TarError) as e:
+        raise SetupError(f"{file} cannot be read ({e}); launch the run again.") from e
+    bundle = Bundle(files, frozenset(executable))
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = Path(folder) / Bundle.RUN_FILE
+        run_file.write_bytes(files[Bundle.RUN_FILE])
+        run = load(run_file).run
+    # As the sender saw them: here "this folder" and "this Python" would mean others.
+    launch = run.launch.model_copy(update={"workspace": workspace, "python": python})
+    return Request(run.model_copy(update={"launch": launch}), Path(workspace), bundle)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shoal.launch.ray.driver", description=__doc__)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE.tar.gz")
+    parser.add_argument("--job", required=True, metavar="ID")
+    parser.add_argument("--workspace", required=True, metavar="DIR", help="on the nodes")
+    parser.add_argument("--python", required=True, metavar="PROGRAM", help="of the agents")
+    args = parser.parse_args(argv)
+    try:
+        request = request_in(args.bundle, args.workspace, args.python)
+        _connect()
+        with Signals() as signals:
+            return drive(request, args.job, _secrets(request, args.job), signals, lambda: _asked_to_be_quick(args.job))
+    except ShoalError as e:
+        print(f"shoal: {e}", file=sys.stderr, flush=True)
+        return e.exit_code
+
+
+def _connect() -> None:
+    try:
+        import ray
+    except ImportError:
+        raise needs_extra("ray[default]", "ray", "launch.on: ray") from None
+    try:
+        # The actors say what their agents say; Ray would print it again.
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    except RuntimeError as e:  # the versions of Ray or Python differ
+        raise SetupError(f"{sys.executable} cannot join the Ray cluster: {' '.join(str(e).split())}") from e
+
+
+def _secrets(request: Request, job: str) -> dict[str, str]:
+    """What the sender put aside for us, taken out so that nobody else finds it."""
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
+
+    found = _internal_kv_get(key(SECRETS, job))
+    if found is None:  # nothing but references: KubeRay
+        return request.secret_env(os.environ)
+    _internal_kv_del(key(SECRETS, job))
+    sent: dict[str, str] = json.loads(found.decode().partition("\n")[2])
+    return sent
+
+
+def _asked_to_be_quick(job: str) -> bool:
+    from ray.experimental.internal_kv import _internal_kv_exists
+
+    return bool(_internal_kv_exists(key(AT_ONCE, job)))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
