@@ -75,6 +75,16 @@ def test_going_over_old_steps_again_is_no_progress(fake: FakeRun) -> None:
     assert len(fake.records("attempt")) == 3
 
 
+def test_a_scheduler_that_starts_the_job_again_does_not_refill_the_budget_but_a_person_does(fake: FakeRun) -> None:
+    fake.plan({"rank": 0, "step": 1, "do": "exit", "code": 75}, world=1, guard={"restarts": 2})
+    assert fake.supervise(job="123") == 75
+    assert len(fake.records("attempt")) == 3
+    assert fake.supervise(job="123") == 75
+    assert len(fake.records("attempt")) == 4, "the second start had one attempt and no restarts"
+    assert fake.supervise() == 75
+    assert len(fake.records("attempt")) == 7
+
+
 def test_backoff_doubles_in_a_row_and_starts_again_after_progress() -> None:
     budget = Budget(restarts=3, backoff_s=1.0)
     assert [budget.spend(progressed=False) for _ in range(4)] == [1.0, 2.0, 4.0, None]

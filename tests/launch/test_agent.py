@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -56,6 +57,19 @@ def test_a_node_that_is_killed_is_replaced_and_the_run_ends_as_if_nothing_had_be
     assert rough.codes() == {0: 0, 1: 0}
     assert digest(rough) == digest(calm)
     assert [r["world"] for r in rough.records("attempt")] == [2, 2]
+
+
+def test_a_rank_that_stands_still_on_another_node_is_named_and_restarted(cluster: Make) -> None:
+    job = cluster(2, **{"guard.hang": "2 s", "train.steps": 30})
+    job.start_all()
+    job.wait_for("step", step=6)
+    (attempt,) = job.records("attempt")
+    os.kill(attempt["pids"][1], signal.SIGSTOP)
+    hang = job.wait_for("hang")
+    assert (hang["rank"], hang["stopped"]) == (1, True)
+    assert job.codes() == {0: 0, 1: 0}
+    assert [f["cause"] for f in job.records("failure")] == ["hang"]
+    assert attempt["nodes"][0]["ranks"] == [1]
 
 
 def test_the_first_node_lost_is_found_again_by_the_others(cluster: Make) -> None:
@@ -130,7 +144,7 @@ def test_nodes_that_share_no_disk_are_refused_unless_checkpoints_go_elsewhere(cl
     apart.agents[0].send_signal(signal.SIGTERM)
     assert apart.codes() == {0: 143, 1: 143}
     far = apart.run_dir.logs / "attempt-000" / "rank-00001.log"
-    assert "told to stop" in far.read_text(), "its lines were sent to node 0"
+    assert "stopped after step" in far.read_text(), "its lines were sent to node 0"
 
 
 def test_a_stranger_who_does_not_know_the_token_learns_nothing_and_disturbs_nobody(cluster: Make) -> None:
