@@ -31,12 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.launch.following import lines as of_job
-    from shoal.launch.send import launched
+    from shoal.launch.job import launched
     from shoal.observe.logs import follow, merged
 
     folder = workspace(args.workspace)
     if job := launched(args.run, folder):
+        from shoal.launch.following import lines as of_job  # and with it the run file's types: others need not wait
+
         return _show(
             of_job(job, folder, args.follow, args.lines, _say, args.rank, args.attempt, args.island), args.follow
         )

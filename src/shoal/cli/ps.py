@@ -45,8 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
-    from shoal.launch.watch import jobs_in, look
+    from shoal.launch.job import FILE
     from shoal.observe.status import Status, statuses
+
+    if not any((folder / "runs").glob(f"*/{FILE}")):
+        return [(s, None) for s in statuses(folder)]
+    from shoal.launch.watch import jobs_in, look  # and with it the run file's types: others need not wait for them
 
     jobs, wrong = jobs_in(folder)
     launched = look(jobs.values(), folder)
@@ -81,7 +85,8 @@ def _table(found: list[tuple[Status, Seen | None]]) -> None:
 
 
 def _one(name: str, folder: Path, as_json: bool) -> int:
-    from shoal.launch.send import launched, run_file
+    from shoal.launch.job import launched
+    from shoal.launch.send import run_file
     from shoal.launch.watch import look, visible
     from shoal.launch.why import answer
     from shoal.observe.status import status_of

@@ -17,8 +17,8 @@ from shoal.guard import lock
 from shoal.guard.begin import Asked, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
-from shoal.launch.job import Job
-from shoal.launch.send import alone, checked, launched, request_of, run_file, send
+from shoal.launch.job import Job, launched
+from shoal.launch.send import alone, checked, request_of, run_file, send
 from shoal.launch.watch import visible
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable

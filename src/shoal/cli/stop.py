@@ -19,8 +19,8 @@ from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
 from shoal.launch.backend import OVER, backend
 from shoal.launch.following import ASK_EVERY_S
-from shoal.launch.job import Job
-from shoal.launch.send import launched, on, run_file, state_of
+from shoal.launch.job import Job, launched
+from shoal.launch.send import on, run_file, state_of
 from shoal.launch.watch import visible
 from shoal.observe.commands import going_on
 from shoal.spec import load

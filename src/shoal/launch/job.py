@@ -47,11 +47,6 @@ def remembered(run_dir: RunDir) -> Job | None:
         raise SetupError(f"{path} cannot be read ({e}); move it away and launch the run again.") from e
 
 
-def all_in(workspace: Path) -> dict[str, Job]:
-    """Every launched run of a workspace, by the run's name."""
-    found = {}
-    for path in sorted((workspace / "runs").glob(f"*/{FILE}")):
-        job = remembered(RunDir(path.parent))
-        if job is not None:
-            found[path.parent.name] = job
-    return found
+def launched(name: str, workspace: Path) -> Job | None:
+    """The job of a run that a person names, if it was launched from here."""
+    return remembered(RunDir.of(name, workspace))

@@ -103,11 +103,6 @@ def state_of(job: Job, of: Backend) -> State:
     return said.get(job.id, State("gone", f"{job.backend} knows nothing of job {job.id} any more"))
 
 
-def launched(name: str, workspace: Path) -> Job | None:
-    """The job of a run that a person names, if it was launched from here."""
-    return remembered(RunDir.of(name, workspace))
-
-
 def run_file(job: Job, workspace: Path) -> Path:
     """The run as it was sent last; `resume` and the cost of a run need it where its directory is out of sight."""
     return RunDir.of(job.run, workspace).path / RUN_FILE
