@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,11 @@ from tests.launch.agents import Cluster
 from tests.train.tiny import make_data, make_run
 
 from shoal import wire
+from shoal.errors import UsageError
 from shoal.guard.nodes.talk import HELLO
-from shoal.launch.agent import main
+from shoal.launch.agent import _hold, main
+from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir
 
 Make = Callable[..., Cluster]
 
@@ -172,3 +178,17 @@ def test_an_agent_that_does_not_know_who_it_is_says_so(
         monkeypatch.setenv(name, value)
     assert main(["run.yaml"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_an_earlier_start_of_the_same_job_is_waited_for_another_one_is_not(tmp_path: Path) -> None:
+    run_dir = RunDir.of("tiny", tmp_path)
+    run_dir.path.mkdir(parents=True)
+    Journal(run_dir.journal_file).append("open", session=0, pid=1, host="n1", job="7")
+    with open(run_dir.pid_file, "w") as other, ExitStack() as held:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="already running"):
+            _hold(held, run_dir, "8")
+        freed = threading.Timer(0.3, lambda: fcntl.flock(other, fcntl.LOCK_UN))
+        freed.start()
+        _hold(held, run_dir, "7")
+        assert freed.finished.is_set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import wire
-from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, UsageError
+from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, writing
 from shoal.guard.crew import Alone, Crew, Decision
@@ -31,6 +32,8 @@ from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
+
+EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
 
     with ExitStack() as held:
         with writing(run_dir):
-            held.enter_context(lock.hold(run_dir))
+            _hold(held, run_dir, who.job)
         world = processes * who.nodes
         run, decisions = laid_over(world)
         with writing(run_dir):
@@ -133,6 +136,27 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
             crew = Nodes(run_dir, head, who.head[0], processes, who.nodes, least, laid_over)
         said = () if begun else decisions
         return supervise(run_dir, run, world, decisions=said, held=True, crew=crew, job=who.job)
+
+
+def _hold(stack: ExitStack, run_dir: RunDir, job: str | None) -> None:
+    """The run's lock. An earlier start of this very job may still hold it, on a node that the scheduler has given up
+    and whose processes it is yet to end: that is no reason to refuse the run for good."""
+    deadline = time.monotonic() + EARLIER_START_S
+    while True:
+        try:
+            stack.enter_context(lock.hold(run_dir))
+            return
+        except UsageError:
+            by, before = lock.holder(run_dir), History.of(run_dir).open
+            if by is not None and (job is None or before is None or before.get("job") != job):
+                raise
+            if time.monotonic() > deadline:
+                where = f"on {by.host} " if by else ""
+                raise TransientError(
+                    f"an earlier start of job {job} still holds run '{run_dir.name}' {where}after "
+                    f"{EARLIER_START_S:g} s; end its processes there."
+                ) from None
+            time.sleep(0.5)
 
 
 def _for(asked: Run, world: int) -> Run:
