@@ -45,7 +45,7 @@ SlurmdLogFile={folder}/log/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=100000
 SelectType=select/cons_tres

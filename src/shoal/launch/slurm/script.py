@@ -26,7 +26,7 @@ def script(request: Request) -> str:
     """Of one run."""
     about = [f"run={shlex.quote(request.name)}", f"bundle={_quoted(request.bundle.place_in(Path(request.there)))}"]
     output = f"{request.there}/{FOLDER}/{request.name}-%j.log"
-    return _whole(request, [f"--output={output}"], [*about, "job=$SLURM_JOB_ID"], request.launch.nodes)
+    return _whole(request, [f"--output={output}"], [*about, "job=$SLURM_JOB_ID"])
 
 
 def array_script(requests: Sequence[Request], at_once: int) -> str:
@@ -47,10 +47,10 @@ def array_script(requests: Sequence[Request], at_once: int) -> str:
         f"--output={first.there}/{FOLDER}/{first.label}-%A_%a.log",
     ]
     job = "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-    return _whole(first, options, ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac", job], first.launch.nodes)
+    return _whole(first, options, ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac", job])
 
 
-def _whole(request: Request, options: Sequence[str], about: Sequence[str], nodes: int) -> str:
+def _whole(request: Request, options: Sequence[str], about: Sequence[str]) -> str:
     _check(request)
     head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in [*_options(request), *options])]
     head += [f"#SBATCH {option}" for option in request.launch.slurm.options]
@@ -73,6 +73,7 @@ def _whole(request: Request, options: Sequence[str], about: Sequence[str], nodes
             step=" ".join(_step(request)),
             port=f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
             check_s=CHECK_S,
+            folder=FOLDER,
         ),
         _END,
     ]
@@ -248,12 +249,12 @@ settle() {{
 }}
 
 # The marker tells whether all nodes see the same workspace.
-export mark={{folder}}/$job.mark text=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+export mark={folder}/$job.mark text=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 echo "$text" >"$workspace/$mark"
 said=$(timeout --kill-after=10 {check_s} "${{steps[@]}}" bash -c "$begin$check")
 code=$?
 rm -f "$workspace/$mark"
-""".replace("{folder}", FOLDER)
+"""
 
 _END = """\
 if [ "$told" != 0 ]; then code=143
