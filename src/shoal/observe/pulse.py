@@ -235,14 +235,29 @@ def read_sample(folder: Path, rank: int) -> Sample | None:
         return None
 
 
+def news(data: bytes, before: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
+    """What another machine has to be told of a pulse: its head where that has changed, else its sample where that has,
+    each without the empty rest. `before` is what this gave for the one that was told last, (0, 0) at first."""
+    if len(data) < SIZE:
+        return b"", before
+    (head,) = struct.unpack_from("<Q", data)
+    number, _, size = _SAMPLE.unpack_from(data, _SAMPLE_AT)
+    if head != before[0]:
+        return data[: _HEAD.size], (head, before[1])
+    if number != before[1]:
+        return data[: _SAMPLE_AT + _SAMPLE.size + size + 8], (head, number)
+    return b"", before
+
+
 def moved(data: bytes, later_s: float) -> bytes:
     """A pulse of another machine with its times on this one's clock."""
-    whole = bytearray(data.ljust(SIZE, b"\0"))
+    whole = bytearray(data)
     head = list(_HEAD.unpack_from(whole))
     head[6] += later_s
     _HEAD.pack_into(whole, 0, *head)
-    number, t, size = _SAMPLE.unpack_from(whole, _SAMPLE_AT)
-    _SAMPLE.pack_into(whole, _SAMPLE_AT, number, t + later_s, size)
+    if len(whole) > _SAMPLE_AT:
+        number, t, size = _SAMPLE.unpack_from(whole, _SAMPLE_AT)
+        _SAMPLE.pack_into(whole, _SAMPLE_AT, number, t + later_s, size)
     return bytes(whole)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import wire
-from shoal.errors import TRANSIENT, TransientError
+from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, TransientError
 from shoal.guard.classify import classify
 from shoal.guard.nodes.inbox import Inbox
 from shoal.guard.nodes.share import RunningShare, sees
@@ -23,6 +23,7 @@ from shoal.guard.signals import Signals, signal_name
 
 FIND_S = 600.0  # node 0 may still be waiting for its machine, or for another one
 TRY_S = 5.0
+AFTER_S = 3.0  # node 0 leaves first with a code that ends a job for good: its last words would go with its container
 LEAVE_S = 20.0  # for node 0's answer, once this one was told to leave and its workers have ended
 
 
@@ -43,6 +44,8 @@ class Follower:
                     _say("told to stop while looking for node 0")
                     return TRANSIENT
                 code = self._serve(line, signals)
+                if code in (WRONG_USAGE, WRONG_ENVIRONMENT):
+                    signals.wait(AFTER_S)
                 if code is not None:
                     return code
                 _say(f"node 0 at {wire.text_of(self.head)} has gone; looking for it again")

@@ -199,6 +199,6 @@ class Kernels(Kernel):
 def _write(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        os.pwrite(fd, data[:SIZE], 0)
+        os.pwrite(fd, data[:SIZE], 0)  # over what is there: a head alone leaves the sample as it was
     finally:
         os.close(fd)

@@ -11,9 +11,10 @@ from shoal.guard.nodes.talk import EVERY_S, Line, Message, packed
 from shoal.guard.signs import signs_of, waits_for_disk
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
-from shoal.observe.pulse import SIZE, pulse_file
+from shoal.observe.pulse import SIZE, news, pulse_file
 from shoal.track.rundir import RunDir
 
+RANKS_PER_S = 4000.0  # that node 0 reads of; more ranks tell it less often
 MOST_LOG_BYTES = 256 * 1024  # of one rank in one message
 
 
@@ -24,7 +25,9 @@ class RunningShare:
     workers: Workers
     around: Surroundings
     shared: bool  # whether node 0's disk is seen from here
+    every_s: float = EVERY_S  # of pulses
     _sent: dict[int, int] = field(default_factory=dict)  # bytes of each log
+    _told: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each pulse
     _pulsed: float = 0.0
 
     @classmethod
@@ -40,7 +43,8 @@ class RunningShare:
         threads = threads_for(order["threads"], share.count)
         around = Surroundings.now(run_dir.path)
         workers = Workers(command(run_dir), world, attempt, run_dir.logs, threads, share)
-        return cls(run_dir, attempt, workers, around, shared, dict.fromkeys(share.ranks, 0))
+        every_s = max(EVERY_S, world / RANKS_PER_S)
+        return cls(run_dir, attempt, workers, around, shared, every_s, dict.fromkeys(share.ranks, 0))
 
     def send_logs(self, line: Line) -> None:
         """What the workers have printed since; where the disk is shared it is there already."""
@@ -60,18 +64,19 @@ class RunningShare:
 
     def send_pulses(self, line: Line) -> None:
         """Also a sign of life of this node: it is sent when there is nothing new to tell."""
-        if time.monotonic() - self._pulsed < EVERY_S:
+        if time.monotonic() - self._pulsed < self.every_s:
             return
         self._pulsed = time.monotonic()
         ranks = {}
         for rank, pid in self.workers.pids.items():
             signs = signs_of(pid)
+            pulse, self._told[rank] = news(_read(pulse_file(self.workers.pulses, rank)), self._told.get(rank, (0, 0)))
             ranks[str(rank)] = {
                 "state": signs.state,
                 "cpu_s": signs.cpu_s,
                 "io_bytes": signs.io_bytes,
                 "on_disk": waits_for_disk(pid),
-                "pulse": packed(_read(pulse_file(self.workers.pulses, rank))),
+                "pulse": packed(pulse),
             }
         line.send("pulse", attempt=self.attempt, now=self._pulsed, ranks=ranks)
 
