@@ -23,6 +23,8 @@ _REASONS = {
     "PartitionInactive": "its partition is closed; wait, or launch it in another (launch.queue)",
     "PartitionNodeLimit": "it asks for more nodes than its partition has or allows; lower launch.nodes or change "
     "launch.queue",
+    "PartitionConfig": "its partition has not so many nodes, or not such ones, so it will never start; lower "
+    "launch.nodes and what each is to have, or change launch.queue",
     "PartitionTimeLimit": "launch.time_limit is longer than its partition allows, so it will never start; shorten it: "
     "the run saves and is started again",
     "TimeLimit": "its time limit was reached; it is started again",
