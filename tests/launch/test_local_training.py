@@ -37,7 +37,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(folder: Path, capsys:
     assert "2 processes" in capsys.readouterr().out
     assert main(["launch", "run.yaml", "--name", "rough"]) == 0
     rough = RunDir.of("rough", folder)
-    until(lambda: rough.exists() and len(steps_of(rough)) > 5, within_s=60)
+    until(lambda: rough.exists() and len(steps_of(rough)) > 5, within_s=120)
     assert main(["stop", "rough"]) == 0
     assert "told to stop (SIGTERM); saved at step" in capsys.readouterr().out
     assert main(["ps", "rough"]) == 0
