@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.launch.backend import State
 from shoal.launch.job import Job
 from shoal.launch.kubernetes import names, why
@@ -66,8 +67,11 @@ def state(job: Job, seen: Seen) -> State:
     if done := condition(found, "Complete") or condition(found, "Completed"):
         ended = _time(found.get("status", {}).get("completionTime") or done.get("lastTransitionTime"))
         return State("done", "done", nodes, restarts, facts.started, ended, exit_code=0)
-    if failed := condition(found, "Failed"):
-        cause, code = facts.what_ended_it()
+    cause, code = facts.what_ended_it()
+    failed = condition(found, "Failed") or condition(runs, "FailureTarget")
+    if failed is None and code in (WRONG_USAGE, WRONG_ENVIRONMENT):  # it will be, as soon as the controller has looked
+        failed = {"reason": "PodFailurePolicy"}
+    if failed:
         said = why.job_failed(condition(runs, "Failed") or failed, cause)
         return State("failed", said, nodes, restarts, facts.started, _time(failed.get("lastTransitionTime")), code)
     return facts.alive(nodes, restarts)
@@ -107,7 +111,9 @@ class _Facts:
         ]
         if not ended:
             return None, None
-        said, code, _ = min(ended, key=lambda e: (e[1] not in (2, 78), e[1] == 143, e[2]))
+        said, code, _ = min(
+            ended, key=lambda e: (e[1] not in (WRONG_USAGE, WRONG_ENVIRONMENT), e[1] == TOLD_TO_STOP, e[2])
+        )
         return said, code
 
     def alive(self, nodes: tuple[str, ...], restarts: int) -> State:

@@ -23,6 +23,7 @@ EXIT_CODES = {
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
 _NODES = re.compile(r"(\d+)/(\d+) nodes are available: (.*?)(?:\.? preemption: .*)?$", re.DOTALL)
 _LACK = re.compile(r"(\d+) Insufficient ([\w./-]+)")
+_NEVER = re.compile(r"insufficient quota for (\S+) in flavor (\S+?),.*request \((\S+)\) > maximum capacity \((\S+)\)")
 _SHORT_OF = re.compile(r"insufficient (?:unused )?quota.*? for (\S+) in flavor (\S+?),.*?(\S+) more needed")
 
 
@@ -171,6 +172,8 @@ def kueue_waits(workload: Manifest | None) -> str:
     message = reserved.get("message", "") if reserved else ""
     if short := _SHORT_OF.search(message):
         return f"{before}Kueue's quota is full: {short[3].rstrip('.')} more {short[1]} are needed in flavor {short[2]}"
+    if never := _NEVER.search(message):
+        return f"it can never start: it asks for {never[3]} {never[1]}, and its Kueue queue has {never[4]} in all"
     if "doesn't exist" in message or "not found" in message or "inactive" in message:
         return f"{before}its Kueue queue cannot be used: {_short(message)}"
     return f"{before}Kueue holds it back: {_short(message)}" if message else f"{before}it waits in Kueue's queue"
