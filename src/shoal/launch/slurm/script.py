@@ -11,22 +11,22 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, SpecError, UsageError
-from shoal.launch.request import Request
+from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S, Request
 from shoal.launch.slurm.notes import FOLDER
 from shoal.spec.duration import written
 
 FIRST_PORT, PORTS = 20_000, 10_000  # of the heads: below those that Linux gives to outgoing connections
-CHECK_S = 300  # a node that has not answered by then is bad
+CHECK_S, CHECK_WITH_IMAGE_S = 300, 3600  # a node that has not answered by then is bad; an image may take long to come
 LONGEST_WARNING_S = 65_535  # what --signal takes
 
 
 def script(request: Request) -> str:
     """Of one run."""
     about = [f"run={shlex.quote(request.name)}", f"bundle={_quoted(request.bundle.place_in(Path(request.there)))}"]
-    output = f"{request.there}/{FOLDER}/{request.name}-%j.log"
-    return _whole(request, [f"--output={output}"], [*about, "job=$SLURM_JOB_ID"])
+    return _whole(request, [_output(request, f"{request.name}-%j")], [*about, "job=$SLURM_JOB_ID"])
 
 
 def array_script(requests: Sequence[Request], at_once: int) -> str:
@@ -44,7 +44,7 @@ def array_script(requests: Sequence[Request], at_once: int) -> str:
     ]
     options = [
         f"--array=0-{len(requests) - 1}%{min(at_once, len(requests))}",
-        f"--output={first.there}/{FOLDER}/{first.label}-%A_%a.log",
+        _output(first, f"{first.label}-%A_%a"),
     ]
     job = "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     return _whole(first, options, ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac", job])
@@ -65,14 +65,12 @@ def _whole(request: Request, options: Sequence[str], about: Sequence[str]) -> st
         _function("prepare", _prepare(request)),
         _function("check", [_CHECK.format(python=python, asked=_asked_of_a_node(request))]),
         _function("agent", _agent(request)),
-        _function(
-            "verdict", [_VERDICT.format(python=python, requeues=request.launch.requeues, more=_exclude(request))]
-        ),
+        _function("verdict", [_VERDICT.format(python=python, **_rules(request))]),
         _MIDDLE.format(
             where=" ".join(map(shlex.quote, _container(request))),
             step=" ".join(_step(request)),
             port=f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
-            check_s=CHECK_S,
+            check_s=CHECK_S if request.launch.image is None else CHECK_WITH_IMAGE_S,
             folder=FOLDER,
         ),
         _END,
@@ -99,7 +97,7 @@ def _options(request: Request) -> Iterator[str]:
         yield f"--mem={math.ceil(launch.memory_gb * 1024)}M"
     if request.time_limit_s is not None:
         yield f"--time={_clock(request.time_limit_s)}"
-        yield f"--signal=USR2@{math.ceil(request.warning_s)}"
+    yield f"--signal=USR2@{math.ceil(request.warning_s)}"
     for name, value in (("partition", launch.queue), ("qos", launch.priority), ("account", own.account)):
         if value:
             yield f"--{name}={_spaced(value)}"
@@ -162,9 +160,13 @@ def _asked_of_a_node(request: Request) -> str:
     return asked + (f" --memory-gb {request.launch.memory_gb:g}" if request.launch.memory_gb else "")
 
 
-def _exclude(request: Request) -> str:
-    own = request.launch.slurm
-    return f" --exclude {shlex.quote(own.exclude)}" if own.exclude else ""
+def _rules(request: Request) -> dict[str, Any]:
+    exclude = request.launch.slurm.exclude
+    return {
+        "requeues": request.launch.requeues,
+        "backoff": f"{BACKOFF_S:g} {LONGEST_BACKOFF_S:g}",
+        "more": f" --exclude {shlex.quote(exclude)}" if exclude else "",
+    }
 
 
 def _container(request: Request) -> list[str]:
@@ -196,6 +198,11 @@ def _clock(seconds: float) -> str:
     return f"{days}-{h:02}:{m:02}:{s:02}"
 
 
+def _output(request: Request, name: str) -> str:
+    """Slurm replaces what follows a percent sign."""
+    return f"--output={_spaced(request.there.replace('%', '%%'))}/{FOLDER}/{name}.log"
+
+
 def _spaced(value: str) -> str:
     return f'"{value}"' if any(c in value for c in " #") else value
 
@@ -205,7 +212,7 @@ def _quoted(path: Path) -> str:
 
 
 _BEGIN = """\
-export run bundle job workspace SHOAL_JOB=$job SHOAL_NODES=$SLURM_JOB_NUM_NODES
+export SHOAL_JOB=$job SHOAL_NODES=$SLURM_JOB_NUM_NODES
 told=0 ending= answers= settled=
 trap 'told=$((told + 1))' USR2
 trap 'told=$((told + 1)); ending=1' TERM"""
@@ -215,12 +222,12 @@ why=$({python} -m shoal.launch.health --workspace "$workspace" --mark "$mark" "$
   echo "ok $SLURMD_NODENAME" || echo "bad $SLURMD_NODENAME $why\""""
 
 _VERDICT = """\
-exec {python} -m shoal.launch.slurm.verdict --run "$run" --workspace "$workspace" --job "$job" --requeues {requeues} \\
-  --code "$left" --nodes "$nodes" --view "$view" ${{answers:+--answers "$answers"}}{more}"""
+exec {python} -m shoal.launch.slurm.verdict --run "$run" --workspace "$workspace" --job "$job" --code "$left" \\
+  --nodes "$nodes" --view "$view" --requeues {requeues} --backoff-s {backoff} \\
+  ${{answers:+--answers "$answers"}}{more}"""
 
 _MIDDLE = """\
-# A signal that comes before the agent can hear it counts too.
-begin="trap 'exit 143' USR2 TERM"$'\\n'$prepare$'\\n'
+tell() {{ local name; for name; do printf '%s=%q\\n' "$name" "${{!name}}"; done; }}  # to another shell
 container=({where})
 steps=(srun --nodes="$SHOAL_NODES" --ntasks="$SHOAL_NODES" --ntasks-per-node=1 {step} "${{container[@]}}")
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -235,11 +242,11 @@ export SHOAL_HEAD=$head:$port
 settle() {{
   [ -z "$settled" ] || return
   settled=1 left=$1
-  export left nodes answers
-  export view=$(scontrol show job --oneliner "$job")
-  local here=(bash -c) what much without
+  local here=(bash -c) what much without view=$(scontrol show job --oneliner "$job")
   [ ${{#container[@]}} = 0 ] || here=(srun --nodes=1 --ntasks=1 --overlap "${{container[@]}}" bash -c)
-  read -r what much without < <("${{here[@]}}" "$prepare"$'\\n'"$verdict")
+  read -r what much without < <("${{here[@]}}" "$(tell run bundle job workspace left nodes view answers)
+$prepare
+$verdict")
   trap '' TERM
   if [ "$what" = requeue ] && scontrol requeue "$job"; then
     scontrol update JobId="$job" StartTime="now+$much"
@@ -249,8 +256,13 @@ settle() {{
 }}
 
 # The marker tells whether all nodes see the same workspace.
-export mark={folder}/$job.mark text=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+mark={folder}/$job.mark text=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 echo "$text" >"$workspace/$mark"
+# A signal that comes before the agent can hear it counts too.
+begin="trap 'exit 143' USR2 TERM
+$(tell bundle workspace mark text)
+$prepare
+"
 said=$(timeout --kill-after=10 {check_s} "${{steps[@]}}" bash -c "$begin$check")
 code=$?
 rm -f "$workspace/$mark"
@@ -260,7 +272,8 @@ _END = """\
 if [ "$told" != 0 ]; then code=143
 elif [ "$(grep -c '^ok ' <<<"$said")" = "$SHOAL_NODES" ]; then
   "${steps[@]}" --label bash -c "$begin$agent" &
-  while heard=$told; wait $!; code=$?; [ "$told" != "$heard" ]; do  # a signal ends a wait before its time
+  agents=$!
+  while heard=$told; wait $agents; code=$?; [ "$told" != "$heard" ]; do  # a signal ends a wait before its time
     [ -z "$ending" ] || settle 143
   done
 elif [ "$code" != 143 ]; then answers=${said:-none} code=75

@@ -1,7 +1,7 @@
 """At the end of a start: is there another, when, and without which nodes? The batch script runs it and obeys.
 
 `python -m shoal.launch.slurm.verdict` prints one line, `requeue SECONDS NODES` or `leave CODE`, and says why on
-stderr. Never imports torch.
+stderr. Slurm may be counting the seconds until it kills the script, so little is imported.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
-from shoal.guard.history import History
-from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S
 from shoal.launch.slurm import notes
 from shoal.launch.slurm.notes import Notes
+from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
 NEVER_AGAIN = (WRONG_USAGE, WRONG_ENVIRONMENT)
@@ -49,6 +48,16 @@ class View:
 
 
 @dataclass(frozen=True)
+class Rules:
+    requeues: int  # in a row without progress
+    backoff_s: float  # before the first of them; doubled each time
+    longest_s: float
+
+    def wait_s(self, used: int) -> float:
+        return min(self.backoff_s * 2**used, self.longest_s)
+
+
+@dataclass(frozen=True)
 class Start:
     """What just ended."""
 
@@ -70,7 +79,7 @@ class Verdict:
         return f"requeue {self.wait_s:.0f} {without}".rstrip()
 
 
-def judge(start: Start, view: View, before: Notes, step: int, requeues: int) -> Verdict:
+def judge(start: Start, view: View, before: Notes, step: int, rules: Rules) -> Verdict:
     code = start.code
     progressed = step > before.furthest
     used = 0 if progressed else before.in_a_row
@@ -95,18 +104,17 @@ def judge(start: Start, view: View, before: Notes, step: int, requeues: int) -> 
     if code in NEVER_AGAIN:
         what = "the run file is wrong" if code == WRONG_USAGE else "its data or environment is wrong"
         return end(f"{what} (code {code}), which another start cannot cure")
-    if used >= requeues:
-        return end(f"{used} starts in a row made no progress (launch.requeues {requeues}); the last left with {code}")
+    if used >= rules.requeues:
+        budget = f"launch.requeues {rules.requeues}"
+        return end(f"{used} starts in a row made no progress ({budget}); the last left with {code}")
     after = replace(after, in_a_row=used + 1, over=False)
     if start.bad:
         return Verdict(replace(after, why=f"started again without bad nodes ({listed})"), 0.0, code)
     if code == TOLD_TO_STOP:
         why = "its time limit was near or reached" if view.time_is_up else "it was told to make room and has saved"
         return Verdict(replace(after, why=why), 0.0, code)
-    wait_s = min(BACKOFF_S * 2**used, LONGEST_BACKOFF_S)
-    return Verdict(
-        replace(after, why=f"it left with code {code}; start {used + 1} of {requeues} in a row"), wait_s, code
-    )
+    why = f"it left with code {code}; start {used + 1} of {rules.requeues} in a row"
+    return Verdict(replace(after, why=why), rules.wait_s(used), code)
 
 
 def bad_nodes(nodes: tuple[str, ...], answers: str | None) -> dict[str, str]:
@@ -128,7 +136,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workspace", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--code", type=int, required=True)
-    parser.add_argument("--requeues", type=int, required=True)
+    parser.add_argument("--requeues", type=int, required=True, metavar="N", help="in a row without progress")
+    parser.add_argument("--backoff-s", type=float, nargs=2, required=True, metavar=("FIRST", "LONGEST"))
     parser.add_argument("--nodes", required=True, help="of this start, separated by white space")
     parser.add_argument("--view", required=True, help="what scontrol shows of the job")
     parser.add_argument("--answers", help="of the check before the start, if it failed")
@@ -139,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     nodes = tuple(args.nodes.split())
     start = Start(args.code, nodes, bad_nodes(nodes, args.answers))
     step = _furthest(args.workspace, args.run, before.furthest)
-    verdict = judge(start, View.of(args.view), before, step, args.requeues)
+    verdict = judge(start, View.of(args.view), before, step, Rules(args.requeues, *args.backoff_s))
     try:
         notes.write(path, replace(verdict.notes, time=time.time()))
     except OSError as e:  # a full disk must not keep the job from another start
@@ -154,9 +163,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _furthest(workspace: Path, run: str, otherwise: int) -> int:
+    path = RunDir.of(run, workspace).journal_file
     try:
-        return History.of(RunDir.of(run, workspace)).step
-    except (OSError, ValueError, KeyError):  # it cannot be read now; no progress is not a reason to end by itself
+        return max((record["step"] for record in records(path) if record["kind"] == "step"), default=otherwise)
+    except (OSError, ValueError, KeyError):  # none yet, or it cannot be read now
         return otherwise
 
 

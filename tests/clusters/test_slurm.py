@@ -1,0 +1,257 @@
+"""Real Slurm with four nodes: runs that are preempted, moved, stopped, wrong or wait, and how they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts.clusters.slurm import Cluster, Missing, slurm
+from tests.require import unavailable
+from tests.train.tiny import digest_of, make_data, make_run, train_on
+
+from shoal.errors import SpecError
+from shoal.launch.backend import OVER, State
+from shoal.launch.job import Job
+from shoal.launch.send import request_of
+from shoal.launch.slurm import notes
+from shoal.launch.slurm.backend import Slurm
+from shoal.launch.slurm.notes import Notes
+from shoal.track.journal import records
+from shoal.track.rundir import RunDir
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+STEPS = 160
+SLOWLY = """\
+import os, time
+from shoal.track.journal import Journal
+
+plain = Journal.append
+
+def append(self, kind, **fields):
+    if kind == "step":
+        time.sleep(float(os.environ.get("PACE", "0")))
+    return plain(self, kind, **fields)
+
+Journal.append = append
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    try:
+        with pytest.MonkeyPatch.context() as patch, slurm(tmp_path_factory.mktemp("slurm")) as found:
+            for name, value in found.environment.items():
+                patch.setenv(name, value)
+            yield found
+    except Missing as e:
+        unavailable("slurm", str(e))
+
+
+@dataclass
+class Place:
+    """A workspace that all nodes see, data, and code that travels: it makes a step take as long as a test needs."""
+
+    cluster: Cluster
+    folder: Path
+    backend: Slurm
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    def submit(self, name: str, pace_s: float = 0.05, **changes: Any) -> Job:
+        spec = {
+            "name": name, "train.steps": STEPS, "checkpoint.every": 60, "guard.grace_s": 5, "launch.on": "slurm",
+            "launch.nodes": 2, "launch.queue": "low", "launch.code": str(self.folder / "code"),
+            "launch.env": {"PACE": str(pace_s)},
+        }  # fmt: skip
+        return self.backend.submit(request_of(make_run(self.folder / "data", **spec | changes), self.workspace))
+
+    def state(self, job: Job) -> State:
+        return self.backend.states([job])[job.id]
+
+    def run_dir(self, job: Job) -> RunDir:
+        return RunDir.of(job.run, self.workspace)
+
+    def notes(self, job: Job) -> Notes:
+        found = notes.read(notes.file_of(self.workspace, job.id))
+        assert found is not None
+        return found
+
+    def log(self, job: Job) -> str:
+        return "\n".join(self.backend.logs(job, follow=False, lines=None))
+
+    def kinds(self, job: Job, kind: str) -> list[dict[str, Any]]:
+        path = self.run_dir(job).journal_file
+        return [r for r in records(path) if r["kind"] == kind] if path.exists() else []
+
+    def until(self, job: Job, holds: Callable[[State], bool], timeout_s: float = 120) -> State:
+        deadline = time.monotonic() + timeout_s
+        while not holds(state := self.state(job)):
+            assert time.monotonic() < deadline, f"{state}\n{self.log(job)}"
+            # Slurm itself lets a job that it has requeued wait for two minutes; an administrator may shorten that.
+            if state.phase == "waiting" and "may not start before" in state.why:
+                self.cluster.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+            time.sleep(0.3)
+        return state
+
+    def trains(self, job: Job, step: int, timeout_s: float = 60) -> None:
+        """Until it has come so far."""
+        deadline = time.monotonic() + timeout_s
+        while not any(r["step"] >= step for r in self.kinds(job, "step")):
+            assert time.monotonic() < deadline, f"{self.state(job)}\n{self.log(job)}"
+            time.sleep(0.1)
+
+    def ends(self, job: Job, timeout_s: float = 120) -> State:
+        return self.until(job, lambda state: state.phase in OVER, timeout_s)
+
+
+@pytest.fixture(scope="module")
+def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("place")
+    make_data(folder / "data")
+    for name in ("workspace", "code"):
+        (folder / name).mkdir()
+    (folder / "code" / "sitecustomize.py").write_text(SLOWLY)
+    return Place(cluster, folder, Slurm())
+
+
+@pytest.fixture(scope="module")
+def local(place: Place) -> str:
+    """The digest of the same run on two processes of this machine, with no launcher."""
+    return digest_of(train_on(make_run(place.folder / "data", **{"train.steps": STEPS}), place.folder / "local", 2))
+
+
+def test_two_nodes_end_as_one_machine_does(place: Place, local: str) -> None:
+    job = place.submit("two", pace_s=0)
+    end = place.ends(job)
+    assert (end.phase, end.exit_code, end.restarts) == ("done", 0, 0), place.log(job)
+    assert end.nodes == ("n1", "n2")
+    assert digest_of(place.run_dir(job)) == local
+    assert "[0] " in place.log(job)
+
+
+def test_preempted_it_saves_makes_room_and_ends_the_same(place: Place, local: str) -> None:
+    job = place.submit("preempted")
+    place.trains(job, 30)
+    first = place.cluster.ask("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 1").strip()
+    waiting = place.until(job, lambda state: state.phase == "waiting")
+    assert "make room" in waiting.why
+    end = place.ends(job)
+    assert (end.phase, end.restarts) == ("done", 1), place.log(job)
+    assert digest_of(place.run_dir(job)) == local
+    assert [r["exit_code"] for r in place.kinds(job, "close")] == [143, 0]  # it left by itself, in time
+    assert "COMPLETED" in place.cluster.ask("squeue", "-h", "-t", "all", "-j", first, "-o", "%T")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_node_that_goes_down_is_left_and_the_run_ends_the_same(place: Place, local: str, which: int) -> None:
+    job = place.submit(f"down-{which}")
+    place.trains(job, 62)
+    lost = place.state(job).nodes[which]
+    place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    try:
+        end = place.ends(job)
+    finally:
+        place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=RESUME")
+    assert (end.phase, end.restarts) == ("done", 1), place.log(job)
+    assert lost not in end.nodes
+    assert digest_of(place.run_dir(job)) == local
+
+
+def test_the_time_limit_is_near_so_it_saves_and_goes_on(place: Place, local: str) -> None:
+    job = place.submit("long", pace_s=0.2, **{"launch.time_limit": "1 h", "guard.grace_s": 28})
+    place.trains(job, 10)
+    place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")  # Slurm looks at them twice a minute
+    place.until(job, lambda state: state.restarts == 1)
+    place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
+    end = place.ends(job)
+    assert end.phase == "done", place.log(job)
+    assert digest_of(place.run_dir(job)) == local
+    assert "SIGUSR2" in [r["signal"] for r in place.kinds(job, "stopping")]
+
+
+def test_a_wrong_spec_is_not_started_again(place: Place) -> None:
+    job = place.submit("wrong", **{"data.train": str(place.folder / "nothing")})
+    end = place.ends(job)
+    assert (end.phase, end.exit_code, end.restarts) == ("failed", 78, 0), place.log(job)
+    assert "another start cannot cure" in end.why
+    with pytest.raises(SpecError, match=r"no partition 'night' \(launch\.queue\)"):
+        place.submit("refused", **{"launch.queue": "night"})
+    with pytest.raises(SpecError, match="99 cores"):
+        place.submit("refused", **{"launch.cpus": 99})
+
+
+def test_stop_saves_and_nobody_starts_it_again(place: Place, local: str) -> None:
+    job = place.submit("told")
+    place.trains(job, 20)
+    place.backend.stop(job, now=False)
+    end = place.ends(job)
+    assert (end.phase, end.exit_code, end.restarts) == ("stopped", 143, 0), place.log(job)
+    assert place.notes(job).over
+    saved = place.kinds(job, "checkpoint")[-1]["step"]
+    assert saved == max(r["step"] for r in place.kinds(job, "step"))
+    again = place.submit("told", pace_s=0)  # and launched again, it goes on
+    assert place.ends(again).phase == "done"
+    assert digest_of(place.run_dir(job)) == local
+    at_once = place.submit("told-now")
+    place.trains(at_once, 5)
+    place.backend.stop(at_once, now=True)
+    assert place.ends(at_once).phase == "stopped"
+
+
+def test_why_it_waits_and_a_thousand_jobs_in_one_question(place: Place) -> None:
+    held = place.cluster.ask("sbatch", "--parsable", "--hold", "--array=0-999", "--wrap", "true").strip()
+    jobs = [Job(f"r{i}", "slurm", f"{held}_{i}", 0.0, 1, 0, str(place.workspace), "") for i in range(1000)]
+    begun = time.monotonic()
+    states = place.backend.states(jobs)
+    took_s = time.monotonic() - begun
+    assert len(states) == 1000
+    assert {state.phase for state in states.values()} == {"waiting"}
+    assert f"`scontrol release {held}_7`" in states[f"{held}_7"].why
+    assert took_s < 5
+    full = place.submit("full", **{"launch.nodes": 4, "launch.slurm": {"exclusive": True}})
+    behind = place.submit("behind", **{"launch.nodes": 4})
+    place.until(full, lambda state: state.phase == "running")
+    why = place.until(behind, lambda state: "not looked" not in state.why).why
+    assert "not enough nodes are free" in why
+    for job in (behind, full):
+        place.backend.stop(job, now=True)
+    place.cluster.ask("scancel", held)
+    assert place.ends(behind).phase == "stopped"
+    place.ends(full)
+
+
+def test_a_bad_node_is_found_before_the_start_and_left_out(place: Place) -> None:
+    broken = place.cluster.nodes[0]
+    python = place.folder / "python"  # which does not work on one node
+    import sys
+
+    python.write_text(f'#!/bin/sh\n[ "$(hostname)" = {broken} ] && exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job = place.submit("picky", pace_s=0, **{"launch.python": str(python), "train.steps": 10})
+    end = place.ends(job)
+    assert (end.phase, end.restarts) == ("done", 1), place.log(job)
+    assert broken not in end.nodes
+    assert list(place.notes(job).excluded) == [broken]
+
+
+def test_a_sweep_is_an_array(place: Place) -> None:
+    requests = [
+        request_of(
+            make_run(
+                place.folder / "data",
+                **{"name": f"lr-{lr}", "train.steps": 5, "train.optimizer.lr": lr, "launch.on": "slurm"},
+            ),
+            place.workspace,
+        )
+        for lr in (0.001, 0.002, 0.003)
+    ]
+    jobs = place.backend.submit_array(requests, at_once=2)
+    assert {place.ends(job).phase for job in jobs} == {"done"}, place.log(jobs[0])
+    assert len({digest_of(place.run_dir(job)) for job in jobs}) == 3
