@@ -162,6 +162,18 @@ def test_so_many_at_once_each_once_and_a_second_call_goes_on(tmp_path: Path, mon
     assert len(them.sent) == 6
 
 
+def test_what_a_retry_cannot_help_is_known_also_when_the_scheduler_has_forgotten_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    them = use(monkeypatch, Scheduler())
+    assert driven(tmp_path, runs=2, at_once=2).turn()
+    for run, code in (("s-000", 78), ("s-001", 75)):
+        Story(RunDir.of(run, tmp_path)).open().start().steps(3).close("failed", code, "it failed")
+        them.says[run] = State("gone", "it is not known any more")
+    assert driven(tmp_path, runs=2, at_once=2).turn()
+    assert them.sent == ["s-000", "s-001", "s-001"]
+
+
 def test_a_scheduler_with_arrays_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     them = WithArrays()
     use(monkeypatch, them)

@@ -26,6 +26,7 @@ from shoal.observe.commands import needs_mending
 from shoal.observe.words import json_number
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
+from shoal.track.tail import tail
 
 LOOK_EVERY_S = {"local": 0.5}
 LOOK_EVERY_ELSE_S = 10.0
@@ -182,7 +183,14 @@ class Drive:
         if one is None:
             return True
         ended = one.over and one.status.status not in ("finished", "running")
-        return ended and not needs_mending(one.state.exit_code)
+        return ended and not needs_mending(self._exit_code(one))
+
+    def _exit_code(self, one: Seen) -> int | None:
+        """The scheduler's word, or the journal's: schedulers forget what has ended."""
+        journal = visible(one.job, self.workspace).journal_file
+        if one.state.exit_code is not None or not journal.exists():
+            return one.state.exit_code
+        return next((r.get("exit_code") for r in reversed(tail(journal)) if r.get("kind") == "close"), None)
 
     def _send(self, names: list[str]) -> None:
         of = backend(self.on)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,21 +70,24 @@ def look(jobs: Iterable[Job], workspace: Path) -> dict[str, Seen]:
 
 
 def states(jobs: Iterable[Job]) -> dict[str, State]:
-    """What the schedulers say, by the runs' names, each asked once for all of its jobs."""
+    """What the schedulers say, by the runs' names, each asked once for all of its jobs, and all at the same time: one
+    that is away takes long to say so."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.backend, tuple(sorted(job.where.items()))), []).append(job)
-    found: dict[str, State] = {}
-    for (name, _), of_it in groups.items():
-        try:
-            said = backend(name).states(of_it)
-        except ShoalError as e:
-            away = State("unknown", f"{name} cannot be asked: {str(e).rstrip('.')}")
-            found.update({job.run: away for job in of_it})
-            continue
-        for job in of_it:
-            found[job.run] = said.get(job.id) or State("gone", f"{name} knows nothing of job {job.id} any more")
-    return found
+    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
+        asked = [pool.submit(_states_of, name, of_it) for (name, _), of_it in groups.items()]
+        return {run: state for one in asked for run, state in one.result().items()}
+
+
+def _states_of(name: str, jobs: list[Job]) -> dict[str, State]:
+    try:
+        said = backend(name).states(jobs)
+    except ShoalError as e:
+        away = State("unknown", f"{name} cannot be asked: {str(e).rstrip('.')}")
+        return {job.run: away for job in jobs}
+    gone = State("gone", f"{name} knows nothing of it any more")
+    return {job.run: said.get(job.id, gone) for job in jobs}
 
 
 def visible(job: Job, workspace: Path) -> RunDir:
