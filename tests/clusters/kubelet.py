@@ -102,6 +102,8 @@ class Kubelet:
             self._given += 1
             pod = self._pods[uid] = Pod(self, found, address(self.config["index"], self._given))
             threading.Thread(target=pod.live, name=pod.name).start()
+        if "activeDeadlineSeconds" in found["spec"]:
+            pod.limit(found["spec"]["activeDeadlineSeconds"])
         if "deletionTimestamp" in found["metadata"]:
             pod.delete(found["metadata"].get("deletionGracePeriodSeconds", 30))
 
@@ -121,6 +123,7 @@ class Pod:
         self._told = threading.Event()  # to end
         self._deleted = threading.Event()
         self._reason: str | None = None
+        self._begun, self._active_s = time.monotonic(), 0.0
         self._grace_s = 0.0
         self._killer: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -148,10 +151,6 @@ class Pod:
     def live(self) -> None:
         self.folder.mkdir(parents=True)
         phase = "Failed"
-        if "activeDeadlineSeconds" in self.spec:
-            deadline = threading.Timer(self.spec["activeDeadlineSeconds"], self._too_long)
-            deadline.daemon = True
-            deadline.start()
         try:
             with self._sandbox() as held:
                 plug(self.kubelet.config["network"], held.pid, self.ip)
@@ -162,6 +161,15 @@ class Pod:
             self._report("Failed" if self._reason else phase, over=True)
             self._deleted.wait()  # until then its status and its logs stand
             self._forget()
+
+    def limit(self, active_s: float) -> None:
+        """The time it may run, which can be shortened while it does."""
+        if active_s == self._active_s:
+            return
+        self._active_s = active_s
+        timer = threading.Timer(max(active_s - (time.monotonic() - self._begun), 0), self._too_long)
+        timer.daemon = True
+        timer.start()
 
     def _too_long(self) -> None:
         self._reason = "DeadlineExceeded"

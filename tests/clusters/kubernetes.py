@@ -6,12 +6,13 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scripts.clusters import tools
@@ -32,6 +33,7 @@ class Cluster:
         self.kubelets: dict[str, subprocess.Popen[bytes]] = {}
         self._network: subprocess.Popen[bytes] | None = None
         self._where: Object = {}
+        self._nodes = 0
 
     @property
     def api(self) -> Api:
@@ -60,6 +62,7 @@ class Cluster:
 
     def add_node(self, name: str, gpus: int = 0, cpus: int = 8, labels: dict[str, str] | None = None) -> None:
         """A node whose pods run as processes of this machine."""
+        self._nodes += 1
         folder = self.folder / name
         folder.mkdir()
         self_signed(folder / "tls.crt", folder / "tls.key")
@@ -69,7 +72,7 @@ class Cluster:
         config = {
             **self._where,
             "node": name,
-            "index": len(self.kubelets) + 1,
+            "index": self._nodes,
             "capacity": capacity,
             "labels": labels or {},
             "folder": str(folder),
@@ -83,11 +86,27 @@ class Cluster:
         file.write_text(json.dumps(config))
         self.kubelets[name], _ = self._run("tests.clusters.kubelet", file)
 
+    def start_jobset(self) -> None:
+        with _built():
+            self.control_plane.start_jobset()
+
+    def start_kueue(self) -> None:
+        with _built():
+            self.control_plane.start_kueue()
+
     def lose_node(self, name: str) -> None:
         """The machine is gone: its kubelet and all that it ran."""
         process = self.kubelets.pop(name)
         process.kill()
         process.wait(10)
+
+    def kill(self, pod: Object) -> None:
+        """-9 for all its processes, as when the memory is out. Whoever watches over it learns of it by its end."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                said = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if any(f"/pods/{pod['metadata']['uid']}/" in word for word in said) and "container.py" in said[1]:
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def add_fake_nodes(self, count: int, gpus: int) -> None:
         """Nodes that the scheduler sees and where nothing runs."""
@@ -131,6 +150,14 @@ class Cluster:
         return process, said
 
 
+@contextmanager
+def _built() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as e:
+        unavailable("kubernetes", str(e))
+
+
 def _passable(binary: Path) -> list[str]:
     """Folders above Python and the checkout that only root may enter: in an image they would not be such."""
     above = {*binary.resolve().parents, *Path(sys.executable).resolve().parents, *ROOT.parents}
@@ -144,10 +171,8 @@ def cluster(*nodes: str, gpus: int = 0, lost_after_s: int = 60) -> Iterator[Clus
         unavailable("kubernetes", "the test kubelet runs containers, for which it must be root")
     if shutil.which("ip") is None or shutil.which("nsenter") is None:
         unavailable("kubernetes", "ip (iproute2) or nsenter (util-linux) is not here: the pods' network needs them")
-    try:
+    with _built():
         programs()
-    except FileNotFoundError as e:
-        unavailable("kubernetes", str(e))
     folder = Path(tempfile.mkdtemp(prefix="shoal-kubernetes-"))
     made = Cluster(folder / "c", lost_after_s)
     try:
