@@ -11,13 +11,14 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-fast test-slow test-clusters lint format bench docs lock clean
+.PHONY: help setup demo test test-fast test-slow test-clusters kubernetes lint format bench docs lock clean
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
 	@echo "make test           lint and all tests that need no cluster (about 12 minutes on 2 cores)"
 	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 11 minutes)"
-	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server)"
+	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Kubernetes)"
+	@echo "make kubernetes     what test-clusters needs of Kubernetes, built once into ~/.cache/shoal (15 minutes, 6 GB meanwhile)"
 	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
 	@echo "make bench          every benchmark: a table and a ratio against a named peer"
 	@echo "make docs           regenerate docs/reference from the code"
@@ -50,8 +51,13 @@ test-fast: $(READY)
 test-slow: $(READY)
 	$(BIN)/python scripts/tests.py -m slow tests
 
+# What cannot be built is skipped, or a failure where SHOAL_REQUIRE names it.
 test-clusters: $(READY)
+	-$(BIN)/python -m scripts.clusters.kubernetes
 	$(BIN)/python scripts/tests.py --apart=1 -m cluster tests
+
+kubernetes: $(READY)
+	$(BIN)/python -m scripts.clusters.kubernetes
 
 lint: $(READY)
 	$(BIN)/ruff check .

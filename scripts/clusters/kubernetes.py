@@ -62,10 +62,12 @@ KUEUE = Part("kueue", "kueue", "sigs.k8s.io/kueue", ("sigs.k8s.io/kueue/cmd/kueu
 
 def programs() -> Path:
     """The folder of the control plane's four programs; FileNotFoundError where they have not been built."""
-    assets = Path(os.environ.get("KUBEBUILDER_ASSETS") or "/nonexistent")
-    if all((assets / program).is_file() for program in PROGRAMS):
-        return assets
-    return built(CONTROL_PLANE)
+    return _assets() or built(CONTROL_PLANE)
+
+
+def _assets() -> Path | None:
+    folder = Path(os.environ.get("KUBEBUILDER_ASSETS") or "/nonexistent")
+    return folder if all((folder / program).is_file() for program in PROGRAMS) else None
 
 
 def built(part: Part) -> Path:
@@ -134,9 +136,9 @@ def _remove(tree: Path) -> None:
 
 
 def main() -> None:
-    parts = [CONTROL_PLANE, JOBSET, KUEUE]
+    parts = [*([] if _assets() else [CONTROL_PLANE]), JOBSET, KUEUE]
     build(parts)
-    print(*(part.folder for part in parts), sep="\n")
+    print(programs(), *(part.folder for part in (JOBSET, KUEUE)), sep="\n")
 
 
 if __name__ == "__main__":
