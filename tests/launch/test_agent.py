@@ -78,6 +78,25 @@ def test_a_rank_that_stands_still_on_another_node_is_named_and_restarted(cluster
     assert attempt["nodes"][0]["ranks"] == [1]
 
 
+def test_islands_on_two_nodes_go_on_without_one_of_them_and_take_its_replacement_in(cluster: Make) -> None:
+    settings = {"fleet.islands": 2, "fleet.deterministic": True, "train.steps": 150, "checkpoint.every": 50}
+    calm, rough = cluster(2, **settings), cluster(2, **settings)
+    calm.start_all()
+    assert calm.codes() == {0: 0, 1: 0}
+    rough.start_all()
+    rough.wait_for("step", step=5, islands=[0, 1])
+    far = next(r for r in rough.records("island") if r["island"] == 1)
+    rough.agents[1].kill()  # a machine that dies takes all with it
+    os.kill(far["agent"], signal.SIGKILL)
+    rough.agents[1].wait()
+    rough.wait_for("epoch", members=[0])
+    rough.start(1)
+    rough.wait_for("epoch", joined=[1])
+    assert rough.codes() == {0: 0, 1: 0}
+    assert digest(rough) == digest(calm)
+    assert len(rough.records("attempt")) == 1, "nobody but the lost one was restarted"
+
+
 def test_the_first_node_lost_is_found_again_by_the_others(cluster: Make) -> None:
     job = cluster(2)
     job.start_all()

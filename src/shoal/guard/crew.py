@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.guard.islands import Hands, HandsHere
 from shoal.guard.signals import Signals
 from shoal.guard.signs import HERE, Kernel
 from shoal.guard.workers import Group, Workers, threads_for
 from shoal.spec.run import Run
+from shoal.track.rundir import RunDir
 
 
 class Decision(Protocol):
@@ -58,6 +60,10 @@ class Crew(Protocol):
         ...
 
     def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> Team: ...
+    def hands(self, run_dir: RunDir, lock_fd: int | None) -> Hands:
+        """Who starts the agents of islands."""
+        ...
+
     def over(self, code: int) -> None:
         """The run has ended with that exit code."""
         ...
@@ -85,6 +91,9 @@ class Alone:
 
     def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> LocalTeam:
         return LocalTeam(command, ready.world, attempt, logs, threads_for(ready.run.resources.threads, ready.world))
+
+    def hands(self, run_dir: RunDir, lock_fd: int | None) -> HandsHere:
+        return HandsHere(run_dir, lock_fd)
 
     def over(self, code: int) -> None:
         pass

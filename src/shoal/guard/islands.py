@@ -1,6 +1,7 @@
-"""The agents of all islands of a run on this machine, as the supervisor sees them. Never imports torch.
+"""The agents of all islands of a run, as the supervisor sees them. Never imports torch.
 
-They are not tied to it: when it dies they go on, and hold the run's lock until the last of them has ended.
+They are not tied to it: when it dies they go on, and those of its machine hold the run's lock until the last of them
+has ended. Those of other nodes are started and watched by the agents there (shoal.guard.nodes.islands).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
-from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, TransientError
 from shoal.guard.budget import Budget
 from shoal.guard.classify import Failure, classify
 from shoal.guard.history import History
@@ -25,8 +27,31 @@ from shoal.spec.run import Guard
 from shoal.track.rundir import RunDir
 
 SAID = (DONE, WRONG_USAGE, TRANSIENT, WRONG_ENVIRONMENT, TOLD_TO_STOP)  # an agent that ends so has told why
+LOOK_S = 0.5  # for a node that is not here
 FINISH_S = 5.0  # for the other islands, when one has ended the run
 MARGIN_S = 10.0  # on top of the grace that the agents give their islands
+
+
+class Handle(Protocol):
+    """One agent that was started, as subprocess has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self) -> int: ...
+
+
+class Hands(Protocol):
+    """Who starts the agents of islands."""
+
+    def start(self, island: int) -> Handle | None:
+        """None: its node is not here."""
+        ...
+
+    def left(self, island: int) -> bool:
+        """Whether it has ended because its node went away or was told to: then it waits for another one."""
+        ...
 
 
 class Agents:
@@ -37,19 +62,20 @@ class Agents:
         guard: Guard,
         failed: Callable[[int, Failure, str], None],
         lock_fd: int | None = None,
+        hands: Hands | None = None,
     ) -> None:
         """`failed` is told of an agent that has died without a word: the island, what it was, and what is done."""
         self._run_dir, self._failed = run_dir, failed
+        self._hands = hands or HandsHere(run_dir, lock_fd)
         self._history = History.of(run_dir)
         self._budgets = {island: Budget(guard.restarts, guard.backoff_s) for island in range(islands)}
         self._furthest = dict(self._history.by_island)
-        self._lock = [] if lock_fd is None else [lock_fd]
-        self._alive: dict[int, subprocess.Popen[bytes]] = {}
+        self._alive: dict[int, Handle] = {}
         self._again: dict[int, float] = {}
         self.codes: dict[int, int] = {}
         try:
             for island in range(islands):
-                self._alive[island] = self._start(island)
+                self._start_or_wait(island)
         except BaseException:
             self.close()
             raise
@@ -94,19 +120,32 @@ class Agents:
             if code is None:
                 continue
             del self._alive[island]
-            if code in SAID or told or DONE in self.codes.values():
+            if told or DONE in self.codes.values():
+                self.codes[island] = code
+            elif self._hands.left(island):
+                self._again[island] = time.monotonic()  # the others go on; there is nothing to hold against it
+            elif code in SAID:
                 self.codes[island] = code
             else:
                 self._died(island, process.pid, code)
         for island in [island for island, at in self._again.items() if time.monotonic() > at]:
             del self._again[island]
             try:
-                self._alive[island] = self._start(island)
+                self._start_or_wait(island)
             except OSError as e:  # no reason to end the others
                 cause = "disk-full" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "environment"
                 self._again_if_allowed(
                     island, Failure(None, cause, f"its agent cannot be started: {e}", at=time.time())
                 )
+
+    def _start_or_wait(self, island: int) -> None:
+        handle = self._hands.start(island)
+        if handle is not None:
+            self._alive[island] = handle
+        elif self._alive:
+            self._again[island] = time.monotonic() + LOOK_S
+        else:  # nobody trains, and nobody is there to
+            raise TransientError(f"the node of island {island} is gone and no other island is left.")
 
     def _died(self, island: int, pid: int, code: int) -> None:
         """Somebody has killed the agent, or it has failed; its island went with it."""
@@ -142,7 +181,14 @@ class Agents:
         for process in self._alive.values():
             process.send_signal(number)
 
-    def _start(self, island: int) -> subprocess.Popen[bytes]:
+
+class HandsHere:
+    """Of this machine."""
+
+    def __init__(self, run_dir: RunDir, lock_fd: int | None, env: Mapping[str, str] | None = None) -> None:
+        self._run_dir, self._lock, self._env = run_dir, [] if lock_fd is None else [lock_fd], dict(env or {})
+
+    def start(self, island: int) -> subprocess.Popen[bytes]:
         logs = logs_of(self._run_dir, island)
         logs.parent.mkdir(parents=True, exist_ok=True)
         with open(logs.with_suffix(".log"), "ab", buffering=0) as out:
@@ -153,5 +199,8 @@ class Agents:
                 stderr=out,
                 start_new_session=True,
                 pass_fds=self._lock,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | self._env | {"PYTHONUNBUFFERED": "1"},
             )
+
+    def left(self, island: int) -> bool:
+        return False

@@ -210,7 +210,8 @@ class Session:
             self._note("failure", island=island, **failure.fields(), action=action)
 
         fleet, guard = self.run.fleet, self.run.guard
-        with closing(Agents(self.run_dir, fleet.islands, guard, failed, lock.fd_of(self.run_dir))) as agents:
+        hands = self.crew.hands(self.run_dir, lock.fd_of(self.run_dir))
+        with closing(Agents(self.run_dir, fleet.islands, guard, failed, hands=hands)) as agents:
             self._note("attempt", attempt=attempt, world=world, agents=list(agents.pids.values()), pids=[])
             return agents.watch(self.signals, guard.grace_s, self._stopping, self.console.tick)
 

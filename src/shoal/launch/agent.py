@@ -122,7 +122,7 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     with ExitStack() as held:
         with writing(run_dir):
             _hold(held, run_dir, who.job)
-        world = processes * who.nodes
+        world = processes * who.nodes // asked.fleet.islands  # of each island
         run, decisions = laid_over(world)
         with writing(run_dir):
             if not begun:

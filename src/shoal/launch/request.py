@@ -108,13 +108,14 @@ def processes_per_node(run: Run) -> int:
     if launch.gpus:
         return launch.gpus
     if asked == "auto":
-        return 1
-    if asked % launch.nodes:
+        return max(1, run.fleet.islands // launch.nodes)
+    every = asked * run.fleet.islands
+    if every % launch.nodes:
         raise SpecError(
             f"resources.processes {asked} cannot be spread evenly over launch.nodes {launch.nodes}; "
             "change one, or set launch.processes."
         )
-    return asked // launch.nodes
+    return every // launch.nodes
 
 
 def check(run: Run) -> None:
@@ -122,20 +123,21 @@ def check(run: Run) -> None:
     launch = run.launch
     if launch.min_nodes is not None and launch.min_nodes > launch.nodes:
         raise SpecError(f"launch.min_nodes {launch.min_nodes} is more than launch.nodes {launch.nodes}; lower it.")
-    if launch.nodes > 1 and run.fleet.islands > 1:
+    islands = run.fleet.islands
+    if launch.nodes > 1 and islands > 1 and islands % launch.nodes:
         raise SpecError(
-            f"fleet.islands {run.fleet.islands} over launch.nodes {launch.nodes} is not there yet: islands share a "
-            "machine; set one of them to 1."
+            f"fleet.islands {islands} cannot be spread evenly over launch.nodes {launch.nodes}; "
+            f"take {launch.nodes} or {2 * launch.nodes} islands, or other nodes."
         )
     for volume in launch.volumes:
         if (volume.claim is None) == (volume.host is None):
             raise SpecError(f"launch.volumes: the one at {volume.at} needs either `claim` or `host`; give one of them.")
-    asked, world = run.resources.processes, processes_per_node(run) * launch.nodes
-    if asked not in ("auto", world):
-        raise SpecError(
-            f"resources.processes is {asked}, but launch.nodes {launch.nodes} with {processes_per_node(run)} processes "
-            f"each are {world}; set it to {world} or leave it out."
-        )
+    asked, each = run.resources.processes, processes_per_node(run)
+    world = each * launch.nodes // islands
+    if asked not in ("auto", world) or world * islands != each * launch.nodes:
+        whole = f"launch.nodes {launch.nodes} with {each} processes each are {each * launch.nodes}"
+        of_each = "" if islands == 1 else f", which for {islands} islands are {world} each"
+        raise SpecError(f"resources.processes is {asked}, but {whole}{of_each}; change one, or leave it out.")
     if launch.gpus and run.resources.device == "cpu":
         raise SpecError(f"launch.gpus is {launch.gpus} and resources.device is cpu; change one.")
     if not launch.gpus and run.resources.device == "cuda":

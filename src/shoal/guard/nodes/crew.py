@@ -13,8 +13,11 @@ from pathlib import Path
 from shoal.errors import SetupError, TransientError
 from shoal.guard.begin import write_spec
 from shoal.guard.crew import Decision, Ready
+from shoal.guard.islands import HandsHere
 from shoal.guard.nodes.group import NodeGroup, Seat
 from shoal.guard.nodes.head import Head, Node
+from shoal.guard.nodes.islands import NodeHands
+from shoal.guard.nodes.talk import FLEET_HOST
 from shoal.guard.signals import Signals
 from shoal.guard.workers import Share, threads_for
 from shoal.spec import dump
@@ -68,6 +71,8 @@ class Nodes:
         self._refuse_other_sizes(here)
         self._look_at_disks(here, run, signals)
         self._seated = tuple(here)
+        if run.fleet.islands > 1:  # each has its processes, however many nodes there are
+            return Ready(run, int(run.resources.processes))
         world = (len(here) + 1) * self.processes
         if world == self._world:
             return Ready(run, world)
@@ -95,6 +100,10 @@ class Nodes:
 
         threads = threads_for(ready.run.resources.threads, self.processes)
         return NodeGroup(self.head, seats, command, ready.world, attempt, logs, threads, order, self.most)
+
+    def hands(self, run_dir: RunDir, lock_fd: int | None) -> NodeHands:
+        here = HandsHere(run_dir, lock_fd, {FLEET_HOST: self.host})
+        return NodeHands(self.head, here, self.most, run_dir.name)
 
     def over(self, code: int) -> None:
         (self.run_dir.path / self._mark).unlink(missing_ok=True)
@@ -139,10 +148,11 @@ class Nodes:
                 break
             signals.wait(TICK_S)
         apart = next((node for node in here if node.shares is False), None)
-        if apart is not None and run.checkpoint.local:
+        if apart is not None and (run.checkpoint.local or run.fleet.islands > 1):
             raise SetupError(
                 f"{apart.words} does not see {self.run_dir.path} of this node: put launch.workspace on a disk that all "
-                "nodes share, or keep checkpoints in a bucket (checkpoint.remote, with checkpoint.local: false)."
+                "nodes share, or, without islands, keep checkpoints in a bucket (checkpoint.remote, with "
+                "checkpoint.local: false)."
             )
 
 

@@ -1,7 +1,8 @@
 """The talk between node 0's agent and the others: JSON messages over one TCP connection each (shoal.wire).
 
-From another node: `node` (who it is), `started`, `died`, `pulse`, `log`, `leaving`.
-From node 0: `start`, `stop`, `kill`, `over`, `ping`. Either side is taken for lost after a silence.
+From another node: `node` (who it is), `disk`, `started`, `died`, `pulse`, `log`, `island-started`, `island-ended`,
+`leaving`, `here`. From node 0: `look`, `start`, `stop`, `kill`, `island`, `signal`, `over`, `ping`.
+Either side is taken for lost after a silence.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ HELLO = b"shoal agent 1\n"
 SILENCE_S = 15.0  # without a word: the other side is lost
 EVERY_S = 0.5  # each side says something at least twice in that time
 MOST_BYTES = 16 * 2**20
+
+FLEET_HOST = "SHOAL_FLEET_HOST"  # tells an island by which address of its machine the others reach it
 
 Message = dict[str, Any]
 LOST = (OSError, wire.Broken)
@@ -39,8 +42,10 @@ class Line:
         self._sock.settimeout(SILENCE_S)
         return wire.receive_message(self._sock, MOST_BYTES)
 
-    def fileno(self) -> int:
-        return self._sock.fileno()
+    @property
+    def own_address(self) -> str:
+        """Of this machine, as the other side reaches it."""
+        return str(self._sock.getsockname()[0])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
