@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ plain = Journal.append
 
 def append(self, kind, **fields):
     if kind == "step":
-        time.sleep(float(os.environ.get("PACE", "0")))
+        time.sleep(float(open(os.environ["PACE"]).read()))
     return plain(self, kind, **fields)
 
 Journal.append = append
@@ -64,13 +65,20 @@ class Place:
     def workspace(self) -> Path:
         return self.folder / "workspace"
 
-    def submit(self, name: str, pace_s: float = 0.05, **changes: Any) -> Job:
+    def submit(self, name: str, pace_s: float = 0.2, **changes: Any) -> Job:
         spec = {
             "name": name, "train.steps": STEPS, "checkpoint.every": 60, "guard.grace_s": 5, "launch.on": "slurm",
             "launch.nodes": 2, "launch.queue": "low", "launch.code": str(self.folder / "code"),
-            "launch.env": {"PACE": str(pace_s)},
+            "launch.env": {"PACE": str(self.folder / f"pace-{name}")},
         }  # fmt: skip
+        self.pace(name, pace_s)
         return self.backend.submit(request_of(make_run(self.folder / "data", **spec | changes), self.workspace))
+
+    def pace(self, name: str, step_s: float) -> None:
+        """How long a step of that run takes at least, from now on."""
+        new = self.folder / "pace.new"
+        new.write_text(str(step_s))
+        new.rename(self.folder / f"pace-{name}")
 
     def state(self, job: Job) -> State:
         return self.backend.states([job])[job.id]
@@ -142,6 +150,7 @@ def test_preempted_it_saves_makes_room_and_ends_the_same(place: Place, local: st
     first = place.cluster.ask("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 1").strip()
     waiting = place.until(job, lambda state: state.phase == "waiting")
     assert "make room" in waiting.why
+    place.pace("preempted", 0)
     end = place.ends(job)
     assert (end.phase, end.restarts) == ("done", 1), place.log(job)
     assert digest_of(place.run_dir(job)) == local
@@ -155,6 +164,7 @@ def test_a_node_that_goes_down_is_left_and_the_run_ends_the_same(place: Place, l
     place.trains(job, 62)
     lost = place.state(job).nodes[which]
     place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    place.pace(job.run, 0)
     try:
         end = place.ends(job)
     finally:
@@ -165,11 +175,12 @@ def test_a_node_that_goes_down_is_left_and_the_run_ends_the_same(place: Place, l
 
 
 def test_the_time_limit_is_near_so_it_saves_and_goes_on(place: Place, local: str) -> None:
-    job = place.submit("long", pace_s=0.2, **{"launch.time_limit": "1 h", "guard.grace_s": 28})
+    job = place.submit("long", pace_s=0.4, **{"launch.time_limit": "1 h", "guard.grace_s": 28})
     place.trains(job, 10)
     place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")  # Slurm looks at them twice a minute
     place.until(job, lambda state: state.restarts == 1)
     place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
+    place.pace("long", 0)
     end = place.ends(job)
     assert end.phase == "done", place.log(job)
     assert digest_of(place.run_dir(job)) == local
@@ -183,8 +194,10 @@ def test_a_wrong_spec_is_not_started_again(place: Place) -> None:
     assert "another start cannot cure" in end.why
     with pytest.raises(SpecError, match=r"no partition 'night' \(launch\.queue\)"):
         place.submit("refused", **{"launch.queue": "night"})
-    with pytest.raises(SpecError, match="99 cores"):
-        place.submit("refused", **{"launch.cpus": 99})
+    with pytest.raises(SpecError, match=r"launch\.memory_gb 99 is more than any node"):
+        place.submit("refused", **{"launch.memory_gb": 99})
+    with pytest.raises(SpecError, match="no node has GPUs of that kind"):
+        place.submit("refused", **{"launch.gpus": 1, "resources.device": "cuda"})
 
 
 def test_stop_saves_and_nobody_starts_it_again(place: Place, local: str) -> None:
@@ -217,10 +230,12 @@ def test_why_it_waits_and_a_thousand_jobs_in_one_question(place: Place) -> None:
     assert took_s < 5
     full = place.submit("full", **{"launch.nodes": 4, "launch.slurm": {"exclusive": True}})
     behind = place.submit("behind", **{"launch.nodes": 4})
+    never = place.submit("never", **{"launch.queue": "short", "launch.time_limit": "1 h"})
     place.until(full, lambda state: state.phase == "running")
     why = place.until(behind, lambda state: "not looked" not in state.why).why
     assert "not enough nodes are free" in why
-    for job in (behind, full):
+    assert "longer than its partition allows" in place.until(never, lambda state: "not looked" not in state.why).why
+    for job in (never, behind, full):
         place.backend.stop(job, now=True)
     place.cluster.ask("scancel", held)
     assert place.ends(behind).phase == "stopped"
@@ -230,8 +245,6 @@ def test_why_it_waits_and_a_thousand_jobs_in_one_question(place: Place) -> None:
 def test_a_bad_node_is_found_before_the_start_and_left_out(place: Place) -> None:
     broken = place.cluster.nodes[0]
     python = place.folder / "python"  # which does not work on one node
-    import sys
-
     python.write_text(f'#!/bin/sh\n[ "$(hostname)" = {broken} ] && exit 127\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     job = place.submit("picky", pace_s=0, **{"launch.python": str(python), "train.steps": 10})

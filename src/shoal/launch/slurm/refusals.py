@@ -74,7 +74,7 @@ def refusal(said: str, request: Request) -> ShoalError:
         "constraint": own.constraint or "of launch.slurm.options",
         "gpus": gpus,
         "time": launch.time_limit or "(none)",
-        "memory": launch.memory_gb or "(none)",
+        "memory": f"{launch.memory_gb or 0:g}",
         "nodes": f"{launch.nodes} node{'s' * (launch.nodes > 1)}",
         "each": ", ".join(each),
         "said": told,

@@ -239,14 +239,22 @@ while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); d
 export SHOAL_HEAD=$head:$port
 
 # Is there another start? Asked once; the answer is obeyed while Slurm may already be ending this script.
+judge() {{ "$@" bash -c "$(tell run bundle job workspace left nodes view answers)
+$prepare
+$verdict"; }}
 settle() {{
   [ -z "$settled" ] || return
   settled=1 left=$1
-  local here=(bash -c) what much without view=$(scontrol show job --oneliner "$job")
-  [ ${{#container[@]}} = 0 ] || here=(srun --nodes=1 --ntasks=1 --overlap "${{container[@]}}" bash -c)
-  read -r what much without < <("${{here[@]}}" "$(tell run bundle job workspace left nodes view answers)
-$prepare
-$verdict")
+  local here=(srun --nodes=1 --ntasks=1 --overlap "${{container[@]}}") what much without well
+  local view=$(scontrol show job --oneliner "$job")
+  if [ ${{#container[@]}} = 0 ]; then here=(env); fi
+  read -r what much without < <(judge "${{here[@]}}")
+  if [ -z "$what" ] && [ -n "$answers" ]; then  # this node is the bad one, perhaps; a good one is asked
+    left=78 well=$(sed -n 's/^ok //p;T;q' <<<"$answers")
+    echo "shoal: job $job: not every node passed the check before the start: $answers" >&2
+    here=(srun --nodelist="$well" --nodes=1 --ntasks=1 "${{container[@]}}")
+    [ -z "$well" ] || read -r what much without < <(judge "${{here[@]}}")
+  fi
   trap '' TERM
   if [ "$what" = requeue ] && scontrol requeue "$job"; then
     scontrol update JobId="$job" StartTime="now+$much"
