@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_now_is_now(send: Send) -> None:
     until(lambda: list(Local().logs(job, False, None)))
     Local().stop(job, now=True)
     assert ended(job) in ("stopped", "failed")
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_whenever_it_is_told_it_hears_it(send: Send, now: bool) -> None:
+    for i in range(6):
+        job = send(setup=["sleep 0.1"] if i % 2 else [])
+        time.sleep(0.02 * i)
+        Local().stop(job, now)
+        assert ended(job) in ("stopped", "gone", "failed" if now else "stopped")
 
 
 def test_a_number_that_another_process_has_by_now_is_not_taken_for_the_job(send: Send) -> None:

@@ -11,6 +11,7 @@ from shoal.launch.job import Job
 from shoal.launch.send import on, state_of
 from shoal.launch.watch import visible
 from shoal.observe import logs
+from shoal.track.rundir import RunDir
 
 ASK_EVERY_S = {"local": 0.3}  # of a scheduler that costs nothing to ask
 ASK_EVERY_ELSE_S = 5.0
@@ -62,13 +63,12 @@ def lines(
     of = backend(job.backend)
     run_dir = visible(job, workspace)
     if not follow:
-        seen = run_dir.exists() and any(logs.attempts(folder) for folder in logs.groups(run_dir, island).values())
-        yield from logs.merged(run_dir, rank, attempt, last, island) if seen else of.logs(job, False, last)
+        yield from _so_far(run_dir, job, of, last, lambda: logs.merged(run_dir, rank, attempt, last, island))
         return
     asked = Asked(job, of, say)
-    while not (run_dir := visible(job, workspace)).exists():
+    while not _begun(run_dir := visible(job, workspace), job):
         if asked.over():
-            yield from of.logs(job, False, last)  # what its agents said before there was a run
+            yield from _so_far(run_dir, job, of, last, lambda: logs.merged(run_dir, rank, attempt, last, island))
             say(f"{asked.state.phase}: {asked.state.why}")
             return
         if asked.state.phase == "running" and asked.for_s > PATIENCE_S:
@@ -81,3 +81,20 @@ def lines(
         yield line
     if not shown or asked.state.phase in ("failed", "gone"):
         say(f"{asked.state.phase}: {asked.state.why}")
+
+
+def _begun(run_dir: RunDir, job: Job) -> bool:
+    """Whether the run directory that can be seen is written by this job, and not only by a start before it."""
+    return run_dir.exists() and run_dir.journal_file.stat().st_mtime >= job.submitted
+
+
+def _so_far(
+    run_dir: RunDir, job: Job, of: Backend, last: int | None, merged: Callable[[], Iterator[str]]
+) -> Iterator[str]:
+    there = run_dir.exists() and any(logs.attempts(folder) for folder in logs.groups(run_dir).values())
+    if not (there and _begun(run_dir, job)):
+        said = list(of.logs(job, False, last))  # what its agents say, perhaps before there was a run
+        if said or not there:
+            yield from said
+            return
+    yield from merged()

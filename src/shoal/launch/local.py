@@ -93,7 +93,9 @@ class Local:
             raise SetupError(f"run '{job.run}' {elsewhere}; stop it there.")
         if _alive(job):
             with suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(_pid(job), signal.SIGQUIT if now else signal.SIGTERM)
+                os.kill(_pid(job), signal.SIGTERM)
+                if now:
+                    os.kill(_pid(job), signal.SIGQUIT)
 
 
 def _logs(folder: Path) -> dict[int, Path]:

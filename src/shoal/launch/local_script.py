@@ -19,6 +19,9 @@ trap 'tell TERM' TERM
 trap 'tell INT' INT
 trap 'tell USR2' USR2
 trap 'tell TERM; sleep 0.3; tell INT; sleep 0.3; tell INT' QUIT  # at once, without saving
+"""
+_START = """\
+[ -z "$told" ] || exit 143
 set -m  # each agent in a process group of its own
 """
 _WAIT = """\
@@ -43,6 +46,7 @@ def script(request: Request) -> str:
         f"# run {request.name}, launched by Shoal on this machine: node-N.log is what its agents say",
         f"cd {shlex.quote(str(folder_of(request.there, request.name)))} || exit 78",
         f"trap 'echo \"$$ $?\" >.{ENDED} && mv .{ENDED} {ENDED}' EXIT",
+        _KEEP.rstrip(),
         *_exports(request),
     ]
     if launch.setup:
@@ -56,7 +60,7 @@ def script(request: Request) -> str:
         first, last = f"$((node * {launch.gpus}))", f"$((node * {launch.gpus} + {launch.gpus - 1}))"
         agent = f"CUDA_VISIBLE_DEVICES=$(seq -s, {first} {last}) {agent}"
     start = f"for ((node = 0; node < {launch.nodes}; node++)); do\n  {agent}\n  agents+=($!)\ndone\n"
-    return "\n".join(lines) + "\n" + _KEEP + start + _WAIT
+    return "\n".join(lines) + "\n" + _START + start + _WAIT
 
 
 def _exports(request: Request) -> Iterator[str]:
