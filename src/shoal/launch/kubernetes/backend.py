@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -191,14 +190,14 @@ def _make_room(request: Request, cluster: Cluster) -> None:
 def _create(request: Request, cluster: Cluster, as_jobset: bool, secrets: Mapping[str, str]) -> None:
     """The job last: a pod that misses its Secret is looked at again only after many seconds. Then all belongs to it."""
     namespace = request.launch.kubernetes.namespace
-    things = cluster.create_all(namespace, manifests.belongings(request, as_jobset, secrets))
+    belongings = manifests.belongings(request, as_jobset, secrets)
+    things = cluster.create_all(namespace, belongings)
     try:
         created = cluster.create(manifests.job(request, as_jobset))
     except BaseException:
         cluster.delete(namespace, things)
         raise
-    patch = json.dumps({"metadata": {"ownerReferences": manifests.owned_by(created)}})
-    cluster.call("patch", *things, "-n", namespace, "--type=merge", "-p", patch)
+    cluster.adopt(namespace, belongings, manifests.owned_by(created))
 
 
 def _remove(cluster: Cluster, namespace: str, kind: str, name: str) -> None:

@@ -17,6 +17,7 @@ PROGRAM = "kubectl"
 REQUEST_S = 60
 _FROM_SERVER = re.compile(r"Error from server \((\w+)\): (?:error when \w+ \"[^\"]*\": )?(.*)", re.DOTALL)
 _INVALID = re.compile(r"The (\w+) \"[^\"]*\" is invalid: (.*)", re.DOTALL)
+_REMARK = re.compile(r"Warning:|[EIW]\d{4} \d\d:")  # beside the error: of the server, and kubectl's own log
 _AWAY = re.compile(
     r"unable to connect to the server|connection to the server .* was refused|i/o timeout|tls handshake timeout"
     r"|timed out|no route to host|connection reset|ServiceUnavailable",
@@ -63,6 +64,19 @@ class Cluster:
             self.delete(namespace, e.printed.split())
             raise
 
+    def adopt(self, namespace: str, manifests: Sequence[Manifest], owners: list[Manifest]) -> None:
+        """Gives them an owner. Applied by the server, so that nobody needs the right to read Secrets for it."""
+        items = [
+            {
+                "apiVersion": each["apiVersion"],
+                "kind": each["kind"],
+                "metadata": {"name": each["metadata"]["name"], "namespace": namespace, "ownerReferences": owners},
+            }
+            for each in manifests
+        ]
+        together = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        self.call("apply", "--server-side", "--field-manager=shoal", "-f", "-", stdin=together)
+
     def delete(self, namespace: str, things: Sequence[str], *how: str) -> None:
         if things:
             self.call("delete", *things, "-n", namespace, "--ignore-not-found", "--wait=false", *how)
@@ -95,8 +109,7 @@ class Cluster:
         return TransientError(f"{self.spoken} does not answer ({how}); look at the network and its address, try again.")
 
     def _error(self, said: str) -> Exception:
-        said = "\n".join(line for line in said.splitlines() if not line.startswith(("Warning:", "E1", "I1", "W1")))
-        said = said.strip()
+        said = "\n".join(line for line in said.splitlines() if not _REMARK.match(line)).strip()
         if found := _FROM_SERVER.search(said):
             return Refused(found[1], " ".join(found[2].split()))
         if found := _INVALID.search(said):
