@@ -161,6 +161,7 @@ class Round:
         ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         for answer in ready:
             seat = asked[answer]
+            seat.answer = None
             try:
                 self._heard(seat, ray.get(answer))
             except ray.exceptions.ActorUnavailableError:  # the network: it is lost for good only when Ray says so
@@ -209,7 +210,7 @@ class Round:
         if self._seats[0].at is None or self._stopping_until is not None:
             return
         for seat in seats:
-            if seat.at is not None and not seat.running and seat.question == "where":
+            if seat.at is not None and seat.question == "where" and seat.answer is None:
                 self._ask(seat, "start")
         self._began = self._began or time.monotonic()
 
