@@ -253,3 +253,5 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(SetupError, match="needs the program kubectl"):
         Kubernetes().stop(job, now=False)
     assert "kubectl" in Kubernetes().states([job])[job.id].why
+    nowhere = Cluster()._error("The connection to the server localhost:8080 was refused - did you specify …?")
+    assert str(nowhere) == "kubectl knows no cluster; log in to one, or set KUBECONFIG."

@@ -33,11 +33,11 @@ class Kubernetes:
 
     def render(self, request: Request) -> list[Rendered]:
         check(request)
-        asked = request.launch.kubernetes.jobset
-        as_jobset = asked is True
+        asked = _asked_for_jobset(request)
+        as_jobset = bool(asked)
         documents = [manifests.job(request, as_jobset), *manifests.belongings(request, as_jobset)]
         text = yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
-        if asked == "auto":
+        if asked is None:
             text = (
                 "# launch.kubernetes.jobset is auto: a cluster that knows JobSets gets one instead of the Job and the\n"
                 f"# Service; set it to true to see that.\n{text}"
@@ -148,12 +148,20 @@ def _if_allowed(cluster: Cluster, namespace: str, kind: str, fields: str = "") -
         return []
 
 
-def _as_jobset(request: Request, cluster: Cluster) -> bool:
+def _asked_for_jobset(request: Request) -> bool | None:
+    """None: the cluster decides."""
     own = request.launch.kubernetes
     if own.jobset != "auto":
         return own.jobset
     if own.kueue and request.least_nodes < request.launch.nodes:
         return False  # Kueue admits a part of a Job, never of a JobSet
+    return None
+
+
+def _as_jobset(request: Request, cluster: Cluster) -> bool:
+    asked = _asked_for_jobset(request)
+    if asked is not None:
+        return asked
     known = cluster.call("api-resources", f"--api-group={JOBSETS.partition('.')[2]}", "-o", "name")
     return JOBSETS in known.split()
 

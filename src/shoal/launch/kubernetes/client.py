@@ -117,6 +117,8 @@ class Cluster:
         if "doesn't have a resource type" in said or "no matches for kind" in said:
             return Refused("NoSuchKind", said)
         last = said.splitlines()[-1].removeprefix("error: ") if said else "it printed nothing"
+        if self.context is None and "localhost:8080" in said:  # where kubectl looks when it knows no place
+            return SetupError("kubectl knows no cluster; log in to one, or set KUBECONFIG.")
         if _AWAY.search(said):
             return self._away(last)
         if "Unauthorized" in said or "credentials" in said:
