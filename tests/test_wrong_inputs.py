@@ -165,6 +165,20 @@ ENVIRONMENT = [
         text("blocked", "a file where a folder should be"),
     ),
     Row("no checkpoint to sample from", "sample nobody --prompt x", 2, "nobody"),
+    Row("a scheduler there is none of", "launch run.yaml --on moon", 2, "--on.*moon"),
+    Row("more processes than fit the nodes", "launch run.yaml launch.nodes=2", 2, "cannot be spread evenly"),
+    Row(
+        "a secret that is not set",
+        'launch run.yaml launch.secrets={"A":"env:NOT_SET"}',
+        2,
+        "is not set in this shell",
+    ),
+    Row("a job of a run there is none of", "stop nobody", 2, "nobody"),
+    Row("a sweep over nothing", "sweep run.yaml", 2, "say what to vary"),
+    Row("a sweep over a wrong name", "sweep run.yaml --grid train.lr=1,2", 2, "lr belongs under train.optimizer"),
+    Row(
+        "a range the wrong way round", "sweep run.yaml --random 2 --range train.optimizer.lr=2..1", 2, "the lower first"
+    ),
 ]
 
 
