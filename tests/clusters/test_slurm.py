@@ -14,13 +14,15 @@ from scripts.clusters.slurm import Cluster, Missing, slurm
 from tests.require import unavailable
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
+from shoal.cli.main import main
 from shoal.errors import SpecError
 from shoal.launch.backend import OVER, State
-from shoal.launch.job import Job
+from shoal.launch.job import Job, remembered
 from shoal.launch.send import request_of
 from shoal.launch.slurm import notes
 from shoal.launch.slurm.backend import Slurm
 from shoal.launch.slurm.notes import Notes
+from shoal.spec import Run, dump
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
@@ -65,14 +67,21 @@ class Place:
     def workspace(self) -> Path:
         return self.folder / "workspace"
 
-    def submit(self, name: str, pace_s: float = 0.2, **changes: Any) -> Job:
+    def run(self, name: str, pace_s: float = 0.2, **changes: Any) -> Run:
         spec = {
             "name": name, "train.steps": STEPS, "checkpoint.every": 60, "guard.grace_s": 5, "launch.on": "slurm",
             "launch.nodes": 2, "launch.queue": "low", "launch.code": str(self.folder / "code"),
             "launch.env": {"PACE": str(self.folder / f"pace-{name}")},
         }  # fmt: skip
         self.pace(name, pace_s)
-        return self.backend.submit(request_of(make_run(self.folder / "data", **spec | changes), self.workspace))
+        return make_run(self.folder / "data", **spec | changes)
+
+    def submit(self, name: str, pace_s: float = 0.2, **changes: Any) -> Job:
+        return self.backend.submit(request_of(self.run(name, pace_s, **changes), self.workspace))
+
+    def shoal(self, *arguments: str) -> None:
+        """As a person would type it."""
+        assert main([*arguments, "--workspace", str(self.workspace)]) == 0
 
     def pace(self, name: str, step_s: float) -> None:
         """How long a step of that run takes at least, from now on."""
@@ -102,11 +111,13 @@ class Place:
         deadline = time.monotonic() + timeout_s
         while not holds(state := self.state(job)):
             assert time.monotonic() < deadline, f"{state}\n{self.log(job)}"
-            # Slurm itself lets a job that it has requeued wait for two minutes; an administrator may shorten that.
-            if state.phase == "waiting" and "may not start before" in state.why:
-                self.cluster.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
             time.sleep(0.3)
         return state
+
+    def hurry(self, job: Job) -> None:
+        """Slurm itself lets a job that it has requeued wait for two minutes; one may shorten that."""
+        self.until(job, lambda state: state.phase == "waiting")
+        self.cluster.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now+3")
 
     def trains(self, job: Job, step: int, timeout_s: float = 60) -> None:
         """Until it has come so far."""
@@ -166,6 +177,7 @@ def test_a_node_that_goes_down_is_left_and_the_run_ends_the_same(place: Place, l
     place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
     place.pace(job.run, 0)
     try:
+        place.hurry(job)
         end = place.ends(job)
     finally:
         place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=RESUME")
@@ -178,7 +190,7 @@ def test_the_time_limit_is_near_so_it_saves_and_goes_on(place: Place, local: str
     job = place.submit("long", pace_s=0.4, **{"launch.time_limit": "1 h", "guard.grace_s": 28})
     place.trains(job, 10)
     place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")  # Slurm looks at them twice a minute
-    place.until(job, lambda state: state.restarts == 1)
+    place.until(job, lambda state: state.restarts == 1 and "ending" not in state.why)
     place.cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
     place.pace("long", 0)
     end = place.ends(job)
@@ -200,22 +212,45 @@ def test_a_wrong_spec_is_not_started_again(place: Place) -> None:
         place.submit("refused", **{"launch.gpus": 1, "resources.device": "cuda"})
 
 
-def test_stop_saves_and_nobody_starts_it_again(place: Place, local: str) -> None:
-    job = place.submit("told")
+def test_stopped_from_the_command_line_it_saves_and_only_a_person_goes_on(
+    place: Place, local: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = place.folder / "told.yaml"
+    file.write_text(dump(place.run("told")))
+    place.shoal("launch", str(file))
+    job = remembered(RunDir.of("told", place.workspace))
+    assert job is not None
     place.trains(job, 20)
-    place.backend.stop(job, now=False)
+    place.shoal("stop", "told")
     end = place.ends(job)
     assert (end.phase, end.exit_code, end.restarts) == ("stopped", 143, 0), place.log(job)
     assert place.notes(job).over
     saved = place.kinds(job, "checkpoint")[-1]["step"]
     assert saved == max(r["step"] for r in place.kinds(job, "step"))
-    again = place.submit("told", pace_s=0)  # and launched again, it goes on
-    assert place.ends(again).phase == "done"
+    place.pace("told", 0)
+    place.shoal("resume", "told")
+    again = remembered(RunDir.of("told", place.workspace))
+    assert again is not None
+    assert again.id != job.id
+    assert any("told done" in line for line in place.backend.logs(again, follow=True, lines=None))
     assert digest_of(place.run_dir(job)) == local
-    at_once = place.submit("told-now")
-    place.trains(at_once, 5)
-    place.backend.stop(at_once, now=True)
-    assert place.ends(at_once).phase == "stopped"
+    capsys.readouterr()
+    place.shoal("ps")
+    assert "finished" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("told "))
+
+
+def test_with_fewer_nodes_allowed_a_lost_one_ends_no_job(place: Place) -> None:
+    job = place.submit("fewer", **{"launch.min_nodes": 1})
+    place.trains(job, 20)
+    lost = place.state(job).nodes[1]
+    place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    place.pace("fewer", 0)
+    try:
+        end = place.ends(job)
+    finally:
+        place.cluster.ask("scontrol", "update", f"NodeName={lost}", "State=RESUME")
+    assert (end.phase, end.restarts) == ("done", 0), place.log(job)
+    assert [r["world"] for r in place.kinds(job, "attempt")] == [2, 1]
 
 
 def test_why_it_waits_and_a_thousand_jobs_in_one_question(place: Place) -> None:
@@ -232,9 +267,8 @@ def test_why_it_waits_and_a_thousand_jobs_in_one_question(place: Place) -> None:
     behind = place.submit("behind", **{"launch.nodes": 4})
     never = place.submit("never", **{"launch.queue": "short", "launch.time_limit": "1 h"})
     place.until(full, lambda state: state.phase == "running")
-    why = place.until(behind, lambda state: "not looked" not in state.why).why
-    assert "not enough nodes are free" in why
-    assert "longer than its partition allows" in place.until(never, lambda state: "not looked" not in state.why).why
+    place.until(behind, lambda state: "not enough nodes are free" in state.why, timeout_s=30)
+    place.until(never, lambda state: "longer than its partition allows" in state.why, timeout_s=30)
     for job in (never, behind, full):
         place.backend.stop(job, now=True)
     place.cluster.ask("scancel", held)

@@ -54,6 +54,7 @@ def test_fewer_nodes_are_enough() -> None:
     assert {"--nodes=2-4", "--no-kill"} <= set(options(text))
     assert "--kill-on-bad-exit=0" in text
     assert "SHOAL_NODES=$SLURM_JOB_NUM_NODES" in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 def test_secrets_are_not_in_it_and_images_go_to_pyxis() -> None:
@@ -149,11 +150,17 @@ def test_a_crash_is_started_again_later_and_later_and_not_for_ever(tmp_path: Pat
     assert "it is over: 2 starts in a row made no progress (launch.requeues 2); the last left with 75" in err
 
 
+def test_the_first_agents_code_counts_not_that_of_one_killed_for_leaving_late(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run(f"echo 78 >{notes.FOLDER}/7-0.ended; exit 143")[:2] == (78, [])
+    assert not list((tmp_path / notes.FOLDER).glob("*.ended"))
+
+
 def test_bad_nodes_are_excluded_with_those_of_the_run_file(tmp_path: Path) -> None:
     bench = Bench(tmp_path, **{"launch.slurm": {"exclude": "x[1-3]"}})
     code, asked, err = bench.run("exit 0", answers="ok n1\nbad n2 8 GPUs were asked for and 7 can be seen\n")
     assert code == 75
-    assert asked == ["requeue 7", "update JobId=7 StartTime=now+0", "update JobId=7 ExcNodeList=x[1-3],n2"]
+    assert asked == ["requeue 7", "update JobId=7 StartTime=now+5", "update JobId=7 ExcNodeList=x[1-3],n2"]
     assert "n2: 8 GPUs were asked for and 7 can be seen" in err
     code, asked, _ = bench.run("exit 0", answers="bad n1 no disk\nbad n2 no disk\n")
     assert (code, asked) == (78, [])
@@ -173,4 +180,4 @@ def test_a_cancelled_job_is_left_alone_and_one_whose_time_is_up_is_not(tmp_path:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert saved.exists()
-    assert (tmp_path / "asked").read_text().splitlines() == ["requeue 7", "update JobId=7 StartTime=now+0"]
+    assert (tmp_path / "asked").read_text().splitlines() == ["requeue 7", "update JobId=7 StartTime=now+5"]

@@ -20,6 +20,7 @@ from shoal.spec.duration import written
 
 FIRST_PORT, PORTS = 20_000, 10_000  # of the heads: below those that Linux gives to outgoing connections
 CHECK_S, CHECK_WITH_IMAGE_S = 300, 3600  # a node that has not answered by then is bad; an image may take long to come
+LAST_WORDS_S = 60  # of the first agent, when the others have left: uploads that are behind
 LONGEST_WARNING_S = 65_535  # what --signal takes
 
 
@@ -73,7 +74,7 @@ def _whole(request: Request, options: Sequence[str], about: Sequence[str]) -> st
             check_s=CHECK_S if request.launch.image is None else CHECK_WITH_IMAGE_S,
             folder=FOLDER,
         ),
-        _END,
+        _END.format(**(_ALONE if _fewer(request) else dict.fromkeys(_ALONE, ""))),
     ]
     return "\n".join(parts)
 
@@ -85,10 +86,11 @@ def _options(request: Request) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--requeue"
     yield "--export=ALL"
-    least = request.least_nodes
-    yield f"--nodes={launch.nodes}" if least == launch.nodes else f"--nodes={least}-{launch.nodes}"
-    if least < launch.nodes:
+    if _fewer(request):
+        yield f"--nodes={request.least_nodes}-{launch.nodes}"
         yield "--no-kill"
+    else:
+        yield f"--nodes={launch.nodes}"
     yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={request.cpus}"
     if launch.gpus:
@@ -151,8 +153,16 @@ def _prepare(request: Request) -> list[str]:
 
 
 def _agent(request: Request) -> list[str]:
-    command = shlex.join(request.agent("@CODE@")).replace("@CODE@", '"$bundle"')
-    return ["export SHOAL_NODE=$SLURM_NODEID", f"exec {command}"]
+    command = shlex.join(request.agent("@BUNDLE@")).replace("@BUNDLE@", '"$bundle"')
+    lines = ["export SHOAL_NODE=$SLURM_NODEID", "trap : USR2 TERM", command, "code=$?"]
+    lines += ['[ "$SHOAL_NODE" != 0 ] || echo "$code" >"$workspace/$ended"']
+    if not _fewer(request):  # the first one is about to leave too, and a bad exit of ours would cut its last words off
+        lines += [f'[ "$SHOAL_NODE" = 0 ] || [ "$code" = 0 ] || sleep {LAST_WORDS_S}']
+    return [*lines, 'exit "$code"']
+
+
+def _fewer(request: Request) -> bool:
+    return request.least_nodes < request.launch.nodes
 
 
 def _asked_of_a_node(request: Request) -> str:
@@ -179,9 +189,8 @@ def _container(request: Request) -> list[str]:
 
 def _step(request: Request) -> list[str]:
     """How a lost or failed task is taken: with fewer nodes allowed, the agents that are left decide."""
-    fewer = request.least_nodes < request.launch.nodes
     # Since 22.05 srun does not take --cpus-per-task from sbatch (its release notes).
-    loss = ["--no-kill", "--kill-on-bad-exit=0"] if fewer else ["--kill-on-bad-exit=1"]
+    loss = ["--no-kill", "--kill-on-bad-exit=0"] if _fewer(request) else ["--kill-on-bad-exit=1"]
     return [f"--cpus-per-task={request.cpus}", *loss]
 
 
@@ -263,12 +272,13 @@ settle() {{
   [ "$what" != leave ] || left=$much
 }}
 
-# The marker tells whether all nodes see the same workspace.
-mark={folder}/$job.mark text=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+# Files of this start. The first tells whether all nodes see the same workspace, the second how the first agent left.
+text=$job-${{SLURM_RESTART_COUNT:-0}}
+mark={folder}/$text.mark ended={folder}/$text.ended
 echo "$text" >"$workspace/$mark"
 # A signal that comes before the agent can hear it counts too.
 begin="trap 'exit 143' USR2 TERM
-$(tell bundle workspace mark text)
+$(tell bundle workspace mark text ended)
 $prepare
 "
 said=$(timeout --kill-after=10 {check_s} "${{steps[@]}}" bash -c "$begin$check")
@@ -279,13 +289,26 @@ rm -f "$workspace/$mark"
 _END = """\
 if [ "$told" != 0 ]; then code=143
 elif [ "$(grep -c '^ok ' <<<"$said")" = "$SHOAL_NODES" ]; then
-  "${steps[@]}" --label bash -c "$begin$agent" &
+  "${{steps[@]}}" --label bash -c "$begin$agent" &
   agents=$!
+{watch}\
   while heard=$told; wait $agents; code=$?; [ "$told" != "$heard" ]; do  # a signal ends a wait before its time
     [ -z "$ending" ] || settle 143
   done
-elif [ "$code" != 143 ]; then answers=${said:-none} code=75
+{done}\
+  # The first agent's code is everybody's; srun's is that of the worst, which may have been killed for leaving late.
+  [ ! -s "$workspace/$ended" ] || read -r code <"$workspace/$ended"
+elif [ "$code" != 143 ]; then answers=${{said:-none}} code=75
 fi
+rm -f "$workspace/$ended"
 settle "$code"
 exit "$left"
 """
+# Nothing ends the others when the first one is lost, and nobody can take its place in this job.
+_ALONE = {
+    "watch": f"""\
+  {{ until [ -s "$workspace/$ended" ]; do sleep 1; done; sleep {LAST_WORDS_S}; kill $agents; }} &
+  watch=$!
+""",
+    "done": "  kill $watch\n",
+}

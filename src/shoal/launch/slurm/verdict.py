@@ -20,6 +20,9 @@ from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
 NEVER_AGAIN = (WRONG_USAGE, WRONG_ENVIRONMENT)
+# Slurm itself waits for two minutes. A node that is given the job again within the second in which it was told to end
+# it refuses it (`Job credential revoked`), and the job is lost; clocks of nodes differ by a little more than that.
+AT_ONCE_S = 5.0
 MOST_BAD_ALONE = 3  # a job of one node that finds so many bad is wrong itself
 
 
@@ -109,10 +112,10 @@ def judge(start: Start, view: View, before: Notes, step: int, rules: Rules) -> V
         return end(f"{used} starts in a row made no progress ({budget}); the last left with {code}")
     after = replace(after, in_a_row=used + 1, over=False)
     if start.bad:
-        return Verdict(replace(after, why=f"started again without bad nodes ({listed})"), 0.0, code)
+        return Verdict(replace(after, why=f"started again without bad nodes ({listed})"), AT_ONCE_S, code)
     if code == TOLD_TO_STOP:
         why = "its time limit was near or reached" if view.time_is_up else "it was told to make room and has saved"
-        return Verdict(replace(after, why=why), 0.0, code)
+        return Verdict(replace(after, why=why), AT_ONCE_S, code)
     why = f"it left with code {code}; start {used + 1} of {rules.requeues} in a row"
     return Verdict(replace(after, why=why), rules.wait_s(used), code)
 
