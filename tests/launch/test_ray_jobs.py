@@ -140,7 +140,9 @@ def test_a_rayjob_is_valid_and_holds_references_only(tmp_path: Path) -> None:
     assert workers["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100"}
     assert bundle(request) == {"CPU": 8, "GPU": 8}  # the type is a label of the machines there
     assert request.token not in rendered.text
-    assert f"/shoal/bundle/{TAR}" in spec["entrypoint"]
+    assert spec["entrypoint"] == "exec bash /shoal/bundle/driver.sh"
+    driver = f"exec python3 -m shoal.launch.ray.driver /shoal/bundle/{TAR} --job default/demo --workspace /data/work"
+    assert config["data"]["driver.sh"].startswith(driver)
     assert config["binaryData"].keys() == {TAR}
 
 

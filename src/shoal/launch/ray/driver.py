@@ -24,10 +24,11 @@ from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, SetupError, ShoalError, 
 from shoal.guard.budget import Budget
 from shoal.guard.signals import Signals
 from shoal.launch.bundle import Bundle
+from shoal.launch.ray.checks import KUBERAY
 from shoal.launch.ray.mailbox import AT_ONCE, SECRETS, key
 from shoal.launch.ray.places import Places
 from shoal.launch.ray.round import NEVER_AGAIN, Job, Round, Stop, say
-from shoal.launch.request import BACKOFF_S, Request
+from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S, Request
 from shoal.spec import load
 
 
@@ -48,7 +49,8 @@ def drive(
                 ended = this.run()
             if ended.code == DONE or ended.code in NEVER_AGAIN or stop.told_to_stop:
                 return ended.code
-            wait_s = (losses if ended.lost else failures).spend(job.progress.made())
+            budget = losses if ended.lost else failures
+            wait_s = budget.spend(job.progress.made())
             if wait_s is None:
                 say(f"gave up: it was started {launch.requeues} times again without progress (launch.requeues)")
                 return TRANSIENT
@@ -56,6 +58,8 @@ def drive(
                 places.free()
                 places = Places(request, job_id)
                 continue
+            if not ended.lost:
+                wait_s = min(BACKOFF_S * 2 ** (failures.used - 1), LONGEST_BACKOFF_S)
             say(f"all agents start again in {wait_s:g} s, from the newest checkpoint")
             if _told_within(wait_s, stop):
                 return TOLD_TO_STOP
@@ -104,8 +108,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         request = request_in(args.bundle, args.workspace, args.python)
         _connect()
+        job = args.job
+        if request.launch.ray.address == KUBERAY:  # a job of the same name that comes later has another cluster
+            job = f"{job}/{os.environ.get('RAY_CLUSTER_NAME', '')}"
         with Signals() as signals:
-            return drive(request, args.job, _secrets(request, args.job), signals, lambda: _asked_to_be_quick(args.job))
+            return drive(request, job, _secrets(request, job), signals, lambda: _asked_to_be_quick(job))
     except ShoalError as e:
         print(f"shoal: {e}", file=sys.stderr, flush=True)
         return e.exit_code

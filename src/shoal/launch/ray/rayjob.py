@@ -17,10 +17,11 @@ from shoal.launch.kubernetes.checks import check as check_kubernetes
 from shoal.launch.kubernetes.manifests import MOST_BUNDLE_BYTES
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.kubernetes.pod import PRODUCT_LABELS
-from shoal.launch.ray.submission import STOP_MARGIN_S, TAR, entrypoint
+from shoal.launch.ray.submission import STOP_MARGIN_S, TAR, script
 from shoal.launch.request import Request
 
 BUNDLE_AT = "/shoal/bundle"
+DRIVER = "driver.sh"
 CLUSTER_TTL_S = 60  # after the end, so that a person who is there can still read the head's logs
 HEAD_NEEDS = {"cpu": "1", "memory": "4Gi"}  # Ray's control store, its dashboard and the driver
 
@@ -43,7 +44,8 @@ def rayjob(request: Request) -> Manifest:
         "kind": "RayJob",
         "metadata": metadata,
         "spec": {
-            "entrypoint": entrypoint(request, f"{BUNDLE_AT}/{TAR}", f"{own.namespace}/{request.label}"),
+            # In a file: on its way through the operator and `ray job submit` a command is quoted anew.
+            "entrypoint": f"exec bash {BUNDLE_AT}/{DRIVER}",
             "runtimeEnvYAML": yaml.safe_dump({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(wait_s)}}),
             # Its pod prints the log of the driver, and keeps it when the cluster is gone.
             "submissionMode": "K8sJobMode",
@@ -83,7 +85,7 @@ def check(request: Request) -> None:
 
 
 def _config_map(request: Request) -> Manifest:
-    data = request.bundle.tar()
+    data, job = request.bundle.tar(), f"{request.launch.kubernetes.namespace}/{request.label}"
     if len(data) > MOST_BUNDLE_BYTES:
         raise UsageError(
             f"the code of the run is {len(data) / 1000:.0f} kB packed, and a Kubernetes ConfigMap carries "
@@ -94,6 +96,7 @@ def _config_map(request: Request) -> Manifest:
         "kind": "ConfigMap",
         "metadata": names.metadata(request),
         "immutable": True,
+        "data": {DRIVER: script(request, f"{BUNDLE_AT}/{TAR}", job) + "\n"},
         "binaryData": {TAR: base64.b64encode(data).decode()},
     }
 

@@ -49,12 +49,14 @@ def submission(request: Request) -> dict[str, Any]:
 
 
 def entrypoint(request: Request, bundle: str, job: str) -> str:
-    """Its shell becomes the driver: a signal to it is one to the driver."""
+    driver = script(request, bundle, job)
+    return f"exec bash -c {shlex.quote(driver)}" if request.launch.setup else driver
+
+
+def script(request: Request, bundle: str, job: str) -> str:
+    """The shell becomes the driver: a signal to it is one to the driver."""
     command = [
         request.python, "-m", "shoal.launch.ray.driver", bundle, "--job", job,
         "--workspace", request.there, "--python", request.python,
     ]  # fmt: skip
-    driver = f"exec {shlex.join(command)}"
-    if not request.launch.setup:
-        return driver
-    return f"exec bash -c {shlex.quote(chr(10).join([*setup(request), driver]))}"
+    return "\n".join([*setup(request), f"exec {shlex.join(command)}"])
