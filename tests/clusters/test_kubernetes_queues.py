@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import yaml
 from tests.clusters.api import Object
-from tests.clusters.kubernetes import Cluster, cluster
+from tests.clusters.kubernetes import IMAGE, Cluster, cluster
 from tests.clusters.kubernetes_place import Place, place
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -65,17 +66,33 @@ def test_a_jobset_with_a_wrong_spec_is_not_started_again(here: Place) -> None:
 
 
 @pytest.mark.parametrize("jobset", [False, True])
-def test_a_full_queue_is_said_and_waited_for(here: Place, undisturbed: str, jobset: bool) -> None:
-    asks = {**QUEUED, "launch.kubernetes.jobset": jobset}
-    first = here.submit(f"first-{jobset}".lower(), **asks)
-    here.trains(first, 1)
-    second = here.submit(f"second-{jobset}".lower(), pace_s=0, **asks)
-    waits = here.until(second, lambda state: "quota is full" in state.why)
-    assert waits.phase == "waiting"
-    assert waits.why == "Kueue's quota is full: 2 more cpu are needed in flavor any"
-    here.backend.stop(first, now=False)
-    assert here.ends(second).phase == "done", here.log(second)
-    assert here.digest(second) == undisturbed
+def test_a_full_queue_is_said_and_waited_for(here: Place, jobset: bool) -> None:
+    with _occupied(here):
+        asks = {**QUEUED, "launch.kubernetes.jobset": jobset, "train.steps": 5}
+        job = here.submit(f"second-{jobset}".lower(), pace_s=0, **asks)
+        waits = here.until(job, lambda state: "quota is full" in state.why)
+        assert waits.phase == "waiting"
+        assert waits.why == "Kueue's quota is full: 2 more cpu are needed in flavor any"
+    assert here.ends(job).phase == "done", here.log(job)
+
+
+@contextmanager
+def _occupied(here: Place) -> Iterator[None]:
+    """Somebody else has all of the queue's quota."""
+    container = {"name": "main", "image": IMAGE, "command": ["sleep", "300"], "resources": {"requests": {"cpu": "2"}}}
+    container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    safe = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {"restartPolicy": "Never", "securityContext": safe, "containers": [container]}
+    pod["terminationGracePeriodSeconds"] = 0
+    jobs = f"/apis/batch/v1/namespaces/{here.namespace}/jobs"
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    job = {"metadata": {"name": "other", "labels": labels}, "spec": {"suspend": True, "template": {"spec": pod}}}
+    here.api.create(jobs, job)
+    here.api.until(f"{jobs}/other", lambda job: job["status"].get("active") == 1)
+    try:
+        yield
+    finally:
+        here.api.delete(f"{jobs}/other", propagationPolicy="Background")
 
 
 def test_the_api_server_takes_a_jobset_with_all_that_a_run_file_can_ask_for(here: Place) -> None:
