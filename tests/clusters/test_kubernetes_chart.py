@@ -55,7 +55,7 @@ def test_its_account_can_launch_look_and_stop_and_no_more(kubernetes: Cluster, l
     assert owned.count("/tiny ") == 4
     backend.stop(job, now=True)
     kubernetes.kubectl("wait", "--for=delete", "job/tiny", "-n", launcher, "--timeout=60s")
-    assert backend.states([job])[job.id].phase == "stopped"
+    assert backend.states([job])[job.id].phase == "gone"
     left = kubernetes.kubectl("get", "configmap,secret,service,pod", "-n", launcher, "-l", "shoal/job=tiny")
     assert "/tiny" not in left
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,7 @@ def story(folder: Path, submitted: float) -> tuple[Story, Job]:
         ("failed", "trains", "failed", "they say"),  # nobody was left to write down how it ended
         ("gone", "finished", "finished", "all done"),
         ("gone", "", "dead", "they say"),
+        ("gone", "stopped", "stopped", "it was told to stop"),  # the scheduler forgets with the job who ended it
         ("unknown", "finished", "finished", "all done"),
         ("unknown", "failed", "unknown", "they say"),
     ],
@@ -114,6 +116,8 @@ def test_whoever_knows_better_says_how_it_goes(
     monkeypatch.chdir(tmp_path)
     of(monkeypatch, slurm=Scheduler({"7": State(phase, "they say")}))  # type: ignore[arg-type]
     run, job = story(tmp_path, submitted=NOW if journal == "old" else 1_600_000_000.0)
+    if journal == "stopped":
+        journal, job = "", replace(job, stopped=NOW)
     if journal:
         run.open().start().steps(4)
         run.run_dir.pid_file.touch()  # a lock that nobody holds, as seen from here

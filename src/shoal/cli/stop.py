@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.errors import SetupError, TransientError
@@ -19,7 +20,7 @@ from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
 from shoal.launch.backend import OVER, backend
 from shoal.launch.following import ASK_EVERY_S
-from shoal.launch.job import Job, launched
+from shoal.launch.job import Job, launched, remember
 from shoal.launch.send import on, run_file, state_of
 from shoal.launch.watch import visible
 from shoal.observe.commands import going_on
@@ -82,6 +83,8 @@ def _stop_job(job: Job, folder: Path, args: argparse.Namespace) -> int | None:
         print(f"run {job.run} is not running: {'gone' if before is None else before.why}.")
         return 0
     of.stop(job, args.now)
+    job = replace(job, stopped=time.time())
+    remember(job, RunDir.of(job.run, folder))
     file = run_file(job, folder)
     grace_s = load(file).run.guard.grace_s if file.exists() else Guard().grace_s
     timeout_s = args.timeout if args.timeout is not None else grace_s + SCHEDULER_MARGIN_S

@@ -25,6 +25,7 @@ class Job:
     workspace: str  # on the nodes
     bundle: str  # the SHA-256 of what travelled
     where: dict[str, str] = field(default_factory=dict)  # what finds the scheduler again: context, address, cluster
+    stopped: float | None = None  # when a person told it to stop; a scheduler may forget that along with the job
 
 
 def remember(job: Job, run_dir: RunDir) -> None:

@@ -100,7 +100,12 @@ def state_of(job: Job, of: Backend) -> State:
         said = of.states([job])
     except ShoalError as e:
         return State("unknown", str(e).rstrip("."))
-    return said.get(job.id, State("gone", f"{job.backend} knows nothing of job {job.id} any more"))
+    return remembering(job, said.get(job.id, State("gone", f"{job.backend} knows nothing of job {job.id} any more")))
+
+
+def remembering(job: Job, state: State) -> State:
+    """A job that is gone because a person stopped it was stopped."""
+    return State("stopped", "it was told to stop") if state.phase == "gone" and job.stopped else state
 
 
 def run_file(job: Job, workspace: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.launch.backend import OVER, State, backend
 from shoal.launch.job import FILE, Job, remembered
-from shoal.launch.send import on
+from shoal.launch.send import on, remembering
 from shoal.observe.status import Status, status_of
 from shoal.track.rundir import RunDir
 
@@ -87,7 +87,7 @@ def _states_of(name: str, jobs: list[Job]) -> dict[str, State]:
         away = State("unknown", f"{name} cannot be asked: {str(e).rstrip('.')}")
         return {job.run: away for job in jobs}
     gone = State("gone", f"{name} knows nothing of it any more")
-    return {job.run: said.get(job.id, gone) for job in jobs}
+    return {job.run: remembering(job, said.get(job.id, gone)) for job in jobs}
 
 
 def visible(job: Job, workspace: Path) -> RunDir:

@@ -16,7 +16,7 @@ from shoal.launch.kubernetes import logs, manifests, names, why
 from shoal.launch.kubernetes.checks import check
 from shoal.launch.kubernetes.client import Cluster, Refused, condition, current_context
 from shoal.launch.kubernetes.names import Manifest
-from shoal.launch.kubernetes.states import GONE, GONE_AFTER_STOP, Seen, state
+from shoal.launch.kubernetes.states import Seen, state
 from shoal.launch.request import Request
 
 JOBS, JOBSETS = "jobs.batch", "jobsets.jobset.x-k8s.io"
@@ -27,9 +27,6 @@ LEAVING_S = 600  # for a job that is being removed
 
 class Kubernetes:
     name = "kubernetes"
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()  # jobs that this one has told to stop: soon the cluster remembers none of them
 
     def render(self, request: Request) -> list[Rendered]:
         check(request)
@@ -81,7 +78,7 @@ class Kubernetes:
             except (Refused, ShoalError) as e:  # one cluster that is away does not hide the others
                 error = why.refusal(e, Cluster(context).spoken, namespace) if isinstance(e, Refused) else e
                 found |= {job.id: State("unknown", str(error).rstrip(".?")) for job in these}
-        return {id_: GONE_AFTER_STOP if s is GONE and id_ in self._told else s for id_, s in found.items()}
+        return found
 
     def logs(self, job: Job, follow: bool, lines: int | None) -> Iterator[str]:
         cluster, namespace, name = Cluster(job.where.get("context")), _namespace(job), _name(job)
@@ -95,7 +92,6 @@ class Kubernetes:
         """Removes the job, which tells its pods to save and leave; they have their grace for it."""
         cluster, namespace, name = Cluster(job.where.get("context")), _namespace(job), _name(job)
         kind = job.where.get("kind", JOBS)
-        self._told.add(job.id)
         try:
             cluster.call(
                 "annotate", kind, name, "-n", namespace, "--overwrite", f"{names.STOPPED}={round(time.time())}"

@@ -14,7 +14,6 @@ from shoal.launch.kubernetes.client import condition
 from shoal.launch.kubernetes.names import Manifest
 
 GONE = State("gone", "the cluster has it no more: stopped, or removed when launch.kubernetes.keep had passed")
-GONE_AFTER_STOP = State("stopped", "told to stop; the cluster has it no more")
 
 
 @dataclass
