@@ -85,10 +85,15 @@ class RayCluster:
     def machine_with(self, *variables: str) -> str:
         """The one on which a process with that environment runs."""
         names = {process.pid: name for name, process in self._nodes.items()}
-        pid = next(pid for pid in _all_pids() if set(variables) <= set(_environment(pid)))
+        pid = self.parent_of(*variables)
         while pid not in names:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
+            pid = _parent(pid)
         return names[pid]
+
+    def parent_of(self, *variables: str) -> int:
+        """Of the eldest process with that environment."""
+        having = [pid for pid in _all_pids() if set(variables) <= set(_environment(pid))]
+        return next(parent for pid in having if (parent := _parent(pid)) not in having)
 
     def ask(self, path: str) -> Any:
         with urllib.request.urlopen(self.address + path, timeout=30) as answer:
@@ -121,6 +126,10 @@ class RayCluster:
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _session(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,7 +51,7 @@ def digest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _changes(**more: Any) -> dict[str, Any]:
-    return {"train.steps": STEPS, "checkpoint.every": 5, "guard.grace_s": 20, **more}
+    return {"train.steps": STEPS, "train.batch": 12, "checkpoint.every": 5, "guard.grace_s": 20, **more}
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_two_nodes_train_as_one_machine_does_and_nobody_sees_the_secret(
     assert any(line.startswith("[0] ") for line in whole)
 
 
-def test_a_lost_machine_is_replaced_and_the_end_is_the_same(
+def test_a_lost_machine_is_replaced_and_a_lost_first_node_too_and_the_end_is_the_same(
     cluster: RayCluster, asked: Callable[..., Request], digest: str
 ) -> None:
     cluster.add("spare")
@@ -123,14 +124,27 @@ def test_a_lost_machine_is_replaced_and_the_end_is_the_same(
     job = Ray().submit(request)
     reaches(request, 8)
     cluster.kill(cluster.machine_with("SHOAL_NODE=1", f"SHOAL_JOB={job.id}"))
-    assert ended(job).phase == "done"
-    assert digest_of(RunDir.of("lossy", request.workspace)) == digest
-    said = "\n".join(Ray().logs(job, False, None))
-    assert "node 1 on" in said
-    assert "another node 1 is asked for; the others go on" in said
+    until(lambda: [r["kind"] for r in journal(request)].count("start") == 2)
     # The supervisor of node 0 lived on: one session, whose group was restarted.
     assert [r["kind"] for r in journal(request)].count("open") == 1
-    assert any(r["kind"] == "failure" for r in journal(request))
+    until(lambda: [r["kind"] for r in journal(request)][-1] == "step")
+    os.kill(cluster.parent_of("SHOAL_NODE=0", f"SHOAL_JOB={job.id}"), signal.SIGKILL)  # the actor of the first node
+    assert ended(job).phase == "done"
+    assert digest_of(RunDir.of("lossy", request.workspace)) == digest
+    assert [r["kind"] for r in journal(request)].count("open") == 2
+    said = "\n".join(Ray().logs(job, False, None))
+    assert "another node 1 is asked for; the others go on" in said
+    assert "node 0 on" in said
+    assert "all agents start again" in said
+
+
+def test_a_run_starts_with_as_few_as_it_can(asked: Callable[..., Request], digest: str) -> None:
+    """There are two machines, and it would take three."""
+    request = asked("elastic", **{"launch.nodes": 3, "launch.min_nodes": 2})
+    job = Ray().submit(request)
+    assert ended(job).phase == "done"
+    assert digest_of(RunDir.of("elastic", request.workspace)) == digest
+    assert "waits for 1 of 3 nodes" in "\n".join(Ray().logs(job, False, None))
 
 
 def test_what_cannot_help_is_not_tried_again(asked: Callable[..., Request], tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_rays_words_become_ours() -> None:
         "new": said("PENDING"),
         "held": said("RUNNING"),
         "busy": said("RUNNING"),
+        "hurt": said("RUNNING"),
         "done": said("SUCCEEDED", 0),
         "told": said("STOPPED"),
         "saved": said("FAILED", 143),
@@ -174,11 +175,12 @@ def test_rays_words_become_ours() -> None:
         "lost": said("FAILED", None, "Job supervisor actor died:\n  its node was lost."),
     }
     jobs = [Job("run", "ray", name, 0.0, 2, 8, "/w", "00", {"address": "x"}) for name in [*answers, "never"]]
-    found = states(jobs, answers, {"shoal held"})
+    found = states(jobs, answers, {"shoal held": "PENDING", "shoal busy": "CREATED", "shoal hurt": "RESCHEDULING"})
     assert {name: (state.phase, state.why) for name, state in found.items()} == {
         "new": ("waiting", "Ray starts its driver"),
         "held": ("waiting", "the Ray cluster does not have 2 free nodes with 8 GPUs each"),
         "busy": ("running", "its driver runs on the Ray cluster"),
+        "hurt": ("running", "it has lost a machine, and the Ray cluster has no other for it yet"),
         "done": ("done", "all steps are done"),
         "told": ("stopped", "it was told to stop"),
         "saved": ("stopped", "its driver was told to stop"),

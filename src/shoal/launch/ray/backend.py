@@ -42,7 +42,11 @@ class Ray:
         if not cluster.has(package_name(request)):
             cluster.put(package_name(request), package(request))
         cluster.put_secrets(job, secrets)
-        cluster.submit(submission(request))
+        try:
+            cluster.submit(submission(request))
+        except BaseException:
+            cluster.put_secrets(job, {})  # no driver will come to take them out
+            raise
         return Job(
             run=request.name,
             backend=self.name,
@@ -90,4 +94,4 @@ def _states(cluster: Cluster, jobs: list[Job]) -> dict[str, State]:
     """Two calls, however many jobs."""
     found = cluster.jobs()
     running = any(found[job.id].status.value == "RUNNING" for job in jobs if job.id in found)
-    return states(jobs, found, cluster.waiting_groups() if running else set())
+    return states(jobs, found, cluster.groups() if running else {})

@@ -57,15 +57,15 @@ class Cluster:
         with self._spoken():
             return {job.submission_id: job for job in self._client.list_jobs() if job.submission_id}
 
-    def waiting_groups(self) -> set[str]:
-        """The names of the placement groups that have no place yet, in one call."""
+    def groups(self) -> dict[str, str]:
+        """The states of all placement groups, by their names, in one call."""
         from ray.util.state import list_placement_groups
 
         with self._spoken():
             found = list_placement_groups(
                 self.address, limit=MOST_GROUPS, raise_on_missing_output=False, filters=[("state", "!=", "REMOVED")]
             )
-        return {str(group.name) for group in found if group.state in ("PENDING", "PREPARED", "RESCHEDULING")}
+        return {str(group.name): str(group.state) for group in found}
 
     def stop(self, job: str, at_once: bool) -> None:
         if at_once:

@@ -135,7 +135,7 @@ def _secrets(request: Request, job: str) -> dict[str, str]:
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
 
     found = _internal_kv_get(key(SECRETS, job))
-    if found is None:  # nothing but references: KubeRay
+    if not found:  # nothing but references: KubeRay
         return request.secret_env(os.environ)
     _internal_kv_del(key(SECRETS, job))
     sent: dict[str, str] = json.loads(found.decode().partition("\n")[2])
@@ -143,9 +143,12 @@ def _secrets(request: Request, job: str) -> dict[str, str]:
 
 
 def _asked_to_be_quick(job: str) -> bool:
-    from ray.experimental.internal_kv import _internal_kv_exists
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists
 
-    return bool(_internal_kv_exists(key(AT_ONCE, job)))
+    asked = bool(_internal_kv_exists(key(AT_ONCE, job)))
+    if asked:
+        _internal_kv_del(key(AT_ONCE, job))
+    return asked
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.errors import TOLD_TO_STOP
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
 LONGEST = 300
 _SAID = re.compile(r"^(?:\[\d+\] )?shoal: (.+?)\.?$", re.MULTILINE)
-# Two of Ray's own reasons, and what they mean to a person.
-_NO_SUCH_PYTHON = (126, 127)
+_NO_SUCH_PYTHON = (126, 127)  # the shell's
 
 
-def states(jobs: list[Job], found: Mapping[str, JobDetails], waiting: Set[str]) -> dict[str, State]:
-    """`found` by submission ids; `waiting` are the placement groups without a place."""
-    return {job.id: _state(job, found.get(job.id), GANG.format(job=job.id) in waiting) for job in jobs}
+def states(jobs: list[Job], found: Mapping[str, JobDetails], groups: Mapping[str, str]) -> dict[str, State]:
+    """`found` by submission ids; `groups` are the states of placement groups by their names."""
+    return {job.id: _state(job, found.get(job.id), groups.get(GANG.format(job=job.id))) for job in jobs}
 
 
-def _state(job: Job, said: JobDetails | None, waits: bool) -> State:
+def _state(job: Job, said: JobDetails | None, group: str | None) -> State:
     if said is None:
         return State("gone", f"the Ray cluster knows nothing of job {job.id}; its head was started anew since")
-    phase, why = _words(job, said, waits)
+    phase, why = _words(job, said, group)
     return State(
         phase,
         why,
@@ -38,13 +37,15 @@ def _state(job: Job, said: JobDetails | None, waits: bool) -> State:
     )
 
 
-def _words(job: Job, said: JobDetails, waits: bool) -> tuple[Phase, str]:
+def _words(job: Job, said: JobDetails, group: str | None) -> tuple[Phase, str]:
     match str(said.status.value):
         case "PENDING":
             return "waiting", "Ray starts its driver"
-        case "RUNNING" if waits:
+        case "RUNNING" if group in ("PENDING", "PREPARED"):
             each = f" with {job.gpus} GPUs each" if job.gpus else ""
             return "waiting", f"the Ray cluster does not have {job.nodes} free nodes{each}"
+        case "RUNNING" if group == "RESCHEDULING":
+            return "running", "it has lost a machine, and the Ray cluster has no other for it yet"
         case "RUNNING":
             return "running", "its driver runs on the Ray cluster"
         case "SUCCEEDED":
