@@ -52,8 +52,12 @@ class Api:
         return self._request("GET", path, query, None, "").decode()
 
     def watch(self, path: str, timeout_s: float = 60, **query: str) -> Iterator[tuple[str, Object]]:
-        """(ADDED | MODIFIED | DELETED, object) from what is there now until `timeout_s` have passed."""
-        asked = {"watch": "true", "timeoutSeconds": str(int(timeout_s)), **query}
+        """(ADDED | MODIFIED | DELETED, object) from what there was a moment ago until `timeout_s` have passed.
+
+        resourceVersion 0: what the server has at hand will do; it then need not catch up first, which on a busy machine
+        it may fail to do in time.
+        """
+        asked = {"watch": "true", "timeoutSeconds": str(int(timeout_s)), "resourceVersion": "0", **query}
         connection = self._connect()
         try:
             connection.request("GET", f"{path}?{urlencode(asked)}", headers=self._headers())
