@@ -96,6 +96,7 @@ class Kubernetes(Strict):
     shm_gb: float = Field(8.0, gt=0, description="Size of /dev/shm, which is memory.")
     pull_secret: Text | None = Field(None, description="Secret to pull the image with.")
     network_policy: bool = Field(True, description="Only the pods of this job may reach its pods.")
+    metrics: bool = Field(False, description="Prometheus may read step, loss and speed at port 29401 of node 0's pod.")
     keep: Duration = Field("7 d", description="The job is removed so long after its end.")
 
 
