@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -12,8 +13,11 @@ import pytest
 import yaml
 from scripts.clusters import tools
 from tests.launch.schemas import validate
+from tests.launch.test_kubernetes_manifests import request_of
 from tests.require import unavailable
 
+from shoal.launch.kubernetes import manifests
+from shoal.observe import prometheus
 from shoal.spec.launch import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +31,7 @@ ALL = [
     "trainerAccount.annotations.role=bucket-reader",
     "claim.create=true",
     "claim.storageClass=shared",
+    "prometheus.podMonitor.create=true",
     "prometheus.rules.create=true",
     "prometheus.rules.labels.release=prometheus",
     "grafana.dashboard.create=true",
@@ -67,7 +72,7 @@ def test_what_it_installs_is_valid_and_in_its_namespace(helm: Path, values: list
     made = template(helm, *values)
     assert {document["metadata"]["namespace"] for document in made.values()} == {"ml"}
     for (kind, _), document in made.items():
-        if kind != "PrometheusRule":  # a kind of the Prometheus operator's
+        if kind not in ("PrometheusRule", "PodMonitor"):  # kinds of the Prometheus operator's
             validate(document)
     assert (("RoleBinding", "shoal-launcher") in made) == ("launcherAccount.create=false" not in values)
 
@@ -92,6 +97,27 @@ def test_the_defaults_are_a_launch_section(helm: Path) -> None:
     assert ("ServiceAccount", account) in made
 
 
+def test_the_monitor_finds_what_a_run_serves(helm: Path) -> None:
+    made = template(helm, *ALL)
+    section = yaml.safe_load(made["ConfigMap", "shoal-defaults"]["data"]["launch.yaml"])["launch"]
+    assert section["kubernetes"]["metrics"] is True
+    job = manifests.job(request_of({"launch.kubernetes.metrics": True}), as_jobset=False)
+    pod = job["spec"]["template"]
+    (endpoint,) = made["PodMonitor", "shoal"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    wanted = made["PodMonitor", "shoal"]["spec"]["selector"]["matchLabels"]
+    given = {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": "0"}  # of the Job controller
+    assert wanted.items() <= given.items()
+
+
+def test_every_name_of_ours_in_alerts_and_panels_is_published(helm: Path) -> None:
+    published = set(re.findall(r'Gauge\("(shoal_\w+)"', inspect.getsource(prometheus)))
+    made = template(helm, *ALL)
+    said = json.dumps([made["PrometheusRule", "shoal"], made["ConfigMap", "shoal-dashboard"]])
+    used = set(re.findall(r"\bshoal_\w+", said))
+    assert {"shoal_loss", "shoal_running"} <= used <= published
+
+
 def test_alerts_name_runbooks_that_exist_and_the_dashboard_is_one(helm: Path) -> None:
     made = template(helm, *ALL)
     (group,) = made["PrometheusRule", "shoal"]["spec"]["groups"]
@@ -102,4 +128,4 @@ def test_alerts_name_runbooks_that_exist_and_the_dashboard_is_one(helm: Path) ->
         for page in re.findall(r"docs/runbooks\S*\.md", rule["annotations"]["description"]):
             assert (ROOT / page).is_file(), page
     dashboard = json.loads(made["ConfigMap", "shoal-dashboard"]["data"]["shoal.json"])
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"]) == 6
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"]) == 10

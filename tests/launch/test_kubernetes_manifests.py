@@ -55,6 +55,7 @@ VARIANTS = {
     "kueue": {**GPUS, **KUEUE, "launch.kubernetes.topology": "cloud.example/rack"},
     "kueue elastic": {**GPUS, **KUEUE, "launch.min_nodes": 2},
     "all": ALL,
+    "metrics": {"launch.kubernetes.metrics": True},
     "no policy": {"launch.kubernetes.network_policy": False},
 }
 
@@ -218,6 +219,18 @@ def test_there_is_time_to_save_before_every_end() -> None:
     grace_s = request_of().run.guard.grace_s
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == grace_s + 30
     assert spec["template"]["spec"]["activeDeadlineSeconds"] == 4 * 3600 - grace_s - 30
+
+
+def test_only_what_prometheus_reads_is_open_to_others_and_only_when_asked() -> None:
+    def reached(changes: dict[str, Any]) -> list[Any]:
+        (policy,) = (d for d in documents(request_of(changes)) if d["kind"] == "NetworkPolicy")
+        return [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
+
+    assert reached({}) == []
+    assert reached({"launch.kubernetes.metrics": True}) == [{"ports": [{"protocol": "TCP", "port": 29401}]}]
+    script = pod.script(request_of({"launch.kubernetes.metrics": True})).splitlines()
+    serve = "(python3 -m shoal.observe.prometheus /data/work/runs/tiny --port 29401 &)"
+    assert script[-2] == f'[ "$SHOAL_NODE" != 0 ] || {serve}'
 
 
 def test_kueue_gets_its_labels_and_may_admit_a_part() -> None:

@@ -14,6 +14,7 @@ from shoal.launch.kubernetes.indexed_job import indexed_job
 from shoal.launch.kubernetes.jobset import jobset
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.request import PORT, Request
+from shoal.observe.prometheus import PORT as METRICS_PORT
 
 HIDDEN = "***"
 MOST_BUNDLE_BYTES = 900_000  # of the 1 MiB that a ConfigMap may hold
@@ -86,6 +87,9 @@ def _service(request: Request) -> Manifest:
 def _network_policy(request: Request) -> Manifest:
     """Nobody but the job's pods reaches them: NCCL and gloo listen on any port, and ask nobody for a password."""
     ours = {"matchLabels": {names.JOB: request.label}}
+    ingress: list[Manifest] = [{"from": [{"podSelector": ours}]}]
+    if request.launch.kubernetes.metrics:  # where Prometheus runs is not known here
+        ingress.append({"ports": [{"protocol": "TCP", "port": METRICS_PORT}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -93,6 +97,6 @@ def _network_policy(request: Request) -> Manifest:
         "spec": {
             "podSelector": ours,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": ours}]}],
+            "ingress": ingress,
         },
     }

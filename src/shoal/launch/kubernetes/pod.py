@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT
 from shoal.launch.kubernetes import names
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.request import PORT, Request
+from shoal.observe.prometheus import PORT as METRICS_PORT
+from shoal.track.rundir import RunDir
 
 BUNDLE_AT, CODE_AT = "/shoal/bundle", "/shoal/code"
 TAR = "bundle.tar.gz"
@@ -86,7 +88,7 @@ def _container(request: Request, head: str, job_uid_label: str) -> Manifest:
         "command": ["/bin/sh", "-c", script(request)],
         "workingDir": CODE_AT,
         "env": _environment(request, head, job_uid_label),
-        "ports": [{"name": "head", "containerPort": PORT}],
+        "ports": _ports(request),
         "resources": _resources(request),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -96,6 +98,13 @@ def _container(request: Request, head: str, job_uid_label: str) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last lines of the log say what ended it
         "volumeMounts": [mount for _, mount in _mounts(request)],
     }
+
+
+def _ports(request: Request) -> list[Manifest]:
+    found: list[Manifest] = [{"name": "head", "containerPort": PORT}]
+    if request.launch.kubernetes.metrics:
+        found.append({"name": "metrics", "containerPort": METRICS_PORT})
+    return found
 
 
 def script(request: Request) -> str:
@@ -108,6 +117,11 @@ def script(request: Request) -> str:
     if any(name.startswith("code/") for name in request.bundle.files):
         lines += [f"cd {CODE_AT}/code", 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"']
     lines += [f"{{ {line}\n}} || exit {TRANSIENT}" for line in request.launch.setup]
+    if request.launch.kubernetes.metrics:
+        run_dir = f"{request.there}/{RunDir.of(request.name, Path()).path}"
+        serve = [request.python, "-m", "shoal.observe.prometheus", run_dir, "--port", str(METRICS_PORT)]
+        # In the background of a subshell: no child of the agent's, and ended with the container.
+        lines.append(f'[ "$SHOAL_NODE" != 0 ] || ({shlex.join(serve)} &)')
     return "\n".join([*lines, f"exec {shlex.join(request.agent(CODE_AT))}"]) + "\n"
 
 
