@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.launch.stand_in import ended, make_request, pretend
 from shoal.errors import UsageError
 from shoal.launch.job import Job
 from shoal.launch.local import Local
+from shoal.launch.request import Request
 
 Send = Callable[..., Job]
 
@@ -116,6 +118,19 @@ def test_what_is_rendered_is_what_runs_and_no_secret_is_in_it(
     said = list(Local().logs(job, False, None))
     assert said[0] == "[0] first"
     assert "A=hunter2, B=swordfish, token 64" in said[1]
+
+
+def test_code_travels_and_the_agents_start_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, workspace = tmp_path / "my code", tmp_path / "work space"
+    code.mkdir()
+    workspace.mkdir()
+    (code / "mine.py").write_text("print('it is mine')\n")
+    monkeypatch.setattr(
+        Request, "agent", lambda self, there: [sys.executable, "-c", "import mine, os; os.stat('mine.py')"]
+    )
+    job = Local().submit(make_request(workspace, code=str(code), nodes=2))
+    assert ended(job) == "done"
+    assert sorted(Local().logs(job, False, None)) == ["[0] it is mine", "[1] it is mine"]
 
 
 def test_what_this_machine_cannot_do_is_said_before_anything_starts(tmp_path: Path) -> None:

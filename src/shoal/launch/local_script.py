@@ -51,15 +51,21 @@ def script(request: Request) -> str:
     ]
     if launch.setup:
         lines += ["set -e", *launch.setup, "set +e"]
+    starts_in = request.there
     if len(request.bundle.files) > 1:
-        lines.append(f'export PYTHONPATH={shlex.quote(str(code / "code"))}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+        starts_in = str(code / "code")
+        lines.append(f'export PYTHONPATH={shlex.quote(starts_in)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     if launch.nodes > 1:
         lines.append(f"export SHOAL_HEAD=127.0.0.1:$({shlex.join([request.python, '-c', _FREE_PORT])})")
-    agent = f'SHOAL_NODE=$node {shlex.join(request.agent(str(code)))} >>"node-$node.log" 2>&1 &'
+    agent = f"cd {shlex.quote(starts_in)} && exec {shlex.join(request.agent(str(code)))}"
+    before = "export SHOAL_NODE=$node"
     if launch.nodes > 1 and launch.gpus:  # else all of them would take the same GPUs
         first, last = f"$((node * {launch.gpus}))", f"$((node * {launch.gpus} + {launch.gpus - 1}))"
-        agent = f"CUDA_VISIBLE_DEVICES=$(seq -s, {first} {last}) {agent}"
-    start = f"for ((node = 0; node < {launch.nodes}; node++)); do\n  {agent}\n  agents+=($!)\ndone\n"
+        before += f" CUDA_VISIBLE_DEVICES=$(seq -s, {first} {last})"
+    start = (
+        f"for ((node = 0; node < {launch.nodes}; node++)); do\n  {before}\n"
+        f'  ({agent}) >>"node-$node.log" 2>&1 &\n  agents+=($!)\ndone\n'
+    )
     return "\n".join(lines) + "\n" + _START + start + _WAIT
 
 
