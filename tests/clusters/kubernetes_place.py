@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +75,13 @@ class Place:
     def submit(self, name: str, pace_s: float = 0.05, **changes: Any) -> Job:
         return self.backend.submit(self.request(name, pace_s, **changes))
 
+    def shoal(self, *arguments: str) -> str:
+        """The command, as a person types it here, where the run directories of the nodes are out of sight."""
+        command = [sys.executable, "-m", "shoal", *arguments, "--workspace", str(self.folder / "here")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def state(self, job: Job) -> State:
         return self.backend.states([job])[job.id]
 
@@ -105,10 +114,10 @@ class Place:
             time.sleep(0.3)
         return state
 
-    def trains(self, job: Job, step: int, timeout_s: float = 90) -> None:
+    def trains(self, job: Job, step: int, attempt: int = 0, timeout_s: float = 120) -> None:
         """Until it has come so far."""
         deadline = time.monotonic() + timeout_s
-        while not any(r["step"] >= step for r in self.kinds(job, "step")):
+        while not any(r["step"] >= step and r["attempt"] >= attempt for r in self.kinds(job, "step")):
             assert time.monotonic() < deadline, f"{self.state(job)}\n{self.log(job)}"
             time.sleep(0.1)
 

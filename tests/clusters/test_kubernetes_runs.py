@@ -9,6 +9,10 @@ import yaml
 from tests.clusters.kubernetes import Cluster, cluster
 from tests.clusters.kubernetes_place import Place, place
 
+from shoal.launch.job import remembered
+from shoal.spec import dump
+from shoal.track.rundir import RunDir
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
@@ -29,20 +33,27 @@ def undisturbed(here: Place) -> str:
     return here.undisturbed()
 
 
-def test_two_nodes_end_as_one_machine_does(here: Place, undisturbed: str) -> None:
-    job = here.submit("two", pace_s=0)
-    end = here.ends(job)
-    assert (end.phase, end.exit_code, end.restarts) == ("done", 0, 0), here.log(job)
+def test_launched_from_the_shell_two_nodes_end_as_one_machine_does(here: Place, undisturbed: str) -> None:
+    request = here.request("two", pace_s=0)
+    file = here.folder / "two.yaml"
+    file.write_text(dump(request.run))
+    assert "sent run two to kubernetes research/two: 2 nodes of 1 process" in here.shoal("launch", str(file))
+    job = remembered(RunDir.of("two", request.workspace))
+    assert job is not None
+    log = here.shoal("logs", "-f", "two")
+    assert "run two done at step 120 of 120" in log, log
+    end = here.state(job)
+    assert (end.phase, end.exit_code, end.restarts) == ("done", 0, 0), log
     assert len(set(end.nodes)) == 2
     assert here.digest(job) == undisturbed
-    assert "[0] " in here.log(job)
+    assert "finished" in here.shoal("ps")
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_killed_pod_is_replaced_and_the_run_ends_the_same(here: Place, undisturbed: str, which: int) -> None:
-    job = here.submit(f"killed-{which}")
+def test_a_killed_pod_is_replaced_and_the_run_ends_the_same(here: Place, undisturbed: str) -> None:
+    """Node 1's. That of node 0, which supervises, is killed in test_kubernetes_queues.py."""
+    job = here.submit("killed")
     here.trains(job, 40)
-    here.cluster.kill(here.pods(job)[which])
+    here.cluster.kill(here.pods(job)[1])
     end = here.ends(job)
     assert (end.phase, end.restarts) == ("done", 1), here.log(job)
     assert here.digest(job) == undisturbed
@@ -82,6 +93,24 @@ def test_a_machine_that_is_gone_is_replaced_by_another(here: Place, undisturbed:
         here.cluster.add_node(f"{node}-again", gpus=8)
 
 
+def test_with_room_for_fewer_nodes_it_begins_and_grows_when_there_is_more(here: Place) -> None:
+    nodes = list(here.cluster.kubelets)
+    here.cluster.kubectl("cordon", *nodes[1:])
+    try:
+        asks = {"launch.min_nodes": 1, "launch.cpus": 5, "train.steps": 10_000}  # a node has 8
+        job = here.submit("elastic", **asks)
+        here.trains(job, 1)
+        state = here.state(job)
+        assert state.phase == "running"
+        assert "1 of 2 nodes run; for the others: no room on any of 3 nodes" in state.why, state.why
+    finally:
+        here.cluster.kubectl("uncordon", *nodes[1:])
+    here.trains(job, 1, attempt=1)
+    assert [r["world"] for r in here.kinds(job, "attempt")] == [1, 2]
+    assert not here.kinds(job, "failure")
+    here.backend.stop(job, now=True)
+
+
 def test_the_time_limit_is_near_so_it_saves_and_goes_on(here: Place, undisturbed: str) -> None:
     job = here.submit("long", **{"launch.time_limit": "1 h"})
     here.trains(job, 40)
@@ -117,19 +146,17 @@ def test_stop_saves_and_launched_again_it_goes_on(here: Place, undisturbed: str)
 
 def test_a_full_quota_is_said_and_waited_for(here: Place) -> None:
     quotas = f"/api/v1/namespaces/{here.namespace}/resourcequotas"
-    here.api.create(quotas, {"metadata": {"name": "gpus"}, "spec": {"hard": {"requests.nvidia.com/gpu": "8"}}})
-    here.api.until(f"{quotas}/gpus", lambda quota: "hard" in quota.get("status", {}))
+    here.api.create(quotas, {"metadata": {"name": "cores"}, "spec": {"hard": {"requests.cpu": "1"}}})
+    here.api.until(f"{quotas}/cores", lambda quota: "hard" in quota.get("status", {}))
     try:
-        asks = {"launch.gpus": 8, "resources.device": "auto"}
-        job = here.submit("rich", **asks)
+        job = here.submit("rich", pace_s=0, **{"train.steps": 5})
         waits = here.until(job, lambda state: "quota" in state.why)
         assert waits.phase in ("waiting", "starting")
-        full = "the quota 'gpus' of the namespace is full: 8 of 8 nvidia.com/gpu are used and it asks for 8 more"
-        assert full in waits.why
-        here.backend.stop(job, now=True)
-        here.ends(job)
+        assert "the quota 'cores' of the namespace is full: 1 of 1 cpu are used and it asks for 1 more" in waits.why
+        here.api.patch(f"{quotas}/cores", {"spec": {"hard": {"requests.cpu": "2"}}})
+        assert here.ends(job).phase == "done", here.log(job)
     finally:
-        here.api.delete(f"{quotas}/gpus")
+        here.api.delete(f"{quotas}/cores")
 
 
 def test_no_room_is_said_with_what_is_missing(here: Place) -> None:
