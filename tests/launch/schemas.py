@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 from typing import Any
 
 import kubernetes_validate
@@ -18,6 +20,12 @@ def validate(document: dict[str, Any]) -> None:
     if document["kind"] == "JobSet":
         _validate_jobset(document)
         return
+    _validate(json.dumps(document))
+
+
+@functools.cache  # most variants share most of their documents
+def _validate(text: str) -> None:
+    document = json.loads(text)
     for version in VERSIONS:
         try:
             kubernetes_validate.validate(document, version, strict=True)
