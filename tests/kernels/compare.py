@@ -6,8 +6,8 @@ import torch
 
 from shoal import kernels
 from shoal.kernels.adamw import adamw_
-from shoal.kernels.cast import cast_both
-from shoal.kernels.cross_entropy import cross_entropy_
+from shoal.kernels.cast import cast_joined
+from shoal.kernels.cross_entropy import cross_entropy_, cross_entropy_8
 from shoal.model.head import cross_entropy
 
 VOCAB = 700  # no power of two
@@ -24,6 +24,22 @@ def losses() -> None:
     torch.testing.assert_close(cross_entropy_(taken, targets, slopes=True), plain)
     torch.testing.assert_close(taken, slope)
     assert not taken[3].any()
+
+
+def losses_in_8_bits() -> None:
+    logits, targets = torch.randn(150, VOCAB) * 3, torch.randint(0, VOCAB, (150,))
+    targets[3] = -100
+    kernels.allow(False)
+    plain, slope = cross_entropy(logits.clone(), targets, wants_slope=True)
+    assert slope is not None
+    wide = torch.full((VOCAB, 200), 7.0).to(torch.float8_e5m2)
+    taken, slopes = cross_entropy_8(logits, targets, 2.0**15, torch.float8_e5m2, wide[:, 20:170])
+    torch.testing.assert_close(taken, plain)
+    # Two digits; interpreted, rounding up to the next power of two goes to the last one.
+    torch.testing.assert_close(slopes.float() / 2**15, slope, rtol=0.126 if GPU else 0.51, atol=1e-9)
+    assert torch.equal(wide[:, 20:170].float(), slopes.float().t())
+    assert (wide[:, :20].float() == 7).all()
+    assert not slopes[3].float().any()
 
 
 def updates() -> None:
@@ -44,19 +60,24 @@ def casts() -> None:
     whole = torch.randn(200, 300, dtype=torch.bfloat16) * 100
     if not GPU:
         whole = torch.randint(-4, 5, whole.shape).to(torch.bfloat16)  # exact in 8 bits: interpreted, rounding is wrong
-    for x, dtype in ((whole, torch.float8_e4m3fn), (whole[:, 20:150], torch.float8_e5m2)):
-        scale = torch.tensor(2.0)
+    for pieces, dtype, along in (
+        ([whole], torch.float8_e4m3fn, 0),
+        ([whole[:, 20:150], whole[:, :33], whole[:, 100:]], torch.float8_e5m2, 1),
+        ([whole[20:150], whole[:33].t().contiguous().t()], torch.float8_e4m3fn, 0),
+    ):
+        scales = [torch.tensor(2.0**i) for i in range(len(pieces))]
         most = torch.finfo(dtype).max
-        cast, transposed = cast_both(x, scale, dtype)
-        wanted = (x.float() * scale).clamp(-most, most).to(dtype)
-        assert torch.equal(cast.float(), wanted.float())
-        assert torch.equal(transposed.float(), wanted.float().t())
+        joined, transposed = cast_joined(pieces, scales, dtype, along)
+        wanted = torch.cat([(x.float() * s).clamp(-most, most) for x, s in zip(pieces, scales, strict=True)], along)
+        assert torch.equal(joined.float(), wanted.to(dtype).float())
+        assert torch.equal(transposed.float(), joined.float().t())
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_device("cuda" if GPU else "cpu")
     losses()
+    losses_in_8_bits()
     updates()
     casts()
     print("equal")

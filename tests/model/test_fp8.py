@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.errors import SetupError, SpecError
-from shoal.model import fp8
+from shoal.model import fp8, head, head8
 from shoal.model.decoder import Decoder
 from shoal.spec.shape import Shape, shape_of
 from tests.train.tiny import make_run
@@ -45,6 +45,42 @@ def test_losses_and_gradients_are_near_those_in_16_bits() -> None:
         assert b.grad is not None
         if a.grad.norm() > 1e-6:
             assert torch.nn.functional.cosine_similarity(a.grad.flatten(), b.grad.flatten(), dim=0) > 0.98, name
+
+
+def test_the_head_alone_is_near_its_twin_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several groups of several parts, tokens that are no targets, and no gradients where none are asked for."""
+    monkeypatch.setattr(head, "CPU_CHUNK_BYTES", 1)  # the fewest tokens at a time: 128
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(300, 64, generator=generator), torch.randn(96, 64, generator=generator) / 8)
+    targets = torch.randint(0, 96, (300,), generator=generator)
+    targets[::7] = head.NO_TARGET
+    told = []
+    for summed in (head.summed_cross_entropy, head8.summed_cross_entropy):
+        h, w = (t.clone().requires_grad_() for t in (hidden, weight))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = summed(h[None], w, targets[None])
+        loss.backward()
+        with torch.no_grad():
+            assert summed(h[None].bfloat16(), w, targets[None]).item() == pytest.approx(loss.item(), rel=1e-3)
+        told.append((loss.item(), h.grad, w.grad))
+    assert told[0][0] != told[1][0] == pytest.approx(told[0][0], rel=2e-3)
+    for a, b in zip(told[0][1:], told[1][1:], strict=True):
+        assert a is not None
+        assert b is not None
+        assert b.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.995
+        assert b.norm().item() == pytest.approx(a.norm().item(), rel=0.01)
+
+
+def test_the_head_stays_where_it_is_not_wanted_or_cannot_be() -> None:
+    for shape, wanted, changed in (
+        (SHAPE, True, True),
+        (SHAPE, False, False),
+        (replace(SHAPE, vocab_size=97), True, False),
+    ):
+        decoder = model(shape)
+        fp8.apply(decoder, CPU, wanted)
+        assert (decoder.head.loss is head8.summed_cross_entropy) == changed
 
 
 def test_it_learns_as_fast() -> None:

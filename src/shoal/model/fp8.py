@@ -5,8 +5,8 @@ float32 and come out in bfloat16, and the weights, their gradients and the optim
 Hopper multiplies 8-bit factors only where the summed axis lies contiguous in both, so the gradients need transposed
 copies, which are written with the cast: what the backward pass keeps of an input is one byte a number.
 
-The embedding, the head, norms, attention itself, routers and experts stay as they are: the first two are where 8 bits
-are known to cost quality, the rest are no products of this kind.
+The embedding, norms, attention itself, routers and experts stay as they are: they are no products of this kind. The
+output layer is in `shoal.model.head8`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from shoal.errors import SetupError
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
-from shoal.spec.eight_bits import check
+from shoal.spec.eight_bits import ALIGN, check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 SINCE = (8, 9)  # the first GPUs that multiply 8 bits
 TINY = 1e-12  # what is all zeros stays so
 
 
-cast_both: Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]  # bound by `apply`: no import when compiled
+# Bound by `apply`: no import when compiled.
+cast_joined: Callable[[list[Tensor], list[Tensor], torch.dtype, int], tuple[Tensor, Tensor]]
 
 
-def apply(decoder: Decoder, device: torch.device) -> None:
-    """Every product of the dense blocks in 8 bits. Before recomputation and compiling."""
+def apply(decoder: Decoder, device: torch.device, head: bool = True) -> None:
+    """Every product of the dense blocks in 8 bits, and those of the head if wanted. Before recomputation and
+    compiling."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < SINCE:
         raise SetupError(
             f"train.precision fp8 needs a GPU with 8-bit products (L40S, RTX 4090, H100 and newer), which "
             f"{torch.cuda.get_device_name(device)} is not: take bf16."
         )
     check(decoder.shape, tensor_parallel=any(isinstance(p, DTensor) for p in decoder.parameters()))
-    global cast_both
+    global cast_joined
     if kernels.fit(()):
-        from shoal.kernels.cast import cast_both
+        from shoal.kernels.cast import cast_joined
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         attention, ffn = block.attention, block.ffn
@@ -53,6 +55,10 @@ def apply(decoder: Decoder, device: torch.device) -> None:
         if isinstance(ffn, FeedForward):
             ffn.widen = _widen
             ffn.down.__class__ = Linear8
+    if head and decoder.last and decoder.shape.vocab_size % ALIGN == 0:
+        from shoal.model.head8 import summed_cross_entropy
+
+        decoder.head.loss = summed_cross_entropy
 
 
 class Linear8(nn.Linear):
@@ -69,8 +75,7 @@ def _widen(ffn: FeedForward, x: Tensor) -> list[Tensor]:
 
 
 def _products(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
-    """One input for all, which is cast once. Joining the weights as well was slower: the compiler then writes their
-    gradients with a strided kernel at half the bandwidth."""
+    """One input for all, which is cast once."""
     flat = x.flatten(0, -2).to(torch.bfloat16)
     results = _Products.apply(flat, *(one.weight for one in linears))
     return [_with_bias(y.unflatten(0, x.shape[:-1]), one) for y, one in zip(results, linears, strict=True)]
@@ -81,45 +86,65 @@ def _with_bias(y: Tensor, linear: nn.Linear) -> Tensor:
 
 
 class _Products(torch.autograd.Function):
-    """x [tokens, in] times each of the weights [out, in]: [tokens, out] each."""
+    """x [tokens, in] times each of the weights [out, in]: [tokens, out] each.
+
+    Backwards the results' gradients lie side by side, and so do the weights: the input's gradient is one product, which
+    adds them up as it goes, where it would be as many results to write and to read again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        x8, x8t, x_scale = _cast(x, FORWARD)
-        casts = [_cast(weight, FORWARD) for weight in weights]
-        ctx.save_for_backward(x8t, x_scale, *(w8t for _, w8t, _ in casts), *(scale for _, _, scale in casts))
-        ctx.dtypes = [weight.dtype for weight in weights]
-        return tuple(multiply(x8, w8, x_scale, scale, rough=True) for w8, _, scale in casts)
+        x8, x8t, x_scale = cast(x, _largest(x), FORWARD)
+        scales = [_scale(_largest(weight), FORWARD) for weight in weights]
+        w8, w8t = _joined(list(weights), scales, FORWARD, 0)
+        ctx.save_for_backward(x8t, x_scale, w8t, *scales)
+        ctx.dtype = weights[0].dtype
+        parts = w8.split([weight.shape[0] for weight in weights])
+        return tuple(multiply(x8, part, x_scale, s, rough=True) for part, s in zip(parts, scales, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        x8t, x_scale, *rest = ctx.saved_tensors
-        grad_x: Tensor | None = None
-        grad_weights = []
-        for grad, w8t, w_scale, dtype in zip(grads, rest[: len(grads)], rest[len(grads) :], ctx.dtypes, strict=True):
-            g8, g8t, g_scale = _cast(grad, GRADIENT)
-            part = multiply(g8, w8t, g_scale, w_scale)
-            grad_x = part if grad_x is None else grad_x + part
-            grad_weights.append(multiply(g8t, x8t, g_scale, x_scale).to(dtype))
-        assert grad_x is not None
-        return grad_x, *grad_weights
+        x8t, x_scale, w8t, *w_scales = ctx.saved_tensors
+        # In a sum of products each must carry the same scale: what a weight's has more, its gradient's has less. Range
+        # is what e5m2 has enough of.
+        both = torch.stack([_scale(_largest(g), GRADIENT) * s for g, s in zip(grads, w_scales, strict=True)]).amin()
+        scales = [both / s for s in w_scales]
+        g8, g8t = _joined(list(grads), scales, GRADIENT, 1)
+        grad_x = multiply(g8, w8t, both, torch.ones_like(both))
+        parts = g8t.split([grad.shape[1] for grad in grads])
+        return grad_x, *(multiply(g, x8t, s, x_scale, out=ctx.dtype) for g, s in zip(parts, scales, strict=True))
 
 
-def multiply(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, rough: bool = False) -> Tensor:
-    """a [m, k] times b [n, k] transposed, both 8 bits, in bfloat16. `rough` sums in the tensor cores' own precision."""
+def multiply(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, rough: bool = False, out: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """a [m, k] times b [n, k] transposed, both 8 bits. `rough` sums in the tensor cores' own precision."""
     if not a.is_cuda:
-        return ((a.float() @ b.float().t()) * (a_scale.reciprocal() * b_scale.reciprocal())).to(torch.bfloat16)
+        return ((a.float() @ b.float().t()) * (a_scale.reciprocal() * b_scale.reciprocal())).to(out)
     scales = {"scale_a": a_scale.reciprocal(), "scale_b": b_scale.reciprocal()}
-    return torch._scaled_mm(a, b.t(), **scales, out_dtype=torch.bfloat16, use_fast_accum=rough)
+    return torch._scaled_mm(a, b.t(), **scales, out_dtype=out, use_fast_accum=rough)
 
 
-def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """`x` in 8 bits, its transpose, and the scale that both carry."""
-    # Along the rows first: the compiler does that while it makes the row.
-    largest = x.abs().amax(-1).amax().float()
+def cast(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """`x` in 8 bits, its transpose, and the scale that both carry, which makes `largest` the type's own."""
+    scale = _scale(largest, dtype)
+    return *_joined([x], [scale], dtype, 0), scale
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Along the rows first: the compiler does that while it makes the row."""
+    return x.abs().amax(-1).amax()
+
+
+def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.finfo(dtype).max / largest.float().clamp(min=TINY)
+
+
+def _joined(pieces: list[Tensor], scales: list[Tensor], dtype: torch.dtype, along: int) -> tuple[Tensor, Tensor]:
+    """Put together along an axis, each times its scale, in 8 bits; and the transpose of that."""
+    if kernels.fit(pieces):
+        return cast_joined(pieces, scales, dtype, along)
     most = torch.finfo(dtype).max
-    scale = most / largest.clamp(min=TINY)
-    if kernels.fit((x,)):
-        return *cast_both(x, scale, dtype), scale
-    x8 = (x.float() * scale).clamp(-most, most).to(dtype)
-    return x8, x8.t().contiguous(), scale
+    scaled = [(x.float() * s).clamp(-most, most) for x, s in zip(pieces, scales, strict=True)]
+    joined = torch.cat(scaled, along).to(dtype)
+    return joined, joined.t().contiguous()

@@ -48,18 +48,21 @@ class Head(nn.Module):
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Sum of cross-entropy of `hidden @ weight.T` [..., vocab] over the targets [...] that are not NO_TARGET."""
-    hidden, weight = as_computed(hidden.flatten(0, -2), weight)
+    hidden, weight = recorded(hidden.flatten(0, -2), weight)
+    hidden = as_computed(hidden)  # the weight is cast inside: its gradient is made in float32, and stays so
     with torch.autocast(hidden.device.type, enabled=False):
         return _SummedCrossEntropy.apply(hidden, weight, targets.flatten(), chunk_tokens(weight))
 
 
-def as_computed(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the type that F.linear would compute in; without their gradients where none are recorded."""
-    if not torch.is_grad_enabled():
-        hidden, weight = hidden.detach(), weight.detach()  # a Function is told of gradients that nobody will ask for
-    if torch.is_autocast_enabled(hidden.device.type):
-        hidden, weight = (t.to(torch.get_autocast_dtype(hidden.device.type)) for t in (hidden, weight))
-    return hidden, weight
+def recorded(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Without their gradients where none are recorded: a Function is told of gradients that nobody will ask for."""
+    return tensors if torch.is_grad_enabled() else tuple(t.detach() for t in tensors)
+
+
+def as_computed(tensor: Tensor) -> Tensor:
+    """In the type that F.linear would compute in."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def chunk_tokens(weight: Tensor) -> int:
@@ -73,6 +76,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        ctx.weight_dtype = weight.dtype
+        weight = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -86,7 +91,6 @@ class _SummedCrossEntropy(torch.autograd.Function):
             if slope is not None and wants_weight:
                 grad_weight = add_product(grad_weight, slope.t(), h)
         ctx.grads = grad_hidden, grad_weight
-        ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from shoal.errors import UsageError
-from shoal.model.head import NO_TARGET, add_product, as_computed, chunk_tokens, scaled_grads
+from shoal.model.head import NO_TARGET, add_product, as_computed, chunk_tokens, recorded, scaled_grads
 
 # They return at once; what they return is waited for where it is used. torch 2.12 gave them new names, and 2.13 warns
 # of the old ones.
@@ -59,7 +59,7 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     DTensor [vocab, dim] cut into rows.
     """
     mesh, rows = _cut(weight)
-    hidden, rows = as_computed(hidden.flatten(0, 1), rows)
+    hidden, rows = (as_computed(t) for t in recorded(hidden.flatten(0, 1), rows))
     targets = _by_stretch(targets, mesh.size())
     chunk = max(1, chunk_tokens(rows) // (2 * mesh.size()))  # of each process's tokens; two chunks are under way
     with torch.autocast(hidden.device.type, enabled=False):

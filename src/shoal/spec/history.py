@@ -13,6 +13,7 @@ SAFE = (
     "train.steps",
     "train.clip",
     "train.precision",
+    "train.fp8_head",
     "train.compile",
     "train.kernels",
     "train.optimizer.lr",

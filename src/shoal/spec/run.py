@@ -119,6 +119,9 @@ class Train(Strict):
         description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU. `fp8`: "
         "bf16 with the blocks' matrix products in 8 bits (L40S, RTX 4090, H100 and newer; on a CPU emulated, slowly).",
     )
+    fp8_head: bool = Field(
+        True, description="With `fp8`, the output layer in 8 bits too, if the vocabulary is a multiple of 16."
+    )
     compile: bool | Literal["auto"] = Field(
         "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
     )
