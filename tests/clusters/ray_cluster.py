@@ -28,14 +28,13 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     # On a machine with other work the start of a process takes its time.
-    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_raylet_start_wait_time_s": "90",
     "RAY_worker_register_timeout_seconds": "200",
     "RAY_enable_worker_prestart": "0",
-    # A machine that is gone is noticed in seconds, as in a test it should be.
-    "RAY_health_check_initial_delay_ms": "0",
+    # A machine that is gone is noticed in seconds (nobody answers at all); one that is slow has a minute.
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "5000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "12000",
+    "RAY_memory_monitor_refresh_ms": "0",  # others' memory is no reason to kill what is tested
 }
 
 
@@ -54,12 +53,19 @@ class RayCluster:
         self._await(0)
 
     def add(self, *names: str) -> None:
-        """Machines of one core each; ready when this returns. One after another: several that start at once on one
-        host now and then choose the same port, and one of them waits for itself in vain."""
+        """Machines of one core each; ready when this returns. One after another, and one that Ray could not register
+        once more: on a host that has others' work too it chooses a port that is taken by then, or gives up early."""
         for name in names:
             before = len(self.machines())
-            self._start(name, f"--address={self.bootstrap}", "--num-cpus=1")
-            self._await(before + 1)
+            for tries in range(2):
+                self._start(name, f"--address={self.bootstrap}", "--num-cpus=1")
+                try:
+                    self._await(before + 1)
+                    break
+                except RuntimeError:
+                    if tries:
+                        raise
+                    self.kill(name)
 
     def kill(self, name: str) -> None:
         """The machine and all that runs on it, at once."""
@@ -119,9 +125,14 @@ class RayCluster:
                     return
             for name, process in self._nodes.items():
                 if process.poll() is not None:
-                    raise RuntimeError(f"{name} of Ray ended:\n{(self.folder / f'{name}.log').read_text()[-3000:]}")
+                    raise RuntimeError(f"{name} of Ray ended:\n{self._said(name)}")
             time.sleep(0.3)
-        raise RuntimeError(f"Ray was not ready after {READY_S:g} s; see {self.folder}")
+        raise RuntimeError(f"Ray was not ready after {READY_S:g} s:\n{self._said('head')}")
+
+    def _said(self, name: str) -> str:
+        """The last words of that one and of whatever else ended badly; the folder will be gone."""
+        logs = [self.folder / f"{name}.log", *sorted((self.folder / "session_latest" / "logs").glob("raylet*"))]
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in logs)
 
 
 def _all_pids() -> list[int]:
