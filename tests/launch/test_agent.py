@@ -122,6 +122,15 @@ def test_with_fewer_nodes_than_asked_it_starts_and_grows_when_another_comes(clus
     assert not job.records("failure")
 
 
+def test_a_number_of_nodes_that_the_run_cannot_be_laid_over_leaves_one_out(cluster: Make) -> None:
+    job = cluster(4, least=2)
+    for node in (0, 1, 2):  # the fourth never comes, and a batch of 16 has no thirds
+        job.start(node)
+    assert job.codes() == {0: 0, 1: 0, 2: 0}
+    assert [r["world"] for r in job.records("attempt")] == [2]
+    assert "3 nodes are here, and the run does not go over 3 processes" in job.log(0).read_text()
+
+
 def test_told_to_stop_all_save_and_leave_with_143_and_go_on_later(cluster: Make) -> None:
     job = cluster(2, **{"train.steps": 200})
     job.start_all()

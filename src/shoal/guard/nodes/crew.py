@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import SetupError, TransientError
+from shoal.errors import SetupError, SpecError, TransientError
 from shoal.guard.begin import write_spec
 from shoal.guard.crew import Decision, Ready
 from shoal.guard.islands import HandsHere
@@ -70,16 +70,30 @@ class Nodes:
             return None
         self._refuse_other_sizes(here)
         self._look_at_disks(here, run, signals)
-        self._seated = tuple(here)
         if run.fleet.islands > 1:  # each has its processes, however many nodes there are
             return Ready(run, int(run.resources.processes))
-        world = (len(here) + 1) * self.processes
-        if world == self._world:
-            return Ready(run, world)
-        decided, decisions = self.decide(world)
-        first, self._world = self._world == 0, world
-        write_spec(self.run_dir, decided)
-        return Ready(decided, world, () if first else decisions)
+        return self._laid(run, here, say)
+
+    def _laid(self, run: Run, here: list[Node], say: Callable[[str], None]) -> Ready:
+        """Over all nodes that are here, or as many of them as it can be laid over: a batch of 16 has no thirds."""
+        refused: SpecError | None = None
+        for count in range(len(here) + 1, self.least - 1, -1):
+            self._seated, world = tuple(here[: count - 1]), count * self.processes
+            if world == self._world:
+                return Ready(run, world)
+            try:
+                decided, decisions = self.decide(world)
+            except SpecError as e:
+                if refused is None:
+                    say(
+                        f"{count} nodes are here, and the run does not go over {world} processes ({str(e).rstrip('.')})"
+                    )
+                refused = refused or e
+                continue
+            first, self._world = self._world == 0, world
+            write_spec(self.run_dir, decided)
+            return Ready(decided, world, () if first else decisions)
+        raise refused or SpecError(f"no node is here and {self.least} are needed.")
 
     def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> NodeGroup:
         master = (self.host, _free_port())

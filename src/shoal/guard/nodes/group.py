@@ -42,6 +42,7 @@ class NodeGroup:
         self.kernel = Kernels(mine.ranks)
         self._local = Workers(command, world, attempt, logs, threads, mine)
         self.pulses = self._local.pulses
+        self._spare = set(head.nodes.values()) - set(self._others)  # whom the run cannot be laid over
         self.left: str | None = None  # why it is to be ended and put together anew
         self._regrouping = False
         for node, share in self._others.items():
@@ -80,6 +81,9 @@ class NodeGroup:
         while 0 in self._pids.values() and time.monotonic() < deadline:
             time.sleep(0.02)
             deaths += self._heard()
+            for node, share in self._others.items():
+                if self._head.nodes.get(node.number) is not node:  # gone before it had a part in this
+                    deaths += self._gone(node, share, "it went away as the group was started")
         for node, share in self._others.items():
             if any(self._pids.get(rank) == 0 for rank in share.ranks):
                 deaths += self._gone(node, share, f"it started nothing within {START_S:g} s")
@@ -117,7 +121,8 @@ class NodeGroup:
 
     def _newcomers(self) -> list[Node]:
         """Nodes that are connected, have no part in this group, and have waited a moment for others to come too."""
-        waiting = [n for n in self._head.nodes.values() if n not in self._others and n.leaving is None]
+        known = self._spare | set(self._others)
+        waiting = [n for n in self._head.nodes.values() if n not in known and n.leaving is None]
         settled = waiting and time.monotonic() - max(n.came for n in waiting) > LEAVE_S
         return waiting if settled and len(self._others) + 1 < self._most else []
 
