@@ -52,6 +52,7 @@ def test_what_is_asked_of_slurm() -> None:
 def test_fewer_nodes_are_enough() -> None:
     text = script(request(**{"launch.nodes": 4, "launch.min_nodes": 2}))
     assert {"--nodes=2-4", "--no-kill"} <= set(options(text))
+    assert "--ntasks-per-node=1" not in options(text)  # with it Slurm would give two
     assert "--kill-on-bad-exit=0" in text
     assert "SHOAL_NODES=$SLURM_JOB_NUM_NODES" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
@@ -180,4 +181,4 @@ def test_a_cancelled_job_is_left_alone_and_one_whose_time_is_up_is_not(tmp_path:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert saved.exists()
-    assert (tmp_path / "asked").read_text().splitlines() == ["requeue 7", "update JobId=7 StartTime=now+5"]
+    assert (tmp_path / "asked").read_text().splitlines() == ["requeue 7", "update JobId=7 StartTime=now+45"]

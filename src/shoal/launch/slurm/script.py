@@ -88,10 +88,10 @@ def _options(request: Request) -> Iterator[str]:
     yield "--export=ALL"
     if _fewer(request):
         yield f"--nodes={request.least_nodes}-{launch.nodes}"
-        yield "--no-kill"
+        yield "--no-kill"  # and no --ntasks-per-node, with which Slurm gives the least (22.05)
     else:
         yield f"--nodes={launch.nodes}"
-    yield "--ntasks-per-node=1"
+        yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={request.cpus}"
     if launch.gpus:
         yield f"--gres=gpu:{launch.gpu_type}:{launch.gpus}" if launch.gpu_type else f"--gres=gpu:{launch.gpus}"
@@ -310,5 +310,5 @@ _ALONE = {
   {{ until [ -s "$workspace/$ended" ]; do sleep 1; done; sleep {LAST_WORDS_S}; kill $agents; }} &
   watch=$!
 """,
-    "done": "  kill $watch\n",
+    "done": "  kill $watch 2>/dev/null\n",
 }

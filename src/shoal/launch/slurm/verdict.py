@@ -23,6 +23,9 @@ NEVER_AGAIN = (WRONG_USAGE, WRONG_ENVIRONMENT)
 # Slurm itself waits for two minutes. A node that is given the job again within the second in which it was told to end
 # it refuses it (`Job credential revoked`), and the job is lost; clocks of nodes differ by a little more than that.
 AT_ONCE_S = 5.0
+LATE_S = (
+    45.0  # where Slurm is ending the job already (KillWait, 30 s as a rule): a time that passes meanwhile is forgotten
+)
 MOST_BAD_ALONE = 3  # a job of one node that finds so many bad is wrong itself
 
 
@@ -115,7 +118,7 @@ def judge(start: Start, view: View, before: Notes, step: int, rules: Rules) -> V
         return Verdict(replace(after, why=f"started again without bad nodes ({listed})"), AT_ONCE_S, code)
     if code == TOLD_TO_STOP:
         why = "its time limit was near or reached" if view.time_is_up else "it was told to make room and has saved"
-        return Verdict(replace(after, why=why), AT_ONCE_S, code)
+        return Verdict(replace(after, why=why), AT_ONCE_S if view.state == "RUNNING" else LATE_S, code)
     why = f"it left with code {code}; start {used + 1} of {rules.requeues} in a row"
     return Verdict(replace(after, why=why), rules.wait_s(used), code)
 
