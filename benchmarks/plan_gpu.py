@@ -3,6 +3,7 @@
     shoal bench && python benchmarks/plan_gpu.py          bars: median 6% of the time, 8% of the memory, 12 runs or more
 
 What one H200 gave is in data/h200 (`--hardware benchmarks/data/h200 --measured benchmarks/data/h200/runs.json`).
+The two untied ones there are `benchmarks/h200.py`'s own, of the same step without the loop around it.
 The prediction knows of the machine what `shoal bench` wrote (hardware/*.toml in the workspace), nothing of the runs.
 """
 
@@ -35,6 +36,7 @@ from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 
 STEPS, WARM = 14, 6
+UNTIED = "-untied"  # with a head of its own
 # preset, windows of a step, windows at once, tokens of a window, recompute, compiled
 RUNS: list[tuple[str, int, int, int, str, bool]] = [
     ("100m", 32, 32, 2048, "none", False),
@@ -52,6 +54,8 @@ RUNS: list[tuple[str, int, int, int, str, bool]] = [
     ("llama3.2-3b", 4, 4, 4096, "full", True),
     ("llama3.2-3b", 4, 4, 4096, "full", False),
     ("llama3.2-3b", 1, 1, 16384, "full", True),
+    (f"llama3.2-1b{UNTIED}", 8, 8, 4096, "none", True),
+    (f"llama3.2-3b{UNTIED}", 4, 4, 4096, "none", True),
 ]
 
 
@@ -63,19 +67,20 @@ def main() -> int:
     parser.add_argument("--measured", type=Path, help="do not run: take what --out wrote")
     args = parser.parse_args()
     runs = [run for run in RUNS if not args.only or any(part in _name(run) for part in args.only.split(","))]
-    seen = json.loads(args.measured.read_text()) if args.measured else _measure(runs)
-    if args.out:
-        args.out.write_text(json.dumps(seen, indent=1))
+    seen = json.loads(args.measured.read_text()) if args.measured else _measure(runs, args.out)
     return _judge(runs, seen, args.hardware)
 
 
 def _changes(run: tuple[str, int, int, int, str, bool]) -> dict[str, Any]:
     preset, batch, micro, seq, recompute, compiled = run
-    model = {f"model.{name}": value for name, value in presets()[preset].model.items()}
+    model = {f"model.{name}": value for name, value in presets()[preset.removesuffix(UNTIED)].model.items()}
+    if preset.endswith(UNTIED):
+        model["model.tie_embeddings"] = False
     return {
         **model,
         "model.vocab_size": model.get("model.vocab_size", 32768),
         "resources.device": "cuda",
+        "resources.threads": "auto",
         "data.seq_len": seq,
         "data.mask_documents": False,
         "train.steps": STEPS,
@@ -93,8 +98,8 @@ def _name(run: tuple[str, int, int, int, str, bool]) -> str:
     return f"{preset}-{batch}-{micro}-{seq}-{recompute}-{'compiled' if compiled else 'eager'}"
 
 
-def _measure(runs: list[tuple[str, int, int, int, str, bool]]) -> dict[str, Any]:
-    """Each in a process of its own: peaks of memory and compiled code are a process's."""
+def _measure(runs: list[tuple[str, int, int, int, str, bool]], out_file: Path | None) -> dict[str, Any]:
+    """Each in a process of its own: peaks of memory and compiled code are a process's. Written down as they come."""
     seen: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_data(Path(folder) / "data", documents=40000)
@@ -109,6 +114,8 @@ def _measure(runs: list[tuple[str, int, int, int, str, bool]]) -> dict[str, Any]
             times = _step_times(RunDir.of(_name(run), Path(folder)))
             seen[_name(run)] = {"seconds": median(times[WARM:]), "peak_bytes": told["peak_bytes"]}
             print(f"{_name(run)}: {seen[_name(run)]['seconds']:.4f} s, {told['peak_bytes'] / 1e9:.2f} GB", flush=True)
+            if out_file:
+                out_file.write_text(json.dumps(seen, indent=1))
     return seen
 
 

@@ -28,6 +28,9 @@ TRAINER = Software(
     ring_gradient_bytes=4.0,
     merges=True,
 )
+# What its own kernels move: logits are read twice and their gradient is written once, in 16 bits; an update reads four
+# numbers of each weight and writes three, and clipping reads the gradient before.
+LOGIT_MOVED, PARAM_MOVED = 6.0, 32.0
 # Passes over the stream of an eager block in 16 bits against a compiled one: each operation goes through memory.
 EAGER_PASSES = 3.0
 
@@ -69,6 +72,8 @@ class Asked:
         passes = 1.0 if compiled or precision == "fp32" else EAGER_PASSES
         stream_bytes = 4.0 if precision == "fp32" else TRAINER.stream_bytes
         software = replace(TRAINER, fused=compiled, passes=passes, stream_bytes=stream_bytes)
+        if not self.machine.cpu and precision != "fp32" and self.run.train.kernels != "plain":
+            software = replace(software, logit_moved=LOGIT_MOVED, param_moved=PARAM_MOVED)
         batch, seq = self.run.train.batch, self.run.data.seq_len
         return Case(Net.of(self.shape), self.machine, software, Plan(), self.island, batch, seq, precision)
 

@@ -120,6 +120,8 @@ class Cases:
     sends_once: Flags
     narrow_gradients: Flags
     logit_bytes: Column
+    logit_moved: Column  # not a number: as fitted
+    param_moved: Column
     balances: Flags
     gathers_once: Flags
     ring_gradient_bytes: Column
@@ -224,6 +226,8 @@ def _row(case: Case) -> dict[str, float | bool]:
         "sends_once": software.sends_once,
         "narrow_gradients": software.narrow_gradients,
         "logit_bytes": software.logit_bytes,
+        "logit_moved": float("nan") if software.logit_moved is None else software.logit_moved,
+        "param_moved": float("nan") if software.param_moved is None else software.param_moved,
         "balances": software.balances,
         "gathers_once": software.gathers_once,
         "ring_gradient_bytes": software.ring_gradient_bytes,

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
+from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 MODES = ("none", "selective", "full")
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # as shoal.model.head has them
-CHUNK_TOKENS = 128  # at least
 # Of a device's memory, what a plan may use: fragments and what other programs hold take the rest.
 USABLE = 0.9
 # Python, torch and its libraries in one process, before any tensor.
@@ -135,7 +134,7 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
     of_kind = {kind: block(run, shape, layer) for kind, layer in dict(zip(kinds, has.layers, strict=True)).items()}
     kept = [of_kind[kind] for kind in kinds]
     most = max(has.flights)
-    head = _head(shape, at) if has.last else _Head(0.0, 0.0, 0.0)
+    head = _head(run, shape, at) if has.last else _Head(0.0, 0.0, 0.0)
     activations = sum(k.of(mode) * n for k, n in zip(kept, has.flights, strict=True))
     activations += shared_by_blocks(run, shape) * most
     # A stage's output stays with the graph that made it until its gradient comes.
@@ -199,13 +198,18 @@ class _Head:
     working: float  # a chunk of logits
 
 
-def _head(shape: Shape, at: Setting) -> _Head:
+def _head(run: Run, shape: Shape, at: Setting) -> _Head:
     rows, c = shape.vocab_size / at.sizes.tp, at.compute
-    chunk = max(CHUNK_TOKENS, CHUNK_BYTES["cuda" if at.cuda else "cpu"] // (FLOAT32 * math.ceil(rows)))
+    chunk = min(at.tokens, chunk_tokens(math.ceil(rows), CHUNK_BYTES["cuda" if at.cuda else "cpu"]))
     norm = at.stream if at.cuda else 2 * FLOAT32
     kept = at.tokens / at.sizes.tp * shape.dim * (norm + c + c) + FLOAT32 * rows * shape.dim
-    # Logits and, in float32, their softmax; a product that is not float32 is held before it is added up.
-    working = min(at.tokens, chunk) * rows * (c + FLOAT32) + (c * rows * shape.dim if c < FLOAT32 else 0)
+    if at.cuda and run.train.kernels != "plain":
+        # Logits become their gradient in place, and cuBLAS adds products up in float32. With tensor parallelism torch's
+        # operations do it, on two chunks of half the size.
+        working = chunk * rows * (c if at.sizes.tp == 1 else c + FLOAT32)
+    else:
+        # Logits and, in float32, their softmax; a product that is not float32 is held before it is added up.
+        working = chunk * rows * (c + FLOAT32) + (c * rows * shape.dim if c < FLOAT32 and not at.cuda else 0)
     return _Head(kept, c * rows * shape.dim if at.autocast else 0.0, working)
 
 

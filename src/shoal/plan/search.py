@@ -44,8 +44,9 @@ ORDERS = tuple(PIECES)
 GPIPE, INTERLEAVED = ORDERS.index("gpipe"), ORDERS.index("interleaved")
 # Parts that a step has once, into however many shards an island's batch is cut.
 ONCE = ("update", "host")
-# Of a layer's forward work, what is done again; selective: norms, activations and the last product.
-AGAIN = {"none": 0.0, "selective": 0.2, "full": 1.0}
+# Of a layer's forward work, what is done again: recomputation ends before the product with `down`, a quarter of the
+# products, as nothing needs its result (shoal.parallel.recompute). Selective: norms and activations.
+AGAIN = {"none": 0.0, "selective": 0.08, "full": 0.8}
 
 
 @dataclass(frozen=True)

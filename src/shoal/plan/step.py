@@ -146,7 +146,8 @@ def _elementwise(cases: Cases, c: Constants) -> Time:
 
 def _loss(cases: Cases, c: Constants) -> Column:
     head = linear(cases, c, cases.tokens, cases.vocab / cases.tp, cases.dim, low=False).both
-    return head + c.logit * cases.tokens * cases.vocab / cases.tp / (cases.bandwidth * c.achieved)
+    moved = np.where(np.isnan(cases.logit_moved), c.logit, cases.logit_moved)
+    return head + moved * cases.tokens * cases.vocab / cases.tp / (cases.bandwidth * c.achieved)
 
 
 def _tensor(cases: Cases, c: Constants) -> Time:
@@ -253,4 +254,5 @@ def _seen(traffic: Column, beside: Column, felt: Column) -> Column:
 def _update(cases: Cases, c: Constants) -> Column:
     dense, sparse = held_params(cases)
     over = np.where(cases.zero >= 1, np.maximum(cases.shard, 1.0), 1.0)
-    return c.update * (dense + sparse) / over / (cases.bandwidth * c.achieved)
+    moved = np.where(np.isnan(cases.param_moved), c.update, cases.param_moved)
+    return moved * (dense + sparse) / over / (cases.bandwidth * c.achieved)

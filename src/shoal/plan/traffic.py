@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -32,7 +33,6 @@ Dims = tuple[int, ...]
 Rows = dict[tuple[str, str], list[float]]  # (axis, operation) → [calls, bytes], over all processes
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # torch's
-CPU_CHUNK_BYTES, GPU_CHUNK_BYTES = 64 << 20, 1 << 30  # of logits in the loss, as in shoal.model.head
 # Summed over all processes each step: two counts of tokens, whether to stop, whether the loss has a spike, six about
 # saves; the loss; the norm.
 CONTROL_BYTES = (10 * 8, 4, 8)
@@ -50,7 +50,7 @@ class Step:
     recompute: str = "none"
     compute_bytes: int = FLOAT32  # of a number that matrices multiply: what blocks exchange, what FSDP gathers
     stream_bytes: int = FLOAT32  # of a number between blocks
-    chunk_bytes: int = CPU_CHUNK_BYTES
+    chunk_bytes: int = CHUNK_BYTES["cpu"]  # of logits in the loss
 
     @property
     def micro_batches(self) -> int:
@@ -87,7 +87,7 @@ def step_of(run: Run, shape: Shape) -> Step:
         str(run.mesh.recompute),
         BFLOAT16 if bf16 else FLOAT32,
         FLOAT32,
-        GPU_CHUNK_BYTES if run.resources.device == "cuda" else CPU_CHUNK_BYTES,
+        CHUNK_BYTES["cuda" if run.resources.device == "cuda" else "cpu"],
     )
     return Step(**{**vars(step), "stream_bytes": BFLOAT16}) if bf16 else step
 
@@ -171,7 +171,7 @@ def _tensor(step: Step, rows: Rows) -> None:
             _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.compute_bytes)
     _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.stream_bytes)  # the embedding
     _add(rows, "tp", "all_gather", m, (n - 1) * hidden * step.stream_bytes)
-    chunk = max(1, max(128, step.chunk_bytes // (4 * (shape.vocab_size // n))) // (2 * n))
+    chunk = max(1, chunk_tokens(shape.vocab_size // n, step.chunk_bytes) // (2 * n))
     for begin in range(0, step.tokens // n, chunk):  # the loss
         size = min(chunk, step.tokens // n - begin)
         for op in ("all_gather", "reduce_scatter"):
