@@ -275,6 +275,7 @@ settle() {{
 # Files of this start. The first tells whether all nodes see the same workspace, the second how the first agent left.
 text=$job-${{SLURM_RESTART_COUNT:-0}}
 mark={folder}/$text.mark ended={folder}/$text.ended
+rm -f "$workspace/{folder}/$job"-*.mark "$workspace/{folder}/$job"-*.ended  # of starts that were killed
 echo "$text" >"$workspace/$mark"
 # A signal that comes before the agent can hear it counts too.
 begin="trap 'exit 143' USR2 TERM
