@@ -124,7 +124,8 @@ class Cluster:
     def ask(self, *command: str) -> str:
         """What a Slurm command prints."""
         env = {**os.environ, **self.environment}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        # Jobs without an --output write to where they were sent from, which must not be the checkout.
+        done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
