@@ -68,7 +68,7 @@ def main() -> int:
     args = parser.parse_args()
     runs = [run for run in RUNS if not args.only or any(part in _name(run) for part in args.only.split(","))]
     seen = json.loads(args.measured.read_text()) if args.measured else _measure(runs, args.out)
-    return _judge(runs, seen, args.hardware)
+    return judge(runs, seen, args.hardware)
 
 
 def _changes(run: tuple[str, int, int, int, str, bool]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _step_times(run_dir: RunDir) -> list[float]:
     return [later["t"] - earlier["t"] for earlier, later in pairwise(steps)]
 
 
-def _judge(runs: list[tuple[str, int, int, int, str, bool]], seen: dict[str, Any], hardware: Path) -> int:
+def judge(runs: list[tuple[str, int, int, int, str, bool]], seen: dict[str, Any], hardware: Path) -> int:
     folders = [hardware] if hardware.exists() else []
     device = find("H200", folders)
     constants, times, sizes = calibrated(device), [], []

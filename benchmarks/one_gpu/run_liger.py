@@ -6,7 +6,8 @@ import sys
 import time
 
 import torch
-from benchmarks.one_gpu.timing import SIZES, VOCAB, batches, measure
+from benchmarks.one_gpu.sizes import SIZES, VOCAB
+from benchmarks.one_gpu.timing import batches, measure
 
 
 def main(name: str, steps: int) -> None:

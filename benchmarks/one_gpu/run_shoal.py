@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import torch
-from benchmarks.one_gpu.timing import SIZES, VOCAB, batches, measure
+from benchmarks.one_gpu.sizes import SIZES, VOCAB
+from benchmarks.one_gpu.timing import batches, measure
 
 from shoal.data.windows import Batch
 from shoal.parallel.build import build

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import torch
-from benchmarks.one_gpu.timing import SIZES, VOCAB, batches, measure
+from benchmarks.one_gpu.sizes import SIZES, VOCAB
+from benchmarks.one_gpu.timing import batches, measure
 
 if importlib.util.find_spec("datasets") is None:
     sys.modules |= {name: MagicMock() for name in ("datasets", "datasets.distributed")}

@@ -11,6 +11,7 @@ import torch
 from shoal.errors import SetupError, SpecError
 from shoal.model import fp8, head, head8
 from shoal.model.decoder import Decoder
+from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.shape import Shape, shape_of
 from tests.train.tiny import make_run
 
@@ -32,7 +33,7 @@ def loss(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
 def test_losses_and_gradients_are_near_those_in_16_bits() -> None:
     plain = model(replace(SHAPE, qkv_bias=True))
     eight = copy.deepcopy(plain)
-    fp8.apply(eight, CPU)
+    fp8.apply(eight, CPU, head=True)
     assert [name for name, _ in plain.named_parameters()] == [name for name, _ in eight.named_parameters()]
     tokens = torch.randint(0, 96, (4, 33), generator=torch.Generator().manual_seed(0))
     losses = [loss(decoder, tokens) for decoder in (plain, eight)]
@@ -73,13 +74,11 @@ def test_the_head_alone_is_near_its_twin_in_16_bits(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_head_stays_where_it_is_not_wanted_or_cannot_be() -> None:
-    for shape, wanted, changed in (
-        (SHAPE, True, True),
-        (SHAPE, False, False),
-        (replace(SHAPE, vocab_size=97), True, False),
-    ):
-        decoder = model(shape)
-        fp8.apply(decoder, CPU, wanted)
+    for vocab, wanted, changed in ((96, True, True), (96, False, False), (97, True, False)):
+        run = make_run("x", **{"train.precision": "fp8", "train.fp8_head": wanted, "model.vocab_size": vocab})  # type: ignore[arg-type]
+        assert head_in_8_bits(run, shape_of(run.model)) == changed
+        decoder = model()
+        fp8.apply(decoder, CPU, changed)
         assert (decoder.head.loss is head8.summed_cross_entropy) == changed
 
 
@@ -88,7 +87,7 @@ def test_it_learns_as_fast() -> None:
     for eight_bits in (False, True):
         decoder = model()
         if eight_bits:
-            fp8.apply(decoder, CPU)
+            fp8.apply(decoder, CPU, head=True)
         optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
         generator = torch.Generator().manual_seed(1)
         for _ in range(60):
@@ -104,7 +103,7 @@ def test_it_learns_as_fast() -> None:
 
 def test_one_compiled_block_serves_all() -> None:
     decoder = model()
-    fp8.apply(decoder, CPU)
+    fp8.apply(decoder, CPU, head=True)
     graphs = 0
 
     def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
@@ -120,11 +119,11 @@ def test_one_compiled_block_serves_all() -> None:
 
 def test_sizes_that_tensor_cores_cannot_take_are_refused() -> None:
     with pytest.raises(SpecError, match=r"model\.ffn_dim is 72: make it 64"):
-        fp8.apply(model(replace(SHAPE, ffn_dim=72)), CPU)
+        fp8.apply(model(replace(SHAPE, ffn_dim=72)), CPU, head=True)
 
 
 def test_a_gpu_without_8_bit_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(SetupError, match="which NVIDIA A100 is not: take bf16"):
-        fp8.apply(model(), torch.device("cuda", 0))
+        fp8.apply(model(), torch.device("cuda", 0), head=True)

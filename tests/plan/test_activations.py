@@ -40,8 +40,9 @@ def kept_by_a_layer(run: Run, packed: bool = True, rank: int = 0, world: int = 1
         with Live(*(p for _, p in laid.named_parameters())) as live:
             loss = laid.module(*laid._inputs(batch(run, packed)))
         weights = sum(plain(p).numel() for n, p in laid.named_parameters() if n.startswith("blocks") and p.ndim >= 2)
-        casts = run.train.precision == "bf16" and run.mesh.recompute == "none"  # autocast's, counted with the weights
-        alive.append(live.bytes - (2 * weights if casts else 0))
+        # Autocast's and fp8's, which are counted with the weights.
+        casts = {"bf16": 2, "fp8": 1}.get(run.train.precision, 0) if run.mesh.recompute == "none" else 0
+        alive.append(live.bytes - casts * weights)
         del loss
     return alive[1] - alive[0]
 
@@ -53,7 +54,10 @@ def batch(run: Run, packed: bool) -> Batch:
     return Batch(tokens, tokens, positions, positions * 3 // shape[1] if packed else np.zeros_like(positions))
 
 
-@pytest.mark.parametrize(("kind", "precision", "mode"), [*product(KINDS, ("fp32", "bf16"), MODES)])
+@pytest.mark.parametrize(
+    ("kind", "precision", "mode"),
+    [*product(KINDS, ("fp32", "bf16"), MODES), ("dense", "fp8", "none"), ("qk_norm", "fp8", "none")],
+)
 def test_a_block_keeps_what_the_plan_says(kind: str, precision: str, mode: str) -> None:
     run = closed(KINDS[kind], **{"train.precision": precision, "mesh.recompute": mode})
     planned = activations.block(run, shape_of(run.model), layer=1).of(mode)

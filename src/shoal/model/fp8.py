@@ -23,7 +23,7 @@ from shoal.errors import SetupError
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
-from shoal.spec.eight_bits import ALIGN, check
+from shoal.spec.eight_bits import check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 SINCE = (8, 9)  # the first GPUs that multiply 8 bits
@@ -34,7 +34,7 @@ TINY = 1e-12  # what is all zeros stays so
 cast_joined: Callable[[list[Tensor], list[Tensor], torch.dtype, int], tuple[Tensor, Tensor]]
 
 
-def apply(decoder: Decoder, device: torch.device, head: bool = True) -> None:
+def apply(decoder: Decoder, device: torch.device, head: bool) -> None:
     """Every product of the dense blocks in 8 bits, and those of the head if wanted. Before recomputation and
     compiling."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < SINCE:
@@ -55,7 +55,7 @@ def apply(decoder: Decoder, device: torch.device, head: bool = True) -> None:
         if isinstance(ffn, FeedForward):
             ffn.widen = _widen
             ffn.down.__class__ = Linear8
-    if head and decoder.last and decoder.shape.vocab_size % ALIGN == 0:
+    if head and decoder.last:
         from shoal.model.head8 import summed_cross_entropy
 
         decoder.head.loss = summed_cross_entropy

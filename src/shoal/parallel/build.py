@@ -19,6 +19,7 @@ from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
 from shoal.parallel.tied import Tied
+from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stages_of, stretches
@@ -66,7 +67,7 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     expert.split(decoder, place)
     context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
     if run.train.precision == "fp8":
-        fp8.apply(decoder, place.device, run.train.fp8_head)
+        fp8.apply(decoder, place.device, head_in_8_bits(run, decoder.shape))
     fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)

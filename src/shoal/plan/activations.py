@@ -15,6 +15,9 @@ of the stream between blocks, Q and K those of queries and of keys, F that of th
                                       q, k, v, mixture, out, gate, up         products and attention, but for `down`
     full                              x
 
+In 8 bits (`fp8`) the inputs of products are kept as one byte a number, which goes for what only they need: both norms'
+results and the input of `down`; the mixture's is kept beside it. Recomputation makes the casts again.
+
 Tensor parallelism divides all of it but the norms' results, which are gathered for the products; context parallelism
 and data parallelism divide the tokens.
 """
@@ -44,6 +47,7 @@ class Setting:
     cuda: bool
     compiled: bool
     ring: bool
+    eight: bool = False  # products in 8 bits
 
 
 def setting(run: Run) -> Setting:
@@ -62,6 +66,7 @@ def setting(run: Run) -> Setting:
         cuda=run.resources.device == "cuda",
         compiled=run.train.compile is True,
         ring=s.cp > 1 and run.mesh.cp_method == "ring",
+        eight=run.train.precision == "fp8",
     )
 
 
@@ -92,6 +97,9 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
         queries = c * shape.dim
         mask = c * at.seq * at.sizes.cp if masked else 0
         none = norms + queries + attention + exchanged + ffn + _qk_norm(at, shape) + mask
+    if at.eight:
+        none += shape.q_dim - (c - 1) * shape.dim
+        none -= 0 if shape.sparse(layer) else (c - 1) * (shape.dim + shape.ffn_dim)
     selective = (r + c) * shape.dim / tp + attention + 2 * exchanged + ffn_selective
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.

@@ -10,6 +10,7 @@ from shoal.plan.islands import shards
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
 from shoal.plan.software import Attention, Software
+from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.mesh_rules import Work
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -31,6 +32,8 @@ TRAINER = Software(
 # What its own kernels move: logits are read twice and their gradient is written once, in 16 bits; an update reads four
 # numbers of each weight and writes three, and clipping reads the gradient before.
 LOGIT_MOVED, PARAM_MOVED = 6.0, 32.0
+# A number that is made narrow is read in 16 bits and written twice in 8, the second time transposed.
+CAST_MOVED = 4.0
 # Passes over the stream of an eager block in 16 bits against a compiled one: each operation goes through memory.
 EAGER_PASSES = 3.0
 
@@ -73,7 +76,13 @@ class Asked:
         stream_bytes = 4.0 if precision == "fp32" else TRAINER.stream_bytes
         software = replace(TRAINER, fused=compiled, passes=passes, stream_bytes=stream_bytes)
         if not self.machine.cpu and precision != "fp32" and self.run.train.kernels != "plain":
-            software = replace(software, logit_moved=LOGIT_MOVED, param_moved=PARAM_MOVED)
+            software = replace(
+                software,
+                logit_moved=LOGIT_MOVED,
+                param_moved=PARAM_MOVED - (8.0 if self.run.train.optimizer.moments == "bf16" else 0.0),
+                cast_moved=CAST_MOVED,
+                narrow_head=head_in_8_bits(self.run, self.shape),
+            )
         batch, seq = self.run.train.batch, self.run.data.seq_len
         return Case(Net.of(self.shape), self.machine, software, Plan(), self.island, batch, seq, precision)
 

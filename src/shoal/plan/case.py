@@ -122,6 +122,8 @@ class Cases:
     logit_bytes: Column
     logit_moved: Column  # not a number: as fitted
     param_moved: Column
+    cast_moved: Column
+    narrow_head: Flags
     balances: Flags
     gathers_once: Flags
     ring_gradient_bytes: Column
@@ -226,10 +228,14 @@ def _row(case: Case) -> dict[str, float | bool]:
         "sends_once": software.sends_once,
         "narrow_gradients": software.narrow_gradients,
         "logit_bytes": software.logit_bytes,
-        "logit_moved": float("nan") if software.logit_moved is None else software.logit_moved,
-        "param_moved": float("nan") if software.param_moved is None else software.param_moved,
+        **{name: _or_nan(getattr(software, name)) for name in ("logit_moved", "param_moved", "cast_moved")},
+        "narrow_head": software.narrow_head,
         "balances": software.balances,
         "gathers_once": software.gathers_once,
         "ring_gradient_bytes": software.ring_gradient_bytes,
         "merges": software.merges,
     }
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

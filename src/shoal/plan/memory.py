@@ -18,6 +18,7 @@ from typing import NamedTuple
 from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
+from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -144,6 +145,8 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
     # FSDP gathers the two ends for the whole step; a block when it is its turn, and in a pipeline once a step.
     fetched = [at.compute * sum(part.params for part in parts if part.fsdp) for parts in has.blocks]
     cast = [at.compute * sum(part.params for part in parts if not part.fsdp) * at.autocast for parts in has.blocks]
+    if at.eight:  # what the backward pass multiplies with, one byte a number
+        cast = [float(sum(part.params for part in parts)) for parts in has.blocks]
     gathered = at.compute * sum(part.params for part in has.ends if part.fsdp)
     if at.sizes.pp > 1:
         gathered += sum(fetched)
@@ -202,7 +205,13 @@ def _head(run: Run, shape: Shape, at: Setting) -> _Head:
     rows, c = shape.vocab_size / at.sizes.tp, at.compute
     chunk = min(at.tokens, chunk_tokens(math.ceil(rows), CHUNK_BYTES["cuda" if at.cuda else "cpu"]))
     norm = at.stream if at.cuda else 2 * FLOAT32
+    copies = c * rows * shape.dim if at.autocast else 0.0
     kept = at.tokens / at.sizes.tp * shape.dim * (norm + c + c) + FLOAT32 * rows * shape.dim
+    if head_in_8_bits(run, shape):
+        # The gradient of a group, of two chunks, in 8 bits; of an eighth of it logits and gradient as well. The weight
+        # in 8 bits, as it is and transposed.
+        group = min(at.tokens, 2 * chunk)
+        return _Head(kept, 2 * rows * shape.dim, rows * (group + 3 * group / 8))
     if at.cuda and run.train.kernels != "plain":
         # Logits become their gradient in place, and cuBLAS adds products up in float32. With tensor parallelism torch's
         # operations do it, on two chunks of half the size.
@@ -210,7 +219,7 @@ def _head(run: Run, shape: Shape, at: Setting) -> _Head:
     else:
         # Logits and, in float32, their softmax; a product that is not float32 is held before it is added up.
         working = chunk * rows * (c + FLOAT32) + (c * rows * shape.dim if c < FLOAT32 and not at.cuda else 0)
-    return _Head(kept, c * rows * shape.dim if at.autocast else 0.0, working)
+    return _Head(kept, copies, working)
 
 
 def _machine_bytes() -> int:

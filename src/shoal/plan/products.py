@@ -38,15 +38,22 @@ def speed(cases: Cases, c: Constants, low: bool) -> Column:
     return cases.matmul_low * c.sustained * grown * np.where(cases.low == 2, c.blocks, 1.0)
 
 
-def linear(cases: Cases, c: Constants, rows: Column, out: Column, inside: Column, low: bool = True) -> Time:
+def linear(
+    cases: Cases, c: Constants, rows: Column, out: Column, inside: Column, low: bool = True, cast: bool = True
+) -> Time:
     """Of `rows` tokens from width `inside` to width `out`: one product forwards; backwards one for the input's
-    gradient and one for the weight's. `low`: in the run's own precision; the head stays in 16 bits."""
+    gradient and one for the weight's. `low`: in the run's own precision, not in 16 bits; `cast`: with what it takes to
+    make numbers narrow."""
     at = speed(cases, c, low)
     forward = _product(cases, c, rows, out, inside, at)
     backward = _product(cases, c, rows, inside, out, at) + _product(cases, c, inside, out, rows, at)
-    if not low:
+    if not (low and cast):
         return Time(forward, backward)
-    made = c.cast * (rows * inside + rows * out + inside * out / 2) / (cases.bandwidth * c.achieved)
+    made = (
+        np.where(np.isnan(cases.cast_moved), c.cast, cases.cast_moved)
+        * (rows * inside + rows * out + inside * out / 2)
+        / (cases.bandwidth * c.achieved)
+    )
     made = np.where(cases.low > 0, made, 0.0)
     return Time(forward + made / 3, backward + made * 2 / 3)
 

@@ -29,6 +29,8 @@ class Software:
     narrow_gradients: bool = False  # in 16 bits, where weights are computed with in 16 bits
     logit_moved: float | None = None  # bytes through memory for each logit; None: as is usual, which is fitted
     param_moved: float | None = None  # and for each parameter in the update
+    cast_moved: float | None = None  # and for each number that is made narrow
+    narrow_head: bool = False  # the output layer is computed in the run's own precision
     logit_bytes: float = 10.0  # held of each logit: 32 bits, their gradient in 32 and again in 16; less where fused
     balances: bool = False  # a pipeline's stages are cut by cost, not by the number of layers
     ring_gradient_bytes: float = 2.0  # of a number, as gradients of keys and values go around a ring

@@ -145,7 +145,10 @@ def _elementwise(cases: Cases, c: Constants) -> Time:
 
 
 def _loss(cases: Cases, c: Constants) -> Column:
-    head = linear(cases, c, cases.tokens, cases.vocab / cases.tp, cases.dim, low=False).both
+    about = cases, c, cases.tokens, cases.vocab / cases.tp, cases.dim
+    head = linear(*about, low=False).both
+    if cases.narrow_head.any():  # with a gradient that is made narrow, so there is no cast
+        head = np.where(cases.narrow_head, linear(*about, cast=False).both, head)
     moved = np.where(np.isnan(cases.logit_moved), c.logit, cases.logit_moved)
     return head + moved * cases.tokens * cases.vocab / cases.tp / (cases.bandwidth * c.achieved)
 

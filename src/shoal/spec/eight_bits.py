@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from shoal.errors import SpecError
+from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 ALIGN = 16  # the sides of a matrix are multiples of it, or the tensor cores do not take it
+
+
+def head_in_8_bits(run: Run, shape: Shape) -> bool:
+    """Whether the output layer is computed in them too: a vocabulary of another size leaves it in 16 bits."""
+    return run.train.precision == "fp8" and run.train.fp8_head and shape.vocab_size % ALIGN == 0
 
 
 def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:
