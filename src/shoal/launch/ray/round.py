@@ -102,7 +102,7 @@ class Round:
         self._seats = [self._seat(number) for number in range(job.request.launch.nodes)]
         self._verdict: tuple[float, int] | None = None  # when it counts, unless node 0 says something else before
         self._stopping_until: float | None = None
-        self._time_is_up = False
+        self._time_is_up = self._at_once = False
         limit = job.request.time_limit_s
         self._limit_s = None if limit is None else limit - job.request.warning_s
         self._began: float | None = None  # when node 0 was started
@@ -145,7 +145,7 @@ class Round:
             if now > self._stopping_until:
                 say("it was told to stop and did not save in time; it goes on from its newest checkpoint")
                 return Ended(TRANSIENT)
-            if self._job.stop.told_twice or self._job.at_once():
+            if self._hurry():
                 say("ended at once, without saving")
                 return Ended(TRANSIENT)
         return None
@@ -269,9 +269,16 @@ class Round:
         else:
             say("told to stop: it saves and leaves")
         self._stopping_until = time.monotonic() + self._job.request.warning_s
+        if self._hurry():
+            return
         for seat in self._seats:
             if seat.running:
                 seat.actor.tell.remote(signal.SIGTERM)
+
+    def _hurry(self) -> bool:
+        """Whether it must end without saving; asked for once, that stays."""
+        self._at_once = self._at_once or self._job.stop.told_twice or self._job.at_once()
+        return self._at_once
 
     def _say_what_it_waits_for(self) -> None:
         now, missing = time.monotonic(), [seat.number for seat in self._seats if seat.at is None]
