@@ -26,7 +26,7 @@ def job(request: Request, as_jobset: bool) -> Manifest:
 
 def belongings(request: Request, as_jobset: bool, secrets: Mapping[str, str] | None = None) -> list[Manifest]:
     """`secrets`: the values by the names of `pod.secret_keys`; without them they are hidden."""
-    found = [_config_map(request), _secret(request, secrets)]
+    found = [config_map(request), _secret(request, secrets)]
     if not as_jobset:  # which makes its own
         found.append(_service(request))
     if request.launch.kubernetes.network_policy:
@@ -41,7 +41,8 @@ def owned_by(job: Manifest) -> list[Manifest]:
     return [{**owner, "uid": job["metadata"]["uid"], "blockOwnerDeletion": True}]
 
 
-def _config_map(request: Request) -> Manifest:
+def config_map(request: Request, beside: Mapping[str, str] | None = None) -> Manifest:
+    """The bundle, and further files `beside` it."""
     data = request.bundle.tar()
     if len(data) > MOST_BUNDLE_BYTES:
         raise UsageError(
@@ -53,6 +54,7 @@ def _config_map(request: Request) -> Manifest:
         "kind": "ConfigMap",
         "metadata": names.metadata(request),
         "immutable": True,
+        **({"data": dict(beside)} if beside else {}),
         "binaryData": {pod.TAR: base64.b64encode(data).decode()},
     }
 

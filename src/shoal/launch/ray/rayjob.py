@@ -5,16 +5,15 @@ The head runs the driver and trains nothing; each worker is a node of the job. S
 
 from __future__ import annotations
 
-import base64
 import math
 from typing import Any
 
 import yaml
 
-from shoal.errors import SpecError, UsageError
+from shoal.errors import SpecError
 from shoal.launch.kubernetes import names
 from shoal.launch.kubernetes.checks import check as check_kubernetes
-from shoal.launch.kubernetes.manifests import MOST_BUNDLE_BYTES
+from shoal.launch.kubernetes.manifests import config_map
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.kubernetes.pod import PRODUCT_LABELS
 from shoal.launch.ray.submission import STOP_MARGIN_S, TAR, script
@@ -85,20 +84,8 @@ def check(request: Request) -> None:
 
 
 def _config_map(request: Request) -> Manifest:
-    data, job = request.bundle.tar(), f"{request.launch.kubernetes.namespace}/{request.label}"
-    if len(data) > MOST_BUNDLE_BYTES:
-        raise UsageError(
-            f"the code of the run is {len(data) / 1000:.0f} kB packed, and a Kubernetes ConfigMap carries "
-            f"{MOST_BUNDLE_BYTES // 1000} kB; put it into the image, or name a smaller folder in launch.code."
-        )
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": names.metadata(request),
-        "immutable": True,
-        "data": {DRIVER: script(request, f"{BUNDLE_AT}/{TAR}", job) + "\n"},
-        "binaryData": {TAR: base64.b64encode(data).decode()},
-    }
+    job = f"{request.launch.kubernetes.namespace}/{request.label}"
+    return config_map(request, {DRIVER: script(request, f"{BUNDLE_AT}/{TAR}", job) + "\n"})
 
 
 def _worker(request: Request) -> Manifest:
