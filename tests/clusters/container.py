@@ -107,6 +107,8 @@ def _become(spec: dict[str, Any]) -> None:
     mount("tmpfs", f"{root}/tmp", "tmpfs", read_only, "size=256m,mode=1777")
     for each in spec["mounts"]:
         _mount(root, each)
+    for folder in spec["installed"]:
+        _show(root, folder)
     if read_only:
         mount("", root, flags=REMOUNT | BIND | RDONLY)
     os.chroot(root)
@@ -120,6 +122,16 @@ def _become(spec: dict[str, Any]) -> None:
     if spec["shares_processes"] and (child := os.fork()):
         os._exit(_stand_before(child))
     os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+
+
+def _show(root: str, folder: str) -> None:
+    """A checkout under /tmp, say, which a mount lies over; in an image it would be elsewhere."""
+    if os.path.isdir(root + folder):
+        return
+    with contextlib.suppress(OSError):  # nothing can be put there, so nobody needs it
+        os.makedirs(root + folder)
+        mount(folder, root + folder, flags=BIND | REC)
+        mount("", root + folder, flags=REMOUNT | BIND | RDONLY)
 
 
 def _mount(root: str, each: dict[str, Any]) -> None:

@@ -273,6 +273,7 @@ class Pod:
             "upper": str(own / "upper"),
             "work": str(own / "work"),
             "passable": self.kubelet.config["passable"],
+            "installed": self.kubelet.config["installed"],
         }
 
     def _names(self) -> list[str]:

@@ -81,6 +81,7 @@ class Cluster:
             "images": [r"shoal\.test/.*"],
             "image_env": {"PATH": f"{binary}:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"},
             "passable": _passable(binary),
+            "installed": sorted({str(ROOT), str(binary.parent)}),
         }
         file = folder / "kubelet.json"
         file.write_text(json.dumps(config))
