@@ -49,6 +49,7 @@ class Cluster:
             "SHOAL_HEAD": f"127.0.0.1:{self.port}",
             "SHOAL_TOKEN": token or self.token,
             "SHOAL_JOB": self.job,
+            "SHOAL_NODES_HERE": str(self.nodes),
         }
         command = [
             sys.executable, "-m", "shoal.launch.agent", str(file), "--workspace", str(workspace or self.workspace),

@@ -19,6 +19,7 @@ from shoal import wire
 from shoal.errors import UsageError
 from shoal.guard.nodes.talk import HELLO
 from shoal.launch.agent import _hold, main
+from shoal.spec import load
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 
@@ -155,6 +156,14 @@ def test_a_node_told_to_leave_lets_all_save_and_its_replacement_goes_on(cluster:
     assert job.records("start")[-1]["step"] >= 3, "nothing was lost, although no checkpoint was due"
     assert not job.records("failure")
     assert job.codes() == {0: 0, 1: 0}
+
+
+def test_nodes_that_are_one_machine_share_its_cores(cluster: Make) -> None:
+    job = cluster(2, **{"resources.threads": "auto", "train.steps": 2})
+    job.start_all()
+    assert job.codes() == {0: 0, 1: 0}
+    cores = len(os.sched_getaffinity(0))
+    assert load(job.run_dir.spec_file).run.resources.threads == max(1, cores // 2)
 
 
 def test_a_wrong_run_file_ends_every_node_with_2(cluster: Make) -> None:

@@ -24,7 +24,7 @@ from shoal.launch.request import Request
 PLAIN: dict[str, Any] = {
     "launch.on": "kubernetes",
     "launch.image": "registry.example/shoal:0.1.0",
-    "launch.workspace": "/data/work",
+    "launch.workspace": "/data/space",
     "launch.volumes": [{"at": "/data", "claim": "shared"}],
 }
 GPUS = {"launch.nodes": 4, "launch.gpus": 8, "resources.device": "cuda", "launch.gpu_type": "NVIDIA H100 80GB HBM3"}
@@ -183,7 +183,7 @@ def test_the_container_unpacks_the_code_and_becomes_the_agent(tmp_path: Path) ->
     script = pod.script(request).replace("/shoal/", f"{tmp_path}/").replace("exec python3", f"exec {python}")
     done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True)
     code = f"{tmp_path}/code"
-    asked = f"-m shoal.launch.agent {code}/run.yaml --workspace /data/work --processes 1 --min-nodes 1"
+    asked = f"-m shoal.launch.agent {code}/run.yaml --workspace /data/space --processes 1 --min-nodes 1"
     assert (done.returncode, done.stdout) == (78, f"{code}/code {code}/code hello pepper {asked}\n"), done.stderr
     (tmp_path / "salt").unlink()
     assert subprocess.run(["/bin/sh", "-c", script], capture_output=True).returncode == 78
@@ -229,7 +229,7 @@ def test_only_what_prometheus_reads_is_open_to_others_and_only_when_asked() -> N
     assert reached({}) == []
     assert reached({"launch.kubernetes.metrics": True}) == [{"ports": [{"protocol": "TCP", "port": 29401}]}]
     script = pod.script(request_of({"launch.kubernetes.metrics": True})).splitlines()
-    serve = "(python3 -m shoal.observe.prometheus /data/work/runs/tiny --port 29401 &)"
+    serve = "(python3 -m shoal.observe.prometheus /data/space/runs/tiny --port 29401 &)"
     assert script[-2] == f'[ "$SHOAL_NODE" != 0 ] || {serve}'
 
 

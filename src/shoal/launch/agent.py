@@ -2,7 +2,8 @@
 
 Who it is comes from the environment, since that is what all schedulers can set: SHOAL_NODE (0, 1, …), SHOAL_NODES,
 SHOAL_HEAD (host:port of node 0), SHOAL_TOKEN (hex; the agents of a job know each other by it), SHOAL_JOB (the
-scheduler's name of the job). Node 0 supervises the run, the others do as it says; all leave with the same exit code.
+scheduler's name of the job), and SHOAL_NODES_HERE where several nodes are one machine. Node 0 supervises the run, the
+others do as it says; all leave with the same exit code.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Who:
     head: tuple[str, int] | None
     token: bytes
     job: str | None
+    together: int = 1  # nodes that are really one machine, whose cores and memory they share
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Who:
@@ -60,7 +62,7 @@ class Who:
             head, token = wire.address_of(env["SHOAL_HEAD"]), bytes.fromhex(env["SHOAL_TOKEN"])
         except ValueError:
             raise UsageError("SHOAL_HEAD must be host:port and SHOAL_TOKEN hexadecimal.") from None
-        return cls(node, nodes, head, token, job)
+        return cls(node, nodes, head, token, job, max(1, _number(env, "SHOAL_NODES_HERE", 1)))
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
@@ -116,7 +118,7 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     local_inputs(asked, begun=begun and History.of(run_dir).saved_step > 0)
 
     def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
-        decided = decide(_for(asked, world), run_dir.workspace, world, processes)
+        decided = decide(_for(asked, world), run_dir.workspace, world, processes * who.together)
         return decided.run, decided.decisions
 
     with ExitStack() as held:

@@ -70,7 +70,7 @@ def script(request: Request) -> str:
 
 
 def _exports(request: Request) -> Iterator[str]:
-    yield "export SHOAL_JOB=local-$$ PYTHONUNBUFFERED=1"
+    yield f"export SHOAL_JOB=local-$$ SHOAL_NODES_HERE={request.launch.nodes} PYTHONUNBUFFERED=1"
     for name, value in request.plain_env().items():
         yield f"export {name}={shlex.quote(value)}"
     for name, reference in request.launch.secrets.items():
