@@ -159,7 +159,7 @@ def test_a_node_told_to_leave_lets_all_save_and_its_replacement_goes_on(cluster:
 
 
 def test_nodes_that_are_one_machine_share_its_cores(cluster: Make) -> None:
-    job = cluster(2, **{"resources.threads": "auto", "train.steps": 2})
+    job = cluster(2, **{"resources.threads": "auto"})
     job.start_all()
     assert job.codes() == {0: 0, 1: 0}
     cores = len(os.sched_getaffinity(0))
