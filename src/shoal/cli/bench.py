@@ -20,6 +20,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
 from shoal.track.rundir import workspace
 
@@ -41,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that was written by hand")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds hardware/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser, "hardware/")
 
 
 def run(args: argparse.Namespace) -> int:

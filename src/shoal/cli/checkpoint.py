@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
+from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
 
 _VERBS = {
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         places = {"diff": ["a", "b"], "import": ["source"]}.get(name, ["run"])
         for place in places:
             verb.add_argument(place, metavar=place.upper(), help="a run (RUN, RUN@STEP), a folder, or an address")
-        verb.add_argument(
-            "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-        )
+        add_workspace(verb)
         if name != "export":
             verb.add_argument("--json", action="store_true", help="machine-readable output")
     for name in ("export", "import"):

@@ -14,6 +14,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from shoal.cli.options import BACKENDS, add_workspace
 from shoal.cli.train import differs
 from shoal.errors import SpecError
 from shoal.guard.history import History
@@ -27,7 +28,6 @@ from shoal.spec.history import differences
 from shoal.track.rundir import RunDir, workspace
 
 TAKES_OVERRIDES = True
-BACKENDS = ("local", "slurm", "kubernetes", "ray")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the job as an object, for programs")
     parser.add_argument("--name", metavar="NAME", help="another name for the run: name=NAME")
     parser.add_argument("--follow", action="store_true", help="then follow its logs until it ends")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shoal.cli.options import add_workspace
 from shoal.track.rundir import RunDir, find_run, workspace
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
     parser.add_argument("--island", type=int, metavar="N", help="only this island (lines begin with ISLAND.RANK)")
     parser.add_argument("--attempt", type=int, metavar="N", help="this attempt; default: the newest")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
 from shoal.track.rundir import workspace
 
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="an empty folder for traces and result (profiles/NAME-TIME)")
     parser.add_argument("--processes", type=int, metavar="N", help="the same as resources.processes=N")
     parser.add_argument("--json", action="store_true", help="the analysis as JSON, all kernels and all ranks")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds profiles/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser, "profiles/")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.options import add_workspace
 from shoal.track.rundir import workspace
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="NAME", nargs="?", help="only this one, in three sentences")
     parser.add_argument("--json", action="store_true", help="a list of objects (of one run: an object), for programs")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

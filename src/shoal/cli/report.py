@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from shoal.cli.options import add_workspace
 from shoal.track.rundir import find_run, workspace
 
 
@@ -16,9 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of a run, or the path of its directory")
     parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
     parser.add_argument("--no-png", action="store_true", help="draw no pictures")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

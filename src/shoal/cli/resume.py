@@ -11,7 +11,8 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from shoal.cli.launch import BACKENDS, tell
+from shoal.cli.launch import tell
+from shoal.cli.options import BACKENDS, add_workspace
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard.begin import Asked, write_spec, writing
@@ -32,9 +33,7 @@ LAYOUT = ("mesh", "resources")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="NAME", help="the run's name (`shoal ps` lists them)")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
     parser.add_argument("--on", choices=BACKENDS, help="launch it there (default: as it was started before)")
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
 from shoal.track.rundir import RunDir, find_run, workspace
 
@@ -41,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

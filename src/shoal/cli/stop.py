@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from shoal.cli.options import add_workspace
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
@@ -39,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="seconds to wait (default: guard.grace_s and 30 more)"
     )
     parser.add_argument("--now", action="store_true", help="end the workers at once, without saving")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

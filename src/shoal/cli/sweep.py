@@ -16,7 +16,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from shoal.cli.launch import BACKENDS, rendered
+from shoal.cli.launch import rendered
+from shoal.cli.options import BACKENDS, add_workspace
 from shoal.errors import DONE, TRANSIENT, UsageError
 from shoal.launch.backend import Rendered, backend
 from shoal.launch.grid import drawn, grid
@@ -54,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--render", action="store_true", help="print what would be sent, and send nothing")
     parser.add_argument("--json", action="store_true", help="the table as an object, for programs")
     parser.add_argument("--name", metavar="NAME", help="another name for the sweep: name=NAME")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

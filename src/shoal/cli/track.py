@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from shoal.cli.options import add_workspace
 from shoal.errors import DONE, TRANSIENT, ShoalError, UsageError
 from shoal.track.rundir import RunDir, find_run, runs_in, workspace
 
@@ -17,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sync = verbs.add_parser("sync", help="upload the rest of a run's journal to its trackers")
     sync.add_argument("run", metavar="RUN", nargs="?", help="name of a run, or the path of its directory")
     sync.add_argument("--all", action="store_true", help="every run of the workspace")
-    sync.add_argument(
-        "--workspace", metavar="DIR", help="folder that holds runs/; else $SHOAL_WORKSPACE, else this one"
-    )
+    add_workspace(sync)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import argparse
 from contextlib import ExitStack
 
 from shoal.checkpoint.find import published
+from shoal.cli.options import add_workspace
 from shoal.errors import SpecError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, set_aside, writing
@@ -28,9 +29,7 @@ MOST_NAMED = 6  # differing keys in one sentence
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="RUN.yaml", help="the run file (`shoal init` writes one)")
-    parser.add_argument(
-        "--workspace", metavar="DIR", help="the folder that holds runs/ (default: $SHOAL_WORKSPACE or here)"
-    )
+    add_workspace(parser)
     parser.add_argument("--name", metavar="NAME", help="another name for the run: name=NAME")
     parser.add_argument(
         "--processes", type=int, metavar="N", help="worker processes; the same as resources.processes=N"
