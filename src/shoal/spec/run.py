@@ -10,6 +10,7 @@ from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Sa
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
 from shoal.spec.model import Model
+from shoal.spec.swarm import Swarm
 
 
 class Source(Strict):
@@ -157,7 +158,7 @@ class Mesh(Strict):
     cp_method: Literal["auto", "ring", "all_to_all"] = Field(
         "auto", description="Attention over a shared sequence; `auto`: all_to_all where the heads divide, else ring."
     )
-    recompute: Literal["auto", "none", "selective", "full"] = Field(
+    recompute: Literal["auto", "none", "selective", "attention", "full"] = Field(
         "auto", description="Activations computed again in the backward pass; `auto`: as little as the memory allows."
     )
 
@@ -293,6 +294,7 @@ class Run(Strict):
     guard: Guard = Field(default_factory=Guard, description="Failures.")
     plan: Plan = Field(default_factory=Plan, description="Planning.")
     launch: Launch = Field(default_factory=Launch, description="Launching.")
+    swarm: Swarm = Field(default_factory=Swarm, description="Peers across the internet.")
 
     @property
     def shard(self) -> int:

@@ -1,0 +1,42 @@
+"""How peers across the internet train one model. Read by `shoal swarm` and `shoal plan swarm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shoal.spec.base import Auto, Fraction, Positive, Says, Strict
+from shoal.spec.duration import Duration as _Duration
+
+Duration = Annotated[_Duration, Says("a time such as `30 s` or `2 min`")]
+DurationOrAuto = Annotated[Auto | _Duration, Says("`auto`, or a time such as `30 s` or `2 min`")]
+Codec = Literal["bf16", "int8", "int4", "2bit", "topk"]
+
+
+class Swarm(Strict):
+    """Peers without a common store: rounds of training, and compressed exchanges between them."""
+
+    peers: Positive = Field(2, description="Peers that the first round waits for; more may come and go at any time.")
+    batch: Annotated[Positive | Auto, Says("`auto` or a count")] = Field(
+        "auto", description="Windows in an inner step of a peer; `auto`: train.batch / peers, less for slow peers."
+    )
+    round: Duration = Field("60 s", validate_default=True, description="How long peers train between two exchanges.")
+    deadline: DurationOrAuto = Field(
+        "auto", description="After a round, for the parts to arrive; later ones go into the next. `auto`: half a round."
+    )
+    quorum: float = Field(0.5, gt=0, le=1, description="Share of the peers whose parts a round needs.")
+    overlap: bool = Field(True, description="The exchange runs beside the next round's steps; `false`: peers wait.")
+    fragments: Positive = Field(1, description="Parts of the model exchanged in turn, one a round (streaming).")
+    codec: Codec = Field("topk", description="How parts travel; `topk`: the largest values, 2 bits each.")
+    chunk: Positive = Field(4096, description="topk: parameters that are looked at together.")
+    keep: Positive = Field(64, description="topk: how many of each chunk travel.")
+    feedback: Fraction = Field(0.95, description="Share of what the codec left out that is kept for the next round.")
+    lr: float = Field(0.7, gt=0, description="Outer learning rate.")
+    momentum: Fraction = Field(0.0, description="Outer Nesterov momentum; 0.9 with bf16 to int4, 0 with topk.")
+    robust: bool = Field(True, description="Parts are clipped, compared and scored, so that broken ones do no harm.")
+    partition: Literal["merge", "wait"] = Field(
+        "merge", description="A half that is cut off trains on and merges when the link returns, or waits."
+    )
+    silent: Duration = Field("5 s", validate_default=True, description="A peer not heard of for so long is away.")
+    snapshot_every: Positive = Field(20, description="Rounds between states that newcomers begin with.")
