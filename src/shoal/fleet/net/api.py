@@ -43,6 +43,12 @@ class Message:
 Handler = Callable[[PeerId, Message], Awaitable[Message | None]]  # the answer, where one was asked for
 Event = Callable[..., None]  # (kind, **fields): for the journal
 
+# A newcomer is not known yet when it greets: both sides send a proof with the greeting (`Roster.proof`, at most
+# MOST_PROOF bytes), and the connection lives on only if `admit` says so of the proven key and those bytes.
+MOST_PROOF = 8192
+Proof = Callable[[], bytes]
+Admit = Callable[[PeerId, bytes], bool]
+
 
 @dataclass(frozen=True)
 class LinkState:
