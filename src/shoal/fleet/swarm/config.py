@@ -1,0 +1,83 @@
+"""What a node is started with, and where its peer keeps things. `shoal swarm create` and `join` make one.
+
+A peer's folder is `runs/NAME/swarm` in its workspace. Everything a restart needs is in it, so a peer that was admitted
+once needs its invitation no more.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.track.rundir import RunDir
+
+FOLDER = "swarm"  # in the run directory
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    folder: Path  # runs/NAME/swarm
+    name: str = ""  # of this peer, for people
+    relays: tuple[str, ...] = ()  # http://host:port, besides those that others tell of
+    host: str = ""  # the address to listen on; empty: all of this machine's
+    port: int = 0  # of the TCP listener; 0: any that is free
+    tcp_only: bool = False  # no QUIC, so no NAT traversal: one machine, one network
+    train: bool = True  # False: helps others (history, blobs, gossip) and computes nothing
+    trainer: tuple[str, ...] = ()  # empty: Shoal's own
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir(self.folder.parent)
+
+    @property
+    def run(self) -> Path:
+        """The run file as this peer reads it: the swarm's, with the paths of this machine."""
+        return self.run_dir.spec_file
+
+    @property
+    def charter_file(self) -> Path:
+        """What the swarm has agreed on when it was made (`charter.Charter`), by the bytes that its id is the hash of."""
+        return self.folder / "charter.json"
+
+    @property
+    def identity_file(self) -> Path:
+        """This peer's secret key."""
+        return self.folder / "peer.key"
+
+    @property
+    def organiser_file(self) -> Path:
+        """The organiser's secret key; only where the swarm was made."""
+        return self.folder / "organiser.key"
+
+    @property
+    def roster_file(self) -> Path:
+        """Who is in the swarm, as signed records (`roster.Roster`)."""
+        return self.folder / "roster.json"
+
+    @property
+    def blobs(self) -> Path:
+        return self.folder / "blobs"
+
+    @property
+    def status_file(self) -> Path:
+        """Written by the node once a second, read by `shoal swarm status`."""
+        return self.folder / "status.json"
+
+    @property
+    def commands(self) -> Path:
+        """Files that tell a running node something: `leave`. It removes them when it has done so."""
+        return self.folder / "commands"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the running node."""
+        return self.folder / "node.lock"
+
+    @property
+    def trainer_command(self) -> tuple[str, ...]:
+        return self.trainer or (sys.executable, "-m", "shoal.train.swarm_worker", str(self.run_dir.path))
+
+
+def folder_of(run_dir: RunDir) -> Path:
+    return run_dir.path / FOLDER
