@@ -37,7 +37,7 @@ class NodeConfig:
 
     @property
     def charter_file(self) -> Path:
-        """What the swarm has agreed on when it was made (`charter.Charter`), by the bytes that its id is the hash of."""
+        """What was agreed on when the swarm was made (`charter.Charter`); the hash of its bytes is the swarm's id."""
         return self.folder / "charter.json"
 
     @property
