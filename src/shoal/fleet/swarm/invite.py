@@ -21,7 +21,8 @@ from typing import Any
 
 from shoal.errors import UsageError
 from shoal.fleet.net.api import Address, PeerId
-from shoal.fleet.swarm.signed import Forged, Key, Object, Signer, check, decode64, encode64, is_id, sign
+from shoal.fleet.net.identity import KEY_BYTES, Identity, is_peer
+from shoal.fleet.swarm.signed import Forged, Object, check, decode64, encode64, sign
 
 PREFIX = "shoal1"
 MOST_TEXT = 8192
@@ -44,7 +45,7 @@ class Ticket:
     signature: str
 
     @classmethod
-    def new(cls, swarm: str, organiser: Signer, invite: str, expires: float) -> Ticket:
+    def new(cls, swarm: str, organiser: Identity, invite: str, expires: float) -> Ticket:
         body = {"swarm": swarm, "invite": invite, "expires": int(expires)}
         return cls(swarm, organiser.id, invite, int(expires), sign("ticket", body, organiser))
 
@@ -58,7 +59,7 @@ class Ticket:
     @classmethod
     def of(cls, found: object, swarm: str, organiser: PeerId) -> Ticket:
         """Of what came over the network: raises `Forged`."""
-        if not isinstance(found, dict) or not is_id(found.get("invite")) or type(found.get("expires")) is not int:
+        if not isinstance(found, dict) or not is_peer(found.get("invite")) or type(found.get("expires")) is not int:
             raise Forged("a ticket that is none")
         ticket = cls(swarm, organiser, found["invite"], found["expires"], str(found.get("signature")))
         ticket.check()
@@ -74,7 +75,7 @@ class Admission:
     signature: str
 
     @classmethod
-    def direct(cls, swarm: str, peer: PeerId, organiser: Signer) -> Admission:
+    def direct(cls, swarm: str, peer: PeerId, organiser: Identity) -> Admission:
         return cls(peer, None, sign("admission", {"swarm": swarm, "peer": peer}, organiser))
 
     def to_json(self) -> Object:
@@ -105,13 +106,15 @@ class Invitation:
     """What the line of text holds."""
 
     ticket: Ticket
-    key: Key = field(repr=False)  # the invitation's secret half
+    key: Identity = field(repr=False)  # the invitation's secret half
     name: str = ""  # of the run
     peers: dict[PeerId, Address] = field(default_factory=dict)  # where some were
 
     @classmethod
-    def new(cls, swarm: str, organiser: Signer, name: str, expires: float, peers: dict[PeerId, Address]) -> Invitation:
-        key = Key.new()
+    def new(
+        cls, swarm: str, organiser: Identity, name: str, expires: float, peers: dict[PeerId, Address]
+    ) -> Invitation:
+        key = Identity.new()
         return cls(Ticket.new(swarm, organiser, key.id, expires), key, name, peers)
 
     @property
@@ -139,7 +142,7 @@ class Invitation:
             "o": self.ticket.organiser,
             "e": self.ticket.expires,
             "t": self.ticket.signature,
-            "k": encode64(self.key.seed),
+            "k": encode64(self.key.secret),
             "n": self.name,
             "p": [[peer, *_parts(address)] for peer, address in list(self.peers.items())[:MOST_PEERS]],
         }
@@ -161,16 +164,16 @@ class Invitation:
             if unpack.unconsumed_tail:
                 raise ValueError("too long")
             held, signature = json.loads(unpacked)
-            key = Key(decode64(held["k"]))
-            if len(key.seed) != 32:
+            key = Identity(decode64(held["k"]))
+            if len(key.secret) != KEY_BYTES:
                 raise ValueError("no key")
             check("line", held, key.id, signature)
-            if not is_id(held["s"]) or not is_id(held["o"]) or type(held["e"]) is not int:
+            if not is_peer(held["s"]) or not is_peer(held["o"]) or type(held["e"]) is not int:
                 raise ValueError("no ids")
             ticket = Ticket(held["s"], held["o"], key.id, held["e"], str(held["t"]))
             ticket.check()
             peers = {peer: address_of(dict(zip(_PARTS, parts, strict=True))) for peer, *parts in held["p"]}
-            if not all(map(is_id, peers)) or len(peers) > MOST_PEERS:
+            if not all(map(is_peer, peers)) or len(peers) > MOST_PEERS:
                 raise ValueError("no peers")
             return cls(ticket, key, plain(held["n"], MOST_NAME), peers)
         except (ValueError, KeyError, TypeError, zlib.error, RecursionError):
