@@ -1,0 +1,170 @@
+"""The history as one peer knows it: records that count, by name; its own head, and the branches of others.
+
+Kept in a file, a line each, so that a peer that was killed knows all that it has agreed to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm.record import BadRecord, Certified, Record, ack_text
+
+Verify = Callable[[PeerId, bytes, str], bool]  # (peer, text, signature)
+LOCATOR = 64  # names of records by which two peers find where their histories part
+
+
+def majority(present: Iterable[PeerId], members: tuple[PeerId, ...]) -> bool:
+    """More than half of the members; of an even number also that half which has the first one."""
+    here = set(present) & set(members)
+    return 2 * len(here) > len(members) or (2 * len(here) == len(members) > 0 and members[0] in here)
+
+
+class Chain:
+    """`start` is the same for all peers of a swarm: it says whose it is, and counts without signatures."""
+
+    def __init__(self, swarm: str, start: Record, verify: Verify, file: Path | None = None) -> None:
+        self.swarm, self._verify, self._file = swarm, verify, file
+        self._known: dict[str, Certified] = {start.hash: Certified(start, 0, {})}
+        self.start = start
+        self.head = start
+        if file is not None and file.exists():
+            self._read(file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    def get(self, name: str) -> Record:
+        return self._known[name].record
+
+    def certified(self, name: str) -> Certified:
+        return self._known[name]
+
+    # Growing.
+
+    def add(self, new: Certified) -> None:
+        """A record that counts, of any branch. BadRecord if it does not."""
+        if new.record.hash in self._known:
+            return
+        self.check(new)
+        self._known[new.record.hash] = new
+        self._write({"add": new.body()})
+
+    def check(self, new: Certified) -> None:
+        record = new.record
+        if record.kind == "start" or any(parent not in self._known for parent in record.parents):
+            raise BadRecord("a record whose past is not known here")
+        parents = [self.get(parent) for parent in record.parents]
+        if record.round != max(parent.round for parent in parents) + 1:
+            raise BadRecord(f"a record of round {record.round} after round {max(p.round for p in parents)}")
+        text = ack_text(self.swarm, record.hash, new.term)
+        wanted = set(record.members).union(*(parent.members for parent in parents))
+        signed = {peer for peer in new.signatures if peer in wanted and self._verify(peer, text, new.signatures[peer])}
+        if not enough(record, parents, signed):
+            raise BadRecord(f"a record of round {record.round} that too few members have signed")
+
+    def move(self, name: str) -> None:
+        """This peer's head; it stands in what is known."""
+        self.head = self.get(name)
+        self._write({"head": name})
+
+    # Looking back.
+
+    def past(self, name: str) -> Iterator[Record]:
+        """A record and those before it, newest first. Of a merge the first parent's line, then what else is before."""
+        seen, todo = {name}, [self.get(name)]
+        while todo:
+            todo.sort(key=lambda record: record.round)
+            record = todo.pop()
+            yield record
+            for parent in record.parents:
+                if parent not in seen:
+                    seen.add(parent)
+                    todo.append(self.get(parent))
+
+    def is_ancestor(self, old: str, new: str) -> bool:
+        if old not in self._known or new not in self._known:
+            return False
+        oldest = self.get(old).round
+        for record in self.past(new):
+            if record.hash == old:
+                return True
+            if record.round < oldest:
+                return False
+        return False
+
+    def common(self, a: str, b: str) -> Record:
+        """The newest record that both have in their past. The start is always one."""
+        ours = {record.hash for record in self.past(a)}
+        return next(record for record in self.past(b) if record.hash in ours)
+
+    def line(self, old: str, new: str) -> list[Record]:
+        """What leads from one record to a later one, oldest first. ValueError where none of it does."""
+        before = {record.hash for record in self.past(old)}
+        found = [record for record in self.past(new) if record.hash not in before]
+        if not self.is_ancestor(old, new):
+            raise ValueError("the one record is not in the past of the other")
+        return sorted(found, key=lambda record: (record.round, record.hash))
+
+    def locator(self) -> list[str]:
+        """Names of the head's past, dense at first and then ever sparser, the start last."""
+        past = [record.hash for record in self.past(self.head.hash)]
+        picked: list[str] = []
+        at, stride = 0, 1
+        while at < len(past) and len(picked) < LOCATOR:
+            picked.append(past[at])
+            if len(picked) > 16:
+                stride *= 2
+            at += stride
+        return picked if picked[-1] == self.start.hash else [*picked, self.start.hash]
+
+    def since(self, locator: Iterable[str], most: int) -> list[Certified]:
+        """What somebody who knows these does not know of this head's past, oldest first."""
+        known: set[str] = set()
+        for name in locator:
+            if name in self._known and name not in known:
+                known.update(record.hash for record in self.past(name))
+        missing = [record for record in self.past(self.head.hash) if record.hash not in known]
+        missing.sort(key=lambda record: (record.round, record.hash))
+        return [self._known[record.hash] for record in missing[:most]]
+
+    # The file.
+
+    def _write(self, entry: dict[str, object]) -> None:
+        if self._file is None:
+            return
+        with open(self._file, "ab") as f:
+            f.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+    def _read(self, file: Path) -> None:
+        """Our own words, but a disk may have lost the end of them: what does not fit is as if it were not there."""
+        good = 0
+        with open(file, "rb") as f:
+            for raw in f:
+                if not raw.endswith(b"\n"):
+                    break
+                with contextlib.suppress(ValueError, KeyError):
+                    entry = json.loads(raw)
+                    if "add" in entry:
+                        new = Certified.of(entry["add"])
+                        self.check(new)
+                        self._known[new.record.hash] = new
+                    elif entry["head"] in self._known:
+                        self.head = self.get(entry["head"])
+                good += len(raw)
+        if good < file.stat().st_size:
+            os.truncate(file, good)
+
+
+def enough(record: Record, parents: list[Record], signed: set[PeerId]) -> bool:
+    """Whether these signatures make a record count: most of the members before it. A branch says openly that they are
+    not most of them, and needs all of its own; a merge needs most of both sides."""
+    if record.kind == "branch":
+        return bool(record.members) and signed >= set(record.members)
+    return all(majority(signed, parent.members) for parent in parents)

@@ -1,0 +1,280 @@
+"""A record of the history: one round that counts. The weights are a pure function of the records up to the newest.
+
+Its name is the SHA-256 of its canonical JSON. It counts when enough members have signed that name: the certificate.
+Whatever comes from another peer is checked here, field by field, before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
+
+from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm.ranges import MOST, Ranges, parse
+
+Kind = Literal["start", "round", "branch", "merge"]
+MOST_MEMBERS = 1000
+_HEX = re.compile(r"[0-9a-f]{64}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{1,128}\Z")
+
+
+class BadRecord(ValueError):
+    """Not what a record may be."""
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a JSON value, which is signed and hashed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a peer has brought to a round; signed by it."""
+
+    peer: PeerId
+    round: int
+    blob: str  # name of the file that holds it
+    size: int  # of that, in bytes
+    tokens: int
+    steps: int
+    used: Ranges  # samples
+    loss: float | None = None
+    seconds: float = 0.0  # of computing
+    scores: Mapping[PeerId, float] = field(default_factory=dict)  # what this peer found of others' earlier parts
+    signature: str = ""
+
+    def signed(self, swarm: str) -> bytes:
+        return canonical({"part": {**self.body(), "signature": ""}, "swarm": swarm})
+
+    def body(self) -> dict[str, Any]:
+        return {**self.__dict__, "used": [list(r) for r in self.used], "scores": dict(self.scores)}
+
+    @staticmethod
+    def of(said: object) -> Part:
+        s = _object(said, Part.__dataclass_fields__)
+        scores = s.get("scores", {})
+        if not isinstance(scores, dict) or len(scores) > MOST_MEMBERS:
+            raise BadRecord("scores that are none")
+        return Part(
+            peer=_name(s.get("peer")),
+            round=_whole(s.get("round")),
+            blob=_name(s.get("blob")),
+            size=_whole(s.get("size")),
+            tokens=_whole(s.get("tokens")),
+            steps=_whole(s.get("steps")),
+            used=_ranges(s.get("used")),
+            loss=None if s.get("loss") is None else _real(s["loss"]),
+            seconds=_real(s.get("seconds", 0.0)),
+            scores={_name(peer): _real(score) for peer, score in scores.items()},
+            signature=_text(s.get("signature", ""), 256),
+        )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Which samples are whose. Everything below `cursor` was used, is free, or is held by somebody."""
+
+    cursor: int = 0
+    done: int = 0  # samples that were used in the history
+    free: Ranges = ()
+    held: Mapping[PeerId, Ranges] = field(default_factory=dict)
+    away: Mapping[PeerId, Ranges] = field(default_factory=dict)  # of peers out of reach, who may use them
+    lanes: tuple[PeerId, ...] = ()  # in a branch: blocks above `cursor` belong to these in turn …
+    mine: tuple[PeerId, ...] = ()  # … and the branch takes those of these
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "cursor": self.cursor,
+            "done": self.done,
+            "free": [list(r) for r in self.free],
+            "held": {peer: [list(r) for r in some] for peer, some in self.held.items()},
+            "away": {peer: [list(r) for r in some] for peer, some in self.away.items()},
+            "lanes": list(self.lanes),
+            "mine": list(self.mine),
+        }
+
+    @staticmethod
+    def of(said: object) -> Ledger:
+        s = _object(said, Ledger.__dataclass_fields__)
+        return Ledger(
+            _whole(s.get("cursor")),
+            _whole(s.get("done")),
+            _ranges(s.get("free")),
+            _by_peer(s.get("held")),
+            _by_peer(s.get("away")),
+            _names(s.get("lanes")),
+            _names(s.get("mine")),
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    kind: Kind
+    round: int  # of the start: 0
+    parents: tuple[str, ...]
+    members: tuple[PeerId, ...]  # from now on
+    took: tuple[Part, ...] = ()  # in the order in which they are added up
+    state: str | None = None  # digest of the weights before this record, if known then
+    standing: Mapping[PeerId, float] = field(default_factory=dict)  # what others' losses say of a peer's parts so far
+    ledger: Ledger = field(default_factory=Ledger)
+    tokens: int = 0  # of the whole history
+    weights: tuple[int, ...] = ()  # of a merge: tokens of each branch since the common ancestor
+    left: Mapping[PeerId, str] = field(default_factory=dict)
+    joined: tuple[PeerId, ...] = ()
+    time: float = 0.0
+    by: PeerId = ""
+
+    @cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(canonical(self.body())).hexdigest()
+
+    @property
+    def parent(self) -> str:
+        return self.parents[0]
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "round": self.round,
+            "parents": list(self.parents),
+            "members": list(self.members),
+            "took": [part.body() for part in self.took],
+            "state": self.state,
+            "standing": dict(self.standing),
+            "ledger": self.ledger.body(),
+            "tokens": self.tokens,
+            "weights": list(self.weights),
+            "left": dict(self.left),
+            "joined": list(self.joined),
+            "time": self.time,
+            "by": self.by,
+        }
+
+    @staticmethod
+    def of(said: object) -> Record:
+        """BadRecord for whatever is not well formed; whether it may count is another question."""
+        s = _object(said, Record.__dataclass_fields__)
+        kind = s.get("kind")
+        if kind not in get_args(Kind):
+            raise BadRecord("a record of no known kind")
+        took, left, standing = s.get("took"), s.get("left"), s.get("standing")
+        if not isinstance(took, list) or len(took) > MOST_MEMBERS:
+            raise BadRecord("parts that are no list")
+        if not isinstance(left, dict) or not isinstance(standing, dict) or max(len(left), len(standing)) > MOST_MEMBERS:
+            raise BadRecord("names that are no object")
+        weights = s.get("weights")
+        if not isinstance(weights, list) or len(weights) > 2:
+            raise BadRecord("weights that are none")
+        record = Record(
+            kind=cast(Kind, kind),
+            round=_whole(s.get("round")),
+            parents=_names(s.get("parents")),
+            members=_names(s.get("members")),
+            took=tuple(Part.of(part) for part in took),
+            state=None if s.get("state") is None else _digest(s["state"]),
+            standing={_name(peer): _real(x) for peer, x in standing.items()},
+            ledger=Ledger.of(s.get("ledger")),
+            tokens=_whole(s.get("tokens")),
+            weights=tuple(_whole(w) for w in weights),
+            left={_name(peer): _text(why, 200) for peer, why in left.items()},
+            joined=_names(s.get("joined")),
+            time=_real(s.get("time")),
+            by="" if s.get("by") == "" else _name(s.get("by")),
+        )
+        if len(record.parents) != {"start": 0, "round": 1, "branch": 1, "merge": 2}[record.kind]:
+            raise BadRecord(f"a record of kind {record.kind} with {len(record.parents)} parents")
+        if len(set(record.members)) != len(record.members) or len(set(record.parents)) != len(record.parents):
+            raise BadRecord("a name that stands twice")
+        if len({part.peer for part in record.took}) != len(record.took):
+            raise BadRecord("two parts of one peer")
+        return record
+
+
+def ack_text(swarm: str, name: str, term: int) -> bytes:
+    """What a member signs when it agrees to a record."""
+    return canonical({"ack": name, "term": term, "swarm": swarm})
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A record that counts, and who has signed it in which term."""
+
+    record: Record
+    term: int
+    signatures: Mapping[PeerId, str]
+
+    def body(self) -> dict[str, Any]:
+        return {"record": self.record.body(), "term": self.term, "signatures": dict(self.signatures)}
+
+    @staticmethod
+    def of(said: object) -> Certified:
+        s = _object(said, ("record", "term", "signatures"))
+        signatures = s.get("signatures")
+        if not isinstance(signatures, dict) or len(signatures) > MOST_MEMBERS:
+            raise BadRecord("signatures that are none")
+        return Certified(
+            Record.of(s.get("record")),
+            _whole(s.get("term")),
+            {_name(peer): _text(sig, 256) for peer, sig in signatures.items()},
+        )
+
+
+def _object(said: object, known: Any) -> dict[str, Any]:
+    if not isinstance(said, dict) or not set(said) <= set(known):
+        raise BadRecord("no object, or one with unknown fields")
+    return said
+
+
+def _whole(said: object) -> int:
+    if type(said) is not int or not 0 <= said <= MOST:
+        raise BadRecord("a number that is no count")
+    return said
+
+
+def _real(said: object) -> float:
+    if type(said) not in (int, float) or not math.isfinite(cast(float, said)):
+        raise BadRecord("a number that is none")
+    return float(cast(float, said))
+
+
+def _name(said: object) -> str:
+    if not isinstance(said, str) or not _HEX.match(said):
+        raise BadRecord("a name that is no 64 hexadecimal digits")
+    return said
+
+
+def _digest(said: object) -> str:
+    if not isinstance(said, str) or not _DIGEST.match(said):
+        raise BadRecord("a digest that is none")
+    return said
+
+
+def _names(said: object) -> tuple[str, ...]:
+    if not isinstance(said, list) or len(said) > MOST_MEMBERS:
+        raise BadRecord("names that are no list")
+    return tuple(_name(one) for one in said)
+
+
+def _text(said: object, most: int) -> str:
+    if not isinstance(said, str) or len(said) > most:
+        raise BadRecord("a text that is none, or too long")
+    return said
+
+
+def _ranges(said: object) -> Ranges:
+    try:
+        return parse(said)
+    except ValueError as e:
+        raise BadRecord(str(e)) from e
+
+
+def _by_peer(said: object) -> dict[PeerId, Ranges]:
+    if not isinstance(said, dict) or len(said) > MOST_MEMBERS:
+        raise BadRecord("ranges by peer that are none")
+    return {_name(peer): _ranges(some) for peer, some in said.items()}
