@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from scripts.clusters import cache
+from scripts.clusters import debian
+from scripts.clusters.debian import Missing
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "unshare")
@@ -66,28 +66,9 @@ PartitionName=short Nodes=ALL PriorityTier=1 MaxTime=5
 """
 
 
-class Missing(Exception):
-    """This machine cannot have a Slurm; says why."""
-
-
 def install() -> None:
     """The packages, once. Debian's own place: slurmd finds its helpers and plugins nowhere else."""
-    if all(map(shutil.which, PROGRAMS)):
-        return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise Missing(f"Slurm is not installed: apt-get install {' '.join(PACKAGES)} (as root)")
-    get = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    asked = [*get, "install", "-y", "--no-install-recommends", *PACKAGES]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    cache.root().mkdir(parents=True, exist_ok=True)
-    with open(cache.root() / "slurm-install.log", "w") as log:
-        for command in (asked, [*get, "update"], asked):  # the lists may be old, or not there
-            done = subprocess.run(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            if command is asked and done.returncode == 0:
-                break
-    if absent := [name for name in PROGRAMS if not shutil.which(name)]:
-        said = Path(log.name).read_text()[-500:]
-        raise Missing(f"apt-get could not install {', '.join(PACKAGES)} ({', '.join(absent)} missing): {said}")
+    debian.get("Slurm", PACKAGES, PROGRAMS)
 
 
 class Cluster:
