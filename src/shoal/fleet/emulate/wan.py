@@ -151,14 +151,14 @@ class Wan:
     ) -> None:
         """From now on: rates, of one site or all; distance and loss, of one pair or all."""
         for name in [site] if site is not None else list(self.sites):
-            rates = {"up_mbit": up_mbit, "down_mbit": down_mbit}
-            changed = replace(self.sites[name], **{k: v for k, v in rates.items() if v is not None})
-            if changed != self.sites[name]:
-                self.sites[name] = changed
+            self._at(name)
+            old = self.sites[name]
+            up, down = _or(up_mbit, old.up_mbit), _or(down_mbit, old.down_mbit)
+            if (up, down) != (old.up_mbit, old.down_mbit):
+                self.sites[name] = replace(old, up_mbit=up, down_mbit=down)
                 self._tell_site(name)
         for pair in [self._pair(*between)] if between is not None else list(self._links):
-            values = {"rtt_ms": rtt_ms, "loss": loss}
-            link = replace(self._links[pair], **{k: v for k, v in values.items() if v is not None})
+            link = Link(_or(rtt_ms, self._links[pair].rtt_ms), _or(loss, self._links[pair].loss))
             if link != self._links[pair]:
                 self._links[pair] = link
                 self._tell_link(pair)
@@ -299,6 +299,10 @@ class Wan:
         if site not in self._index:
             raise UsageError(f"There is no site {site!r} in the emulated network; there are {', '.join(self._index)}.")
         return self._index[site]
+
+
+def _or(new: float | None, old: float) -> float:
+    return old if new is None else new
 
 
 def _tun(name: str) -> int:
