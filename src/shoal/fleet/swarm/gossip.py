@@ -1,0 +1,206 @@
+"""Rosters that come into line: each peer asks a random other now and then, and passes news on at once.
+
+A question is the hash of what one has; only if it differs do the summaries travel, then what the other lacks. News
+(somebody came, moved, was revoked) goes to a few peers at once, and from those to others, so a swarm of hundreds knows
+within a second or two, and what was lost on the way is made up for by the next question. No peer is special: as long as
+any two know each other, all that either has heard reaches the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
+from typing import Any
+
+from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.identity import canonical, is_peer
+from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Entry, Revocation, Roster
+from shoal.fleet.swarm.signed import Object
+
+EVERY_S = 2.0
+FANOUT = 3  # who hears news at once
+MOST_BODY = 1 << 20
+FIT = 3 << 18  # bytes of records in one message; beside them is a summary
+SKEW_TOLD_S = 60.0  # from where on clocks that differ are worth a word
+ASK, NEWS = "roster.ask", "roster.news"
+
+
+class Gossip:
+    """Keeps a roster current over an endpoint, and the endpoint's links in line with the roster."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        endpoint: Endpoint,
+        event: Event | None = None,
+        wants: Callable[[PeerId], bool] = lambda peer: True,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """`wants`: to whom a link is kept; the others are known, and can be asked."""
+        self._roster, self._endpoint, self._event = roster, endpoint, event
+        self._wants, self._every_s = wants, every_s
+        self._offsets: dict[PeerId, float] = {}
+        self._told_skew = False
+        self._watchers: list[Callable[[Changed], None]] = []
+        endpoint.on(ASK, self._asked, MOST_BODY)
+        endpoint.on(NEWS, self._heard, MOST_BODY)
+        roster.changed = self._changed
+        for peer in roster.others():
+            self._link(peer)
+
+    def watch(self, changed: Callable[[Changed], None]) -> None:
+        """Told of whoever comes, moves and goes."""
+        self._watchers.append(changed)
+
+    @property
+    def skew_s(self) -> float | None:
+        """How far this machine's clock is behind the others'; None: nobody was asked yet."""
+        return median(self._offsets.values()) if self._offsets else None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.announce()
+            await self.round()
+            await asyncio.sleep(self._every_s * random.uniform(0.7, 1.3))
+
+    def announce(self) -> None:
+        """Where this peer is, if that has changed."""
+        if self._roster.announce(self._endpoint.address()):
+            self.spread([self._roster.me.id])
+
+    async def round(self) -> None:
+        """One question to somebody who may answer."""
+        linked = [p for p, link in self._endpoint.links().items() if link.way is not None and p in self._roster]
+        if peers := linked or list(self._roster.others()):
+            with contextlib.suppress(Unreachable, Refused):
+                await self.ask(random.choice(peers))
+
+    async def ask(self, peer: PeerId, timeout_s: float = 10.0) -> None:
+        """Both sides know afterwards what either knew. Raises `Unreachable` or `Refused`."""
+        roster, began = self._roster, time.time()
+        own = roster.entry(roster.me.id)
+        fields: Object = {"digest": roster.digest(), "witnessed": own is not None and own.witness is not None}
+        said = await self._endpoint.ask(peer, Message(ASK, fields), timeout_s, MOST_BODY)
+        self._clock(peer, said.fields.get("time"), began, time.time())
+        self._take(said, peer)
+        if said.fields.get("same") is True:
+            return
+        state = json.dumps(self._state()).encode()
+        said = await self._endpoint.ask(peer, Message(ASK, fields, state), timeout_s, MOST_BODY)
+        self._take(said, peer)
+        held = _json(said.body)
+        self._send([peer], roster.newer(_summary(held.get("summary"))), self._lacks(held.get("revoked")))
+
+    def spread(self, peers: Iterable[PeerId] = (), besides: PeerId = "") -> None:
+        """News, to a few who pass it on: the records of these peers, and all revocations."""
+        roster = self._roster
+        linked = [p for p, link in self._endpoint.links().items() if link.way is not None and p != besides]
+        to = random.sample(linked, min(FANOUT, len(linked)))
+        entries = [e for p in peers if (e := roster.entry(p)) is not None]
+        self._send(to, entries, list(roster.revoked().values()))
+
+    async def leave(self) -> None:
+        """Says goodbye, so that nobody looks for this peer."""
+        self._roster.announce(left=True)
+        linked = [p for p, link in self._endpoint.links().items() if link.way is not None]
+        own = self._roster.entry(self._roster.me.id)
+        if own is not None:
+            self._send(linked, [own], [])
+        await asyncio.sleep(0)
+
+    async def _asked(self, peer: PeerId, message: Message) -> Message | None:
+        roster = self._roster
+        asker = roster.entry(peer) if message.fields.get("witnessed") is not True else None
+        entries = [] if asker is None else [asker]  # with the word of its witness, which it will need
+        if not len(message.body):
+            same = message.fields.get("digest") == roster.digest()
+            return Message(ASK, {"time": time.time(), "same": same}, next(_bodies(entries, []), b""))
+        held = _json(message.body)
+        entries += roster.newer(_summary(held.get("summary")))
+        first = next(_bodies(entries, self._lacks(held.get("revoked")), self._state()))
+        return Message(ASK, {"time": time.time()}, first)
+
+    async def _heard(self, peer: PeerId, message: Message) -> Message | None:
+        self._take(message, peer)
+        return None
+
+    def _state(self) -> Object:
+        """What is known here, for somebody else to tell what we lack."""
+        return {"summary": self._roster.summary(), "revoked": sorted(self._roster.revoked())}
+
+    def _lacks(self, revoked: object) -> list[Revocation]:
+        """Revocations that somebody who knows of those does not know of."""
+        known = {r for r in revoked if isinstance(r, str)} if isinstance(revoked, list) else set()
+        return [r for id, r in self._roster.revoked().items() if id not in known]
+
+    def _take(self, message: Message, sender: PeerId) -> None:
+        if len(message.body):
+            held = _json(message.body)
+            self._roster.take(held.get("entries"), held.get("revocations"), sender)
+
+    def _changed(self, changed: Changed, sender: PeerId) -> None:
+        """The roster has taken something in: from a message, a greeting, or the organiser at this machine."""
+        self.spread(changed.peers, besides=sender)
+        for peer in changed.gone:
+            self._endpoint.forget(peer)
+            self._offsets.pop(peer, None)
+        for peer in changed.fresh:
+            self._link(peer)
+        for watcher in self._watchers:
+            watcher(changed)
+
+    def _link(self, peer: PeerId) -> None:
+        entry = self._roster.entry(peer)
+        if entry is not None and not entry.left and self._wants(peer):
+            self._endpoint.know(peer, entry.address)
+
+    def _send(self, to: Iterable[PeerId], entries: list[Entry], revocations: list[Revocation]) -> None:
+        for body in _bodies(entries, revocations):
+            for peer in to:
+                self._endpoint.tell(peer, Message(NEWS, {}, body))
+
+    def _clock(self, peer: PeerId, theirs: object, sent: float, received: float) -> None:
+        """Most of the others are right about the time; expiry is then judged by them."""
+        if not isinstance(theirs, int | float) or not 0 < theirs < 1e11:
+            return
+        self._offsets[peer] = theirs - (sent + received) / 2
+        skew = median(self._offsets.values())
+        self._roster.offset_s = skew if abs(skew) > SKEW_TOLD_S else 0.0
+        if abs(skew) > SKEW_TOLD_S and not self._told_skew and self._event is not None:
+            self._event("clock", skew_s=round(skew, 1))
+        self._told_skew = abs(skew) > SKEW_TOLD_S
+
+
+def _bodies(entries: list[Entry], revocations: list[Revocation], state: Object | None = None) -> Iterator[bytes]:
+    """As many messages as it takes; none for nothing. `state` goes with the first."""
+    held: Object = {"entries": [], "revocations": [], **(state or {})}
+    size = 0
+    items = [("revocations", r.to_json()) for r in revocations] + [("entries", e.to_json()) for e in entries]
+    for where, item in items:
+        held[where].append(item)
+        size += len(canonical(item))
+        if size > FIT:
+            yield canonical(held)
+            held, size, state = {"entries": [], "revocations": []}, 0, None
+    if size or state is not None:
+        yield canonical(held)
+
+
+def _json(body: bytes | memoryview) -> dict[str, Any]:
+    try:
+        held = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _summary(found: object) -> dict[PeerId, int]:
+    if not isinstance(found, dict) or len(found) > 2 * MOST_ENTRIES:
+        return {}
+    return {p: n for p, n in found.items() if is_peer(p) and type(n) is int}
