@@ -1,0 +1,48 @@
+"""How a swarm's outer step is taken: the numbers that all peers must have alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.spec.swarm import Swarm
+
+ALIGN = 4096  # fragments begin at multiples of it, so that no codec's chunk is cut
+
+
+@dataclass(frozen=True)
+class Rule:
+    codec: str = "topk"
+    chunk: int = 4096
+    keep: int = 64
+    feedback: float = 0.95  # share of what the codec has left out that is kept for the next part
+    fragments: int = 1
+    lr: float = 0.7
+    momentum: float = 0.0
+    robust: bool = True
+
+    @classmethod
+    def of(cls, swarm: Swarm) -> Rule:
+        return cls(
+            swarm.codec,
+            swarm.chunk,
+            swarm.keep,
+            swarm.feedback,
+            swarm.fragments,
+            swarm.outer_lr,
+            swarm.outer_momentum,
+            swarm.robust,
+        )
+
+    def said(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def fragment(self, round: int, count: int) -> slice:
+        """The stretch of the weights that a round exchanges. Empty where there are more fragments than weights."""
+        unit = ALIGN * max(1, -(-self.chunk // ALIGN))
+        units = -(-count // unit)
+        k = round % self.fragments
+        first, last = units * k // self.fragments, units * (k + 1) // self.fragments
+        return slice(first * unit, min(last * unit, count))
