@@ -223,8 +223,6 @@ def test_strangers_and_malformed_frames_end_their_connection_and_are_journaled()
             greet = lambda own: Greeting(os.urandom(4).hex(), "link", False)  # noqa: E731
             _, pipe = await tcp.reach(friend, a.id, a.address().tcp[0], greet, "")
             await pipe.send([wrong])
-            if wrong[0] == 7:
-                await pipe.send(frames.head("tell", 1, Message("echo", {}, bytes(100_000))))
             with pytest.raises(ConnectionError):
                 await drain(pipe)
         assert len(said.of("frame_refused")) == 3

@@ -305,10 +305,10 @@ class Carrier:
             self.received_bytes += len(data)
             self.heard_s = time.monotonic()
             frame = frames.parse(data)
+            if isinstance(frame, frames.Piece) == (pipe is self.control):
+                raise BadFrame("pieces and all others have connections of their own")
             if isinstance(frame, frames.Piece):
                 await self._on_piece(frame)
-            elif pipe is not self.control:
-                raise BadFrame("a frame that is no piece, on a connection for pieces")
             elif isinstance(frame, frames.Head):
                 self._on_head(frame)
             elif isinstance(frame, frames.Beat):

@@ -108,12 +108,11 @@ async def answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, welcome: Welcome
 ) -> Proven | None:
     """The side that listens. None: proven, but not welcome (`welcome` knows, and has told why)."""
-    said = await _exactly(reader, len(HELLO) + KEY_BYTES)
-    if not said.startswith(HELLO):  # before any arithmetic is spent on a stranger
+    if await _exactly(reader, len(HELLO)) != HELLO:  # before any arithmetic is spent on a stranger
         raise Broken("a stranger that does not speak this protocol")
-    own, theirs = X25519PrivateKey.generate(), said[len(HELLO) :]
+    own, theirs = X25519PrivateKey.generate(), await _exactly(reader, KEY_BYTES)
     public, own_key = own.public_key().public_bytes_raw(), bytes.fromhex(me.id)
-    secret, said = _shared(own, theirs), said + public
+    secret, said = _shared(own, theirs), HELLO + theirs + public
     its, mine = _handshake_keys(secret, said)
     proven = mine.seal(own_key + me.sign(b"shoal swarm responder" + _hash(said + own_key)), b"")
     writer.write(public + proven)
