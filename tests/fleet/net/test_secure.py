@@ -51,7 +51,7 @@ async def meet(
             to_a.feed_eof()
             raise
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(1):
         listener = asyncio.ensure_future(listen())
         try:
             dialed = await dial(to_a, wire_a, a, expects or b.id, GREETING)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_another_key_than_expected_is_refused() -> None:
         asyncio.run(meet(Identity.new(), Identity.new(), expects=Identity.new().id))
 
 
-@pytest.mark.parametrize(("side", "write", "at"), [(s, w, p) for s in "ab" for w in (0, 1) for p in (0, 16, 40, -1)])
+@pytest.mark.parametrize(("side", "write", "at"), [(s, w, p) for s in "ab" for w in (0, 1) for p in (1, 16, 40, -1)])
 def test_one_changed_bit_of_the_handshake_ends_it(side: str, write: int, at: int) -> None:
     def flip(i: int, data: bytes) -> bytes:
         if i != write:
@@ -132,7 +132,7 @@ def test_an_own_greeting_sent_back_proves_nothing() -> None:
     async def main() -> None:
         reader = asyncio.StreamReader()
         mirror = Wire(reader)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(1):
             await dial(reader, mirror, me, me.id, GREETING)  # type: ignore[arg-type]
 
     with pytest.raises((Broken, TimeoutError)):

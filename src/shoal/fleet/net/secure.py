@@ -49,11 +49,13 @@ class Cipher:
         self._key = AESGCM(secret)
 
     def seal(self, data: Data, about: bytes) -> bytes:
-        return self._key.encrypt(self._number(), data, about)
+        number = self._number()  # first: it may bring a new key
+        return self._key.encrypt(number, data, about)
 
     def open(self, data: Data, about: bytes) -> bytes:
+        number = self._number()
         try:
-            return self._key.decrypt(self._number(), data, about)
+            return self._key.decrypt(number, data, about)
         except InvalidTag as e:
             raise Broken("a record that was changed, repeated, moved, or is not from the peer") from e
 
