@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
@@ -83,11 +82,11 @@ class Gossip:
 
     async def ask(self, peer: PeerId, timeout_s: float = 10.0) -> None:
         """Both sides know afterwards what either knew. Raises `Unreachable` or `Refused`."""
-        roster, began = self._roster, time.time()
+        roster, began = self._roster, self._roster.clock()
         own = roster.entry(roster.me.id)
         fields: Object = {"digest": roster.digest(), "witnessed": own is not None and own.witness is not None}
         said = await self._endpoint.ask(peer, Message(ASK, fields), timeout_s, MOST_BODY)
-        self._clock(peer, said.fields.get("time"), began, time.time())
+        self._clock(peer, said.fields.get("time"), began, roster.clock())
         self._take(said, peer)
         if said.fields.get("same") is True:
             return
@@ -120,11 +119,11 @@ class Gossip:
         entries = [] if asker is None else [asker]  # with the word of its witness, which it will need
         if not len(message.body):
             same = message.fields.get("digest") == roster.digest()
-            return Message(ASK, {"time": time.time(), "same": same}, next(_bodies(entries, []), b""))
+            return Message(ASK, {"time": roster.clock(), "same": same}, next(_bodies(entries, []), b""))
         held = _json(message.body)
         entries += roster.newer(_summary(held.get("summary")))
         first = next(_bodies(entries, self._lacks(held.get("revoked")), self._state()))
-        return Message(ASK, {"time": time.time()}, first)
+        return Message(ASK, {"time": roster.clock()}, first)
 
     async def _heard(self, peer: PeerId, message: Message) -> Message | None:
         self._take(message, peer)
