@@ -87,14 +87,12 @@ def test_control_does_not_wait_for_bulk() -> None:
             await a.ask(b.id, Message("echo"))
             body = bytes(48 << 20)
             bulk = asyncio.ensure_future(a.ask(b.id, Message("echo", {}, body), most_body=48 << 20, timeout_s=60))
-            await asyncio.sleep(0.05)
-            worst = 0.0
+            answered = 0
             while not bulk.done():
-                began = time.perf_counter()
                 await a.ask(b.id, Message("echo"))
-                worst = max(worst, time.perf_counter() - began)
+                answered += 1
             await bulk
-            assert worst < 0.5
+            assert answered > 5  # behind it, it would be one
 
     asyncio.run(main())
 

@@ -143,7 +143,7 @@ class Peers:
         if self._with_quic:
             from shoal.fleet.net.quic import Quic
 
-            self._quic = Quic(self._me, self._relays, self._host, self._port, self._event)
+            self._quic = Quic(self._me, self._relays, self._host, self._port, self._event, self._proof)
             await self._quic.start(self._welcome, self._on_quic)
         self.spawn(self._heartbeat())
 
@@ -460,7 +460,7 @@ class Peers:
             dialed.pipe.close()
             return
         bulk = partial(self._quic.dial_bulk, entry.id, address, partial(self._greeting, link, True, ""))
-        self._adopt(entry.id, dialed.greeting, dialed.pipe, True, dialed.way, bulk)
+        self._adopt(entry.id, dialed.greeting, dialed.pipe, True, dialed.pipe.way, bulk)
 
     # Small things.
 

@@ -69,6 +69,8 @@ class Listener:
             self._on_stranger(seen, "it did not finish its greeting in time")
         except (Broken, OSError) as e:
             self._on_stranger(seen, str(e))
+        except asyncio.CancelledError:
+            pass  # closing; the task has nothing else to do, and asyncio's server would log it as an error
         finally:
             self._tasks.discard(task)
             if proven is None:
