@@ -102,13 +102,14 @@ class Chain:
         ours = {record.hash for record in self.past(a)}
         return next(record for record in self.past(b) if record.hash in ours)
 
-    def line(self, old: str, new: str) -> list[Record]:
-        """What leads from one record to a later one, oldest first. ValueError where none of it does."""
-        before = {record.hash for record in self.past(old)}
-        found = [record for record in self.past(new) if record.hash not in before]
-        if not self.is_ancestor(old, new):
-            raise ValueError("the one record is not in the past of the other")
-        return sorted(found, key=lambda record: (record.round, record.hash))
+    def path(self, old: str, new: str) -> list[Record]:
+        """From one record to a later one along parents, oldest first, without the first. Of a merge that both of its
+        parents lead to, by way of the first one."""
+        found: list[Record] = []
+        while new != old:
+            found.append(self.get(new))
+            new = next(parent for parent in found[-1].parents if self.is_ancestor(old, parent))
+        return found[::-1]
 
     def locator(self) -> list[str]:
         """Names of the head's past, dense at first and then ever sparser, the start last."""

@@ -1,0 +1,371 @@
+"""Which record comes after the head: agreement among peers of whom any may vanish at any time.
+
+One decree for each head. The first member proposes in term 0; when it falls silent the next one takes over in a higher
+term, asks the others what they have agreed to, and proposes that again if anybody has. Nobody agrees to a lower term
+than it has seen. A record counts with the signatures of most members (`chain.enough`), so at most one `round` follows
+a head. Where most members are out of reach, those who hear each other begin a branch, if the policy lets them: all of
+them sign it, and it says what it is. Branches that hear each other are joined by a merge.
+
+No sockets, no files and no clock here: time is passed in, messages come out, so that a test can run a thousand cuts in
+a second. What a record contains, and whether it is right, is the business of `World`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm.chain import Chain, enough, majority
+from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text
+
+SAY_AGAIN_S = 1.0
+MERGE_TERM = 1 << 30  # a merge goes before whatever is under way
+
+
+@dataclass(frozen=True)
+class Rules:
+    silent_s: float = 5.0
+    stuck_s: float = 120.0  # a first member that is heard and decides nothing
+    peers: int = 2  # that the first round waits for
+    branches: bool = True  # a half that is cut off goes on
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a peer has said of itself lately."""
+
+    at: float
+    head: str
+    wants: bool = False  # to be a member; it has the whole state
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Out:
+    """A message to send."""
+
+    to: PeerId
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass
+class _Proposal:
+    record: Record
+    term: int
+    signatures: dict[PeerId, str] = field(default_factory=dict)
+    said: float = float("-inf")
+
+
+class World(Protocol):
+    def offer(self, kind: Kind, members: tuple[PeerId, ...], other: str | None, now: float) -> Record | None:
+        """The record to propose after the head, once it is time for one. `other`: of a merge, the other branch."""
+        ...
+
+    def objection(self, record: Record) -> str | None:
+        """Why this peer does not agree to it, if it does not."""
+        ...
+
+    def complete(self, record: Record) -> bool:
+        """Whether all that the record refers to is here; what is not is fetched."""
+        ...
+
+    def sign(self, text: bytes) -> str: ...
+
+    def remember(self, term: int, acked: tuple[int, Record] | None) -> None:
+        """On disk, before anybody is told."""
+        ...
+
+    def committed(self, new: Certified) -> None: ...
+
+
+Mode = Literal["lead", "follow", "wait", "branch"]
+
+
+class Decider:
+    def __init__(self, me: PeerId, chain: Chain, rules: Rules, world: World, now: float) -> None:
+        self.me, self.chain, self.rules, self.world = me, chain, rules, world
+        self.heard: dict[PeerId, Heard] = {}
+        self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
+        self.term, self.acked = 0, None  # type: int, tuple[int, Record] | None
+        self.mode: Mode = "wait"
+        self._pending: tuple[int, Record, PeerId] | None = None
+        self._proposal: _Proposal | None = None
+        self._promises: dict[PeerId, tuple[int, Record] | None] = {}
+        self._asked = float("-inf")
+        self._since = now  # of the head, or of the term
+        self._lacking: float | None = None  # most members are out of reach since then
+        self._merging = float("-inf")  # a merge was agreed to then: it goes first
+
+    # Who is who.
+
+    def here(self, now: float) -> set[PeerId]:
+        """Whom this peer hears, itself included, on its own branch."""
+        most = self.rules.silent_s
+        return {self.me} | {p for p, h in self.heard.items() if now - h.at < most and p not in self.apart}
+
+    def order(self) -> list[PeerId]:
+        """Of the members, whoever made the head first: there is no change while all is well."""
+        members, by = list(self.chain.head.members), self.chain.head.by
+        at = members.index(by) if by in members else 0
+        return members[at:] + members[:at]
+
+    def leader(self, term: int | None = None) -> PeerId | None:
+        order = self.order()
+        return order[(self.term if term is None else term) % len(order)] if order else None
+
+    @property
+    def waiting_for(self) -> Record | None:
+        """A record that this peer would agree to, if it had all of its parts."""
+        return self._pending[1] if self._pending else None
+
+    # Time passes.
+
+    def tick(self, now: float) -> list[Out]:
+        here, head = self.here(now), self.chain.head
+        if majority(here, head.members):
+            self._lacking = None
+            self._choose(here, now)
+            out = self._lead(here, now) if self.leader() == self.me else []
+            self.mode = "lead" if self.leader() == self.me else "follow"
+        else:
+            out = self._alone(here, now)
+        return out + self._try_merge(here, now) + self._try_ack(now) + self._say_again(now)
+
+    def _choose(self, here: set[PeerId], now: float) -> None:
+        """Moves on to a first member that is heard, and decides something."""
+        if self.me not in self.chain.head.members:
+            return
+        while self.leader() not in here or (now - self._since > self.rules.stuck_s and self.leader() != self.me):
+            self._enter(self.term + 1, now)
+
+    def _enter(self, term: int, now: float) -> None:
+        self.term, self._since = term, now
+        self._promises, self._asked, self._proposal = {}, float("-inf"), None
+        self.world.remember(self.term, self.acked)
+
+    def _lead(self, here: set[PeerId], now: float) -> list[Out]:
+        head = self.chain.head
+        if self._proposal is not None:
+            if now - self._since > self.rules.stuck_s:  # nobody agrees: ask anew what they have
+                self._enter(self.term + len(head.members), now)
+            return []
+        if self.acked is not None and self.acked[0] == self.term:
+            return self._propose(self.acked[1], now)  # said before a restart
+        if self.term:
+            self._promises[self.me] = self.acked
+            if not majority(self._promises, head.members):
+                if now - self._asked < SAY_AGAIN_S:
+                    return []
+                self._asked = now
+                fields = {"head": head.hash, "term": self.term}
+                return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
+            found = [promise for promise in self._promises.values() if promise is not None]
+            if found:
+                return self._propose(max(found, key=lambda one: one[0])[1], now)
+        if self._held_up(now):
+            return []
+        record = self.world.offer("round", self._next_members(here, now), None, now)
+        return [] if record is None else self._propose(record, now)
+
+    def _next_members(self, here: set[PeerId], now: float) -> tuple[PeerId, ...]:
+        """Those who are heard, in their order, and who wants to come. Who leaves is left out."""
+        head = self.chain.head
+        leaving = {p for p, h in self.heard.items() if h.leaving}
+        stay = [p for p in head.members if p in here and p not in leaving]
+        new = [p for p, h in self.heard.items() if p in here and h.wants and h.head == head.hash and p not in leaving]
+        return tuple(stay + sorted(p for p in new if p not in stay))
+
+    def _alone(self, here: set[PeerId], now: float) -> list[Out]:
+        """Most members are out of reach, or there are none yet."""
+        head = self.chain.head
+        if self._lacking is None:
+            self._lacking = now
+        group = self._group(here)
+        patience = 2 * self.rules.silent_s if head.members else SAY_AGAIN_S
+        may = self.rules.branches if head.members else len(group) >= self.rules.peers
+        if not may or now - self._lacking < patience:
+            self.mode = "wait"
+            return []
+        self.mode = "branch"
+        if self._proposal is not None and now - self._since > max(patience, 3.0):
+            self._proposal, self._since = None, now  # somebody in it does not agree, or is gone
+        if group[0] != self.me or self._proposal is not None or self._held_up(now):
+            return []
+        record = self.world.offer("branch", tuple(group), None, now)
+        if record is None:
+            return []
+        self._since = now
+        return self._propose(record, now)
+
+    def _group(self, here: set[PeerId]) -> list[PeerId]:
+        """Those at the same head who hear each other, members first."""
+        head = self.chain.head
+        found = {p for p in here if p == self.me or (self.heard[p].head == head.hash and not self.heard[p].leaving)}
+        place = {p: i for i, p in enumerate(self.order())}
+        return sorted(found, key=lambda p: (place.get(p, len(place)), p))
+
+    def _held_up(self, now: float) -> bool:
+        """Branches that hear each other merge before either goes on; not for ever, since that may fail."""
+        heard = [p for p in self.apart if p in self.heard and now - self.heard[p].at < self.rules.silent_s]
+        return bool(heard) and now - self._since < 4 * self.rules.silent_s
+
+    def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
+        """The first of the larger branch proposes the merge."""
+        if self._proposal is not None or self.mode not in ("lead", "branch"):
+            return []
+        if self.mode == "branch" and self._group(here)[0] != self.me:
+            return []
+        heads: dict[str, set[PeerId]] = {}
+        for peer, head in self.apart.items():
+            if peer in self.heard and now - self.heard[peer].at < self.rules.silent_s and head in self.chain:
+                heads.setdefault(head, set()).add(peer)
+        mine = self.chain.head
+        for other, peers in sorted(heads.items()):
+            theirs = self.chain.get(other)
+            if not majority(peers, theirs.members) or not majority(here, mine.members):
+                continue
+            if (len(theirs.members), theirs.hash) > (len(mine.members), mine.hash):
+                continue  # it is theirs to propose
+            members = tuple(dict.fromkeys([*(p for p in mine.members if p in here), *sorted(peers)]))
+            record = self.world.offer("merge", members, other, now)
+            if record is not None:
+                return self._propose(record, now, MERGE_TERM)
+        return []
+
+    # Proposals.
+
+    def _propose(self, record: Record, now: float, term: int | None = None) -> list[Out]:
+        self._proposal = _Proposal(record, self.term if term is None else term)
+        self._pending = (self._proposal.term, record, self.me)
+        return []
+
+    def _say_again(self, now: float) -> list[Out]:
+        p = self._proposal
+        if p is None or now - p.said < SAY_AGAIN_S:
+            return []
+        p.said = now
+        fields = {"term": p.term, "record": p.record.body()}
+        wanted = dict.fromkeys([*p.record.members, *(m for x in p.record.parents for m in self.chain.get(x).members)])
+        return [Out(peer, "propose", fields) for peer in wanted if peer != self.me and peer not in p.signatures]
+
+    def _try_ack(self, now: float) -> list[Out]:
+        if self._pending is None:
+            return []
+        term, record, proposer = self._pending
+        if not self.world.complete(record):
+            return []
+        self._pending = None
+        if record.kind == "merge":
+            self._merging = now  # for a while nothing else is agreed to
+        else:
+            self.acked = (term, record)
+            self.world.remember(self.term, self.acked)
+        signature = self.world.sign(ack_text(self.chain.swarm, record.hash, term))
+        if proposer == self.me:
+            return self._count(self.me, record.hash, term, signature, now)
+        return [Out(proposer, "ack", {"hash": record.hash, "term": term, "signature": signature})]
+
+    def _count(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
+        p = self._proposal
+        if p is None or p.record.hash != name or p.term != term:
+            return []
+        p.signatures[peer] = signature
+        if not enough(p.record, [self.chain.get(x) for x in p.record.parents], set(p.signatures)):
+            return []
+        return self._commit(Certified(p.record, p.term, dict(p.signatures)), now)
+
+    def _commit(self, new: Certified, now: float) -> list[Out]:
+        told = dict.fromkeys([*new.record.members, *(p for x in new.record.parents for p in self.chain.get(x).members)])
+        self.adopt(new, now)
+        return [Out(peer, "commit", new.body()) for peer in told if peer != self.me]
+
+    def adopt(self, new: Certified, now: float) -> None:
+        """It counts, and is our head from now on. BadRecord if it does not count."""
+        self.chain.add(new)
+        self.chain.move(new.record.hash)
+        self._stand(now)
+        self.world.committed(new)
+
+    def _stand(self, now: float) -> None:
+        """At a new head all is open again."""
+        self.term, self.acked, self._pending, self._proposal = 0, None, None, None
+        self._promises, self._asked, self._lacking = {}, float("-inf"), None
+        self._since, self._merging = now, float("-inf")
+        self.world.remember(0, None)
+
+    # What others say. `now` is the time at which it was heard.
+
+    def hear(self, peer: PeerId, heard: Heard) -> bool:
+        """A peer's pulse. True: its history has something that is not known here."""
+        self.heard[peer] = heard
+        if heard.head in self.chain:
+            self.learn(peer, heard.head, (), heard.at)
+            return False
+        return True
+
+    def query(self, peer: PeerId, head: str, term: int, now: float) -> list[Out]:
+        if head != self.chain.head.hash or term < self.term or self.leader(term) != peer:
+            return []
+        if term > self.term:
+            self._enter(term, now)
+        acked = None if self.acked is None else {"term": self.acked[0], "record": self.acked[1].body()}
+        return [Out(peer, "promise", {"head": head, "term": term, "acked": acked})]
+
+    def promise(self, peer: PeerId, head: str, term: int, acked: tuple[int, Record] | None) -> list[Out]:
+        if head == self.chain.head.hash and term == self.term and peer in self.chain.head.members:
+            if acked is not None and acked[1].parents[:1] != (head,):
+                return []
+            self._promises[peer] = acked
+        return []
+
+    def proposed(self, peer: PeerId, term: int, record: Record, now: float) -> list[Out]:
+        """Raises BadRecord, with the reason, for what this peer will never agree to."""
+        if record.hash in self.chain:
+            return [Out(peer, "commit", self.chain.certified(record.hash).body())]
+        if self.chain.head.hash not in record.parents or any(parent not in self.chain for parent in record.parents):
+            return []  # one of us is behind; that is found out in another way
+        why = self.world.objection(record)
+        if why is not None:
+            raise BadRecord(why)
+        if not self._may(peer, term, record, now):
+            return []
+        if record.kind == "round" and term > self.term:
+            self._enter(term, now)
+        self._pending = (term, record, peer)
+        return self._try_ack(now)
+
+    def _may(self, peer: PeerId, term: int, record: Record, now: float) -> bool:
+        here, head = self.here(now), self.chain.head
+        if record.kind == "merge":
+            ours = self._proposal is not None and self._proposal.record.kind == "merge"
+            return self.acked is None and (not ours or peer < self.me)
+        if now - self._merging < self.rules.silent_s:
+            return False
+        if record.kind == "branch":
+            alone = not majority(here, head.members)
+            return alone and set(record.members) <= here and self._group(here)[0] == peer and self.mode == "branch"
+        return term >= self.term and term < MERGE_TERM and self.leader(term) == peer
+
+    def agreed(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
+        """The signature is right: whoever calls this has verified it."""
+        return self._count(peer, name, term, signature, now)
+
+    def learn(self, peer: PeerId, head: str, records: Iterable[Certified], now: float) -> None:
+        """Records of a peer's history, oldest first, up to its head. Follows it if it goes on from ours; else the peer
+        is on a branch apart. BadRecord for what does not count."""
+        for new in records:
+            self.chain.add(new)
+        if head not in self.chain:
+            return
+        mine = self.chain.head.hash
+        if self.chain.is_ancestor(mine, head):
+            self.apart.pop(peer, None)
+            for record in self.chain.path(mine, head):
+                self.adopt(self.chain.certified(record.hash), now)
+        elif self.chain.is_ancestor(head, mine):
+            self.apart.pop(peer, None)
+        else:
+            self.apart[peer] = head
