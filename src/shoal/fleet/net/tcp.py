@@ -43,7 +43,9 @@ class Listener:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._greet, host or None, port, limit=4 * PIECE, backlog=256)
+        # IPv4 alone: for all hosts and port 0, asyncio takes another port for each of the two families.
+        at = host or "0.0.0.0"
+        self._server = await asyncio.start_server(self._greet, at, port, limit=4 * PIECE, backlog=256)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
