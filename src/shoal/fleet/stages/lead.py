@@ -1,0 +1,256 @@
+"""The lead of a pipeline: says who computes what, and when a step counts. Any peer can be it.
+
+It has nothing that the others do not have: its plan is known to all, and the step before is in it. When it is gone, the
+first member that is left asks the others for the newest plan they have seen, and goes on from there under a new term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
+from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
+
+if TYPE_CHECKING:
+    from shoal.fleet.stages.peer import Peer
+
+ASK_S = 1.0  # how often everybody is asked how they stand; what is urgent they say themselves
+TICK_S = 0.1
+Report = dict[str, Any]
+
+
+class Lead:
+    def __init__(self, peer: Peer) -> None:
+        self.peer, self.work = peer, peer.work
+        self.plan: Plan | None = None
+        self._born: dict[PeerId, str] = {}  # of the members, when they became that
+        self._began = time.monotonic()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._said = ""
+
+    async def run(self) -> None:
+        """Until the end, or until somebody else leads."""
+        try:
+            if not await self._take_over():
+                return
+            asked = 0.0
+            while not self._is_over():
+                if self._replaced():
+                    return
+                if time.monotonic() - asked > ASK_S:
+                    asked = time.monotonic()
+                    self._ask_all()
+                self.peer.reports[self.peer.me] = self.peer.report()
+                self._decide()
+                self.peer.news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.peer.news.wait(), TICK_S)
+        finally:
+            for task in self._asking:
+                task.cancel()
+
+    async def _take_over(self) -> bool:
+        """With the newest plan that anybody here has; False when its lead is here."""
+        me = self.peer.me
+        self.peer.reports.clear()
+        others = [p for p in self.peer.roster if p != me and self.peer.alive(p)]
+        await asyncio.gather(*(self._ask(p, plan=True) for p in others))
+        plans = [Plan.of_json(r["plan"]) for r in self.peer.reports.values() if "plan" in r]
+        plans += [self.peer.plan] if self.peer.plan else []
+        newest = max(plans, key=lambda p: p.order, default=None)
+        if newest is None:
+            return True
+        if newest.lead != me and self.peer.alive(newest.lead):
+            self.peer.take(newest)
+            return False
+        self.plan = newest
+        self._born = {p: r["born"] for p, r in self.peer.reports.items()}
+        self._born[me] = self.peer.born
+        if newest.lead != me:
+            self.peer.event("leads", text=f"This peer leads now, from step {newest.step + 1} on.", step=newest.step)
+        self._send(replace(newest, term=newest.term + 1, number=newest.number + 1, lead=me))
+        return True
+
+    def _replaced(self) -> bool:
+        plan = self.peer.plan
+        return plan is not None and plan.lead != self.peer.me and (self.plan is None or plan.order > self.plan.order)
+
+    def _is_over(self) -> bool:
+        """All members have the last step (or are gone)."""
+        plan = self.plan
+        if plan is None or plan.step < self.peer.steps:
+            return False
+        reports = self.peer.reports
+        return all(not self.peer.alive(p) or reports.get(p, {}).get("at") == plan.step for p in plan.members)
+
+    def _ask_all(self) -> None:
+        for peer in self.peer.roster:
+            if peer != self.peer.me and self.peer.alive(peer):
+                task = asyncio.create_task(self._ask(peer))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, peer: PeerId, plan: bool = False) -> None:
+        with contextlib.suppress(Unreachable, Refused):
+            answer = await self.peer.endpoint.ask(peer, Message("where", {"plan": plan}), timeout_s=self.peer.silent_s)
+            self.peer.reports[peer] = answer.fields
+            self.peer.news.set()
+            if self.plan is not None and list(answer.fields["order"]) < list(self.plan.order):
+                self._send_to(peer, self.plan)  # it has just come, or has missed it
+
+    # What is said next.
+
+    def _decide(self) -> None:
+        reports, plan = self.peer.reports, self.plan
+        here = [p for p in self.peer.roster if self.peer.alive(p) and p in reports]
+        if plan is None:
+            self._begin(here)
+            return
+        if plan.step >= self.peer.steps:
+            return
+        gone = [
+            p for p in plan.members if p not in here or reports[p]["born"] != self._born.get(p) or reports[p]["lost"]
+        ]
+        left = [p for p in plan.members if p not in gone]
+        if gone and not enough(plan.members, here):
+            self._say(f"Waiting: {len(here)} of {len(plan.members)} peers are here, and more than half are needed.")
+        elif gone and not all(self._of_stages(left)):
+            self._revive(plan, here, left)
+        elif gone:
+            names = ", ".join(p[:8] for p in gone)
+            routes = rerouted(plan.routes, self._of_stages(left), gone, self._seconds())
+            moved = sum(a != b for a, b in zip(routes, plan.routes, strict=True))
+            text = f"Peer {names} is gone in step {plan.step + 1}; {moved} micro-batches go to its siblings."
+            self.peer.event("rerouted", text=text, step=plan.step, gone=gone, micro_batches=moved)
+            learners = {new: donor for new, donor in plan.learners.items() if donor in left and new in here}
+            self._send(replace(plan, number=plan.number + 1, members=tuple(left), routes=routes, learners=learners))
+        elif all(self._is_ready(plan, p) for p in plan.members):
+            self._next(plan, here)
+
+    def _begin(self, here: Sequence[PeerId]) -> None:
+        """The first plan, when everybody is here or, after some patience, enough for each stage."""
+        patient = time.monotonic() - self._began < 2 * self.peer.silent_s
+        missing = [p for p in self.peer.roster if p not in here]
+        if missing and (patient or not enough(self.peer.roster, here) or not all(self._of_stages(here))):
+            self._say(f"Waiting for {len(missing)} of {len(self.peer.roster)} peers before the first step.")
+            return
+        step = self._common(here)
+        if step is not None:
+            self._send(self._fresh(0, here, step))
+
+    def _revive(self, plan: Plan, here: Sequence[PeerId], left: Sequence[PeerId]) -> None:
+        """A stage has lost all its peers: go on from the newest state that one of them comes back with."""
+        empty = [i + 1 for i, peers in enumerate(self._of_stages(left)) if not peers]
+        step = self._common(here)
+        if step is None:
+            names = ", ".join(str(i) for i in empty)
+            self._say(f"Waiting: all peers of stage {names} are gone; training goes on when one of them is back.")
+            return
+        text = (
+            f"Stage {empty[0]} is back with its state of step {step}: all go on from there (they were at {plan.step})."
+        )
+        self.peer.event("went_back", text=text, step=step, before=plan.step)
+        self._send(self._fresh(plan.era, here, step))
+
+    def _fresh(self, era: int, here: Sequence[PeerId], step: int) -> Plan:
+        """A new era, from a state that the members hold or have saved."""
+        members = tuple(p for p in here if step in self._held(p))
+        self._born |= {p: self.peer.reports[p]["born"] for p in here}
+        order = self.plan or Plan(0, 0, 0, 0, (), ())
+        number = order.number + 1
+        routes = self._dealt(members) if step < self.peer.steps else ()
+        plan = Plan(max(1, order.term), number, era + 1, step, members, routes, {}, None, self.peer.me)
+        return replace(plan, learners=self._learners(plan, here))
+
+    def _next(self, plan: Plan, here: Sequence[PeerId]) -> None:
+        """The step counts; with that goes the plan of the next."""
+        reports = self.peer.reports
+        odd = self._odd(plan)
+        if odd:
+            text = (
+                f"Peer {odd[0][:8]} has other weights than its siblings before step {plan.step + 1}: it fetches theirs."
+            )
+            self.peer.event("differs", text=text, step=plan.step, peers=odd)
+        squares = sum(reports[peers[0]]["ready"]["square"] for peers in self._of_stages(plan.members))
+        loss = sum(reports[p]["ready"]["loss"] for p in self._of_stages(plan.members)[-1])
+        commit: Commit = self.work.factor(plan.step, squares, loss)
+        learnt = [p for p in plan.learners if p in here and self._has_learnt(plan, p)]
+        members = tuple(p for p in self.peer.roster if p in (*plan.members, *learnt) and p not in odd)
+        self._born |= {p: reports[p]["born"] for p in learnt}
+        routes = self._dealt(members) if plan.step + 1 < self.peer.steps else ()
+        made = Plan(plan.term, plan.number + 1, plan.era, plan.step + 1, members, routes, {}, commit, self.peer.me)
+        for p in learnt:
+            self.peer.event(
+                "joined", text=f"Peer {p[:8]} computes from step {made.step + 1} on.", step=made.step, peer=p
+            )
+        self._send(replace(made, learners=self._learners(made, here)))
+
+    def _learners(self, plan: Plan, here: Sequence[PeerId]) -> dict[PeerId, PeerId]:
+        """Those who are here without the state, each with a sibling that has it."""
+        stages = self._of_stages(plan.members)
+        of = {p: i for i, peers in enumerate(self.peer.layout) for p in peers}
+        kept = self.plan.learners if self.plan is not None and self.plan.era == plan.era else {}
+        learners: dict[PeerId, PeerId] = {}
+        for p in here:
+            donors = stages[of[p]]
+            if p not in plan.members and donors:
+                learners[p] = kept[p] if kept.get(p) in donors else donors[len(learners) % len(donors)]
+        return learners
+
+    # What is known.
+
+    def _common(self, here: Sequence[PeerId]) -> int | None:
+        """The newest step whose state every stage has somebody for."""
+        held = [set().union(*(self._held(p) for p in peers)) if peers else set() for peers in self._of_stages(here)]
+        return max(set.intersection(*held), default=None)
+
+    def _held(self, peer: PeerId) -> set[int]:
+        report = self.peer.reports[peer]
+        live = {int(report["at"])} if self.plan is not None and report["era"] == self.plan.era else set()
+        return live | {int(step) for step in report["saved"]}
+
+    def _is_ready(self, plan: Plan, peer: PeerId) -> bool:
+        ready = self.peer.reports[peer]["ready"]
+        return ready is not None and tuple(ready["order"]) == plan.order
+
+    def _has_learnt(self, plan: Plan, peer: PeerId) -> bool:
+        ready = self.peer.reports[peer]["ready"]
+        if ready is None or (ready["era"], ready["step"]) != (plan.era, plan.step):
+            return False
+        return bool(ready["digest"] == self.peer.reports[plan.learners[peer]]["ready"]["digest"])
+
+    def _odd(self, plan: Plan) -> list[PeerId]:
+        """Members whose weights are not those of the first of their stage."""
+        digest = {p: self.peer.reports[p]["ready"]["digest"] for p in plan.members}
+        return [p for peers in self._of_stages(plan.members) for p in peers if digest[p] != digest[peers[0]]]
+
+    def _of_stages(self, peers: Sequence[PeerId]) -> list[list[PeerId]]:
+        return [[p for p in stage if p in peers] for stage in self.peer.layout]
+
+    def _seconds(self) -> dict[PeerId, float]:
+        return {p: float(r["seconds"]) for p, r in self.peer.reports.items()}
+
+    def _dealt(self, members: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
+        return dealt(self.work.micro_batches, self._of_stages(members), self._seconds())
+
+    def _send(self, plan: Plan) -> None:
+        self.plan = plan
+        self._said = ""
+        self.peer.take(plan)
+        for peer in self.peer.roster:
+            if peer != self.peer.me and self.peer.alive(peer):
+                self._send_to(peer, plan)
+
+    def _send_to(self, peer: PeerId, plan: Plan) -> None:
+        message = Message("plan", {"plan": plan.to_json()})
+        self.peer.outbox(peer, control=True).put(message, lambda: self.plan is plan and self.peer.alive(peer))
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.peer.event("waiting", text=text)

@@ -1,0 +1,509 @@
+"""One peer of one stage: takes in messages, computes, sends on, and takes the step when it counts.
+
+Everything is keyed by (era, step, micro-batch) and may arrive twice, early or in any order, so that there is one rule
+for trouble: who has sent something keeps it until the step counts, and sends it again when a newer plan names another
+receiver. A sibling that is given a lost peer's micro-batches finds its inputs on the way to it, computes them again and
+sends what the lost peer sent; neighbours that had it already take no notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import xxhash
+
+from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.stages.lead import Lead
+from shoal.fleet.stages.outbox import Outbox
+from shoal.fleet.stages.routes import Commit, Layout, Plan
+from shoal.fleet.stages.work import Work
+
+PIECE = 1 << 20  # of a state that travels to a newcomer
+PIECES_AT_ONCE = 4
+LOOK_S = 0.25  # how often a peer looks who leads
+T = TypeVar("T")
+Sent = tuple[str, int]  # "act" or "grad", and the micro-batch
+
+
+@dataclass
+class Step:
+    """What this peer has done of the running step."""
+
+    era: int
+    number: int
+    forwarded: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    sent: dict[Sent, bytes] = field(default_factory=dict)
+    sent_to: dict[Sent, PeerId] = field(default_factory=dict)
+    part: tuple[list[int], bytes] | None = None
+    part_to: set[PeerId] = field(default_factory=set)
+    square: float = 0.0
+    loss: float = 0.0
+    digest: str = ""  # of the state before it; empty until there is a sum
+    summed: list[tuple[PeerId, list[int]]] | None = None  # what the sum was made of
+    compute_s: float = 0.0
+
+
+class Peer:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        layout: Layout,
+        work: Work,
+        steps: int,
+        *,
+        silent_s: float = 5.0,
+        save_every: int = 50,
+        in_flight: int = 0,
+        event: Event = lambda kind, **fields: None,
+    ) -> None:
+        """`in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit."""
+        self.endpoint, self.layout, self.work, self.steps = endpoint, layout, work, steps
+        self.me, self.silent_s, self.event = endpoint.id, silent_s, event
+        self.roster = [p for peers in in_turn(layout) for p in peers]
+        self.stage = next(s for s, peers in enumerate(layout) if self.me in peers)
+        self.first, self.last = self.stage == 0, self.stage == len(layout) - 1
+        self.born = secrets.token_hex(8)
+        self.plan: Plan | None = None
+        self.at = 0  # steps in the state that `work` holds
+        self.reports: dict[PeerId, dict[str, Any]] = {}  # as they were pushed to this peer while it leads
+        self.news = asyncio.Event()  # for the lead: a report has come
+        self._era = 0  # of that state
+        self._began = time.monotonic()
+        self._save_every, self._in_flight = save_every, in_flight or 1 << 30
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-stage")
+        self._changed = asyncio.Event()
+        self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
+        self._box: dict[tuple[int, int, str, int], bytes] = {}
+        self._parts: dict[tuple[int, int, PeerId], tuple[list[int], bytes]] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}  # the last of each step
+        self._commits: dict[tuple[int, int], Commit] = {}
+        self._step: Step | None = None
+        self._lost = False  # a member without the state that the plan begins with
+        self._learning: asyncio.Task[None] | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._snapshot: tuple[int, int, bytes, str] | None = None
+        self.seconds = 0.0  # of a micro-batch here, there and back, as measured
+        most = work.message_bytes
+        endpoint.on("act", self._on_message, most)
+        endpoint.on("grad", self._on_message, most)
+        endpoint.on("part", self._on_part, work.part_bytes)
+        endpoint.on("plan", self._on_plan, 1 << 16)
+        endpoint.on("report", self._on_report, 1 << 16)
+        endpoint.on("where", self._on_where, 1 << 16)
+        endpoint.on("state", self._on_state, 1 << 16)
+        endpoint.on("piece", self._on_piece, 1 << 16)
+
+    async def run(self) -> None:
+        """Until the last step counts."""
+        look = asyncio.create_task(self._look())
+        try:
+            while not self._over():
+                for task in (look, self._leading, self._learning):
+                    if task is not None and task.done() and not task.cancelled():
+                        task.result()  # what went wrong there is not to be overlooked
+                self._changed.clear()
+                if not await self._advance():
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), LOOK_S)
+            await self._tell_lead()
+            if self._leading is not None:
+                await self._leading
+        finally:
+            for task in (look, self._leading, self._learning):
+                if task is not None:
+                    task.cancel()
+            for outbox in self._outboxes.values():
+                outbox.close()
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _over(self) -> bool:
+        return self.plan is not None and self.plan.step >= self.steps and self.at >= self.steps
+
+    # What others can ask.
+
+    async def _on_message(self, peer: PeerId, message: Message) -> Message:
+        era, step, m = (int(message.fields[k]) for k in ("era", "step", "m"))
+        beside = self.stage + (1 if message.kind == "grad" else -1)
+        if (
+            not 0 <= beside < len(self.layout)
+            or peer not in self.layout[beside]
+            or not 0 <= m < self.work.micro_batches
+        ):
+            raise Refused("no message for this stage")
+        now = (self.plan.era, self.plan.step) if self.plan is not None else (0, 0)
+        if (era, step) >= now:
+            if len(self._box) >= 4 * self.work.micro_batches:
+                raise Refused("too many messages wait here")
+            self._box.setdefault((era, step, message.kind, m), bytes(message.body))
+            self._changed.set()
+        return Message("ok")
+
+    async def _on_part(self, peer: PeerId, message: Message) -> Message:
+        if peer not in self.layout[self.stage]:
+            raise Refused("no sibling")
+        era, step = (int(message.fields[k]) for k in ("era", "step"))
+        self._parts[era, step, peer] = [int(m) for m in message.fields["of"]], bytes(message.body)
+        self._changed.set()
+        return Message("ok")
+
+    async def _on_plan(self, peer: PeerId, message: Message) -> Message:
+        self.take(Plan.of_json(message.fields["plan"]))
+        return Message("ok")
+
+    async def _on_report(self, peer: PeerId, message: Message) -> Message:
+        self.reports[peer] = message.fields
+        self.news.set()
+        return Message("ok")
+
+    async def _on_where(self, peer: PeerId, message: Message) -> Message:
+        plan = {"plan": self.plan.to_json()} if self.plan is not None and message.fields.get("plan") else {}
+        return Message("here", {**self.report(), **plan})
+
+    async def _on_state(self, peer: PeerId, message: Message) -> Message:
+        """A newcomer of this stage: the state as it is now, unless that is older than it can use."""
+        era, least = int(message.fields["era"]), int(message.fields["least"])
+        if peer not in self.layout[self.stage]:
+            raise Refused("no sibling")
+        if self._era != era or self.at < least:
+            return Message("later")
+        if self._snapshot is None or self._snapshot[0] != era or self._snapshot[1] < least:
+            step, data = await self._compute(lambda: (self.at, self.work.state()))
+            self._snapshot = era, step, data, xxhash.xxh3_128_hexdigest(data)
+        _, step, data, digest = self._snapshot
+        return Message("state", {"step": step, "bytes": len(data), "digest": digest})
+
+    async def _on_piece(self, peer: PeerId, message: Message) -> Message:
+        if self._snapshot is None or self._snapshot[3] != message.fields["digest"]:
+            raise Refused("that state is no longer here")
+        at = int(message.fields["at"])
+        return Message("piece", {}, self._snapshot[2][at : at + PIECE])
+
+    # Who is there, and who leads.
+
+    def alive(self, peer: PeerId) -> bool:
+        if peer == self.me:
+            return True
+        link = self.endpoint.links().get(peer)
+        return link is not None and link.heard_s is not None and link.heard_s < self.silent_s
+
+    def report(self) -> dict[str, Any]:
+        """How this peer stands; to the lead, when it asks and when there is something new."""
+        ready = None
+        plan, step = self.plan, self._step
+        running = plan and step and (step.era, step.number) == (plan.era, plan.step)
+        if plan and step and running and step.digest and step.summed == self._wanted(plan):
+            ready = {"era": plan.era, "step": plan.step, "order": list(plan.order)}
+            ready |= {"square": step.square, "loss": step.loss, "digest": step.digest}
+        return {
+            "born": self.born,
+            "at": self.at,
+            "era": self._era,
+            "order": list(plan.order) if plan else [-1, 0],
+            "saved": self.work.saved(),
+            "lost": self._lost,
+            "ready": ready,
+            "seconds": self.seconds,
+        }
+
+    async def _look(self) -> None:
+        while True:
+            leads = self._leading is not None and not self._leading.done()
+            if not leads and self._should_lead():
+                self._leading = asyncio.create_task(Lead(self).run())
+            await asyncio.sleep(LOOK_S)
+
+    def _should_lead(self) -> bool:
+        if self.plan is None:  # somebody else may lead: it would have said so by then
+            first = next(p for p in self.roster if self.alive(p))
+            return first == self.me and (self.me == self.roster[0] or time.monotonic() - self._began > self.silent_s)
+        if self.plan.lead == self.me:
+            return True
+        return next((p for p in (self.plan.lead, *self.plan.members) if self.alive(p)), None) == self.me
+
+    async def _tell_lead(self) -> None:
+        if self.plan is not None and self.plan.lead != self.me:
+            with contextlib.suppress(Unreachable, Refused):
+                await self.endpoint.ask(self.plan.lead, Message("report", self.report()), timeout_s=self.silent_s)
+        elif self.plan is not None:
+            self.reports[self.me] = self.report()
+            self.news.set()
+
+    # What is to be done next.
+
+    def take(self, plan: Plan) -> None:
+        if self.plan is not None and plan.order <= self.plan.order:
+            return
+        self.plan = plan
+        now = (plan.era, plan.step)
+        self._plans[now] = plan
+        if plan.commit is not None:
+            self._commits[plan.era, plan.commit.step] = plan.commit
+        self._box = {k: v for k, v in self._box.items() if k[:2] >= now}
+        if self.me not in plan.learners:
+            if self._learning is not None:
+                self._learning.cancel()
+                self._learning = None
+            keep = (plan.era, plan.step - 1)
+            self._parts = {k: v for k, v in self._parts.items() if k[:2] >= keep}
+            self._plans = {k: v for k, v in self._plans.items() if k >= keep}
+            self._commits = {k: v for k, v in self._commits.items() if k >= keep}
+        if self._step is not None and (self._step.era, self._step.number) == now:
+            self._send_again(plan, self._step)
+        self._changed.set()
+
+    async def _advance(self) -> bool:
+        """Does one thing that can be done now; False: there is nothing."""
+        plan = self.plan
+        if plan is None or not (self.me in plan.members or self.me in plan.learners):
+            return False
+        if self.me in plan.learners:
+            if self._learning is None:
+                self._learning = asyncio.create_task(self._learn())
+            if not self._learning.done():
+                return False
+        elif self._era != plan.era:
+            return await self._go_back(plan)
+        if self.at < plan.step:
+            return await self._catch_up(plan)
+        if plan.step >= self.steps:
+            return False
+        step = self._step
+        if step is None or (step.era, step.number) != (plan.era, plan.step):
+            step = self._step = Step(plan.era, plan.step)
+            await self._compute(self.work.begin, plan.step)
+            return True
+        mine = plan.mine(self.me, self.stage)
+        if (m := self._backward_next(step, mine)) is not None:
+            await self._backward(step, m)
+        elif (m := self._forward_next(step, mine)) is not None:
+            await self._forward(step, m)
+        elif len(step.done.intersection(mine)) == len(mine):
+            return await self._sum(plan, step, mine)
+        else:
+            return False
+        return True
+
+    def _backward_next(self, step: Step, mine: list[int]) -> int | None:
+        """First of all: it frees memory, and somebody waits for it."""
+        came = ((step.era, step.number, "grad", m) in self._box for m in mine)
+        return next(
+            (m for m, is_here in zip(mine, came, strict=True) if is_here and m in step.forwarded - step.done), None
+        )
+
+    def _forward_next(self, step: Step, mine: list[int]) -> int | None:
+        if self.first:
+            if len(step.forwarded - step.done) >= self._in_flight:
+                return None
+            return next((m for m in mine if m not in step.forwarded), None)
+        key = (step.era, step.number, "act")
+        return next((m for m in mine if m not in step.forwarded and (*key, m) in self._box), None)
+
+    async def _forward(self, step: Step, m: int) -> None:
+        message = None if self.first else self._box[step.era, step.number, "act", m]
+        began = time.perf_counter()
+        out = await self._compute(self.work.forward, m, message)
+        step.compute_s += time.perf_counter() - began
+        step.forwarded.add(m)
+        if self.last:
+            step.done.add(m)
+        if out is not None:
+            self._send(step, ("grad" if self.last else "act", m), out)
+
+    async def _backward(self, step: Step, m: int) -> None:
+        message = self._box[step.era, step.number, "grad", m]
+        began = time.perf_counter()
+        out = await self._compute(self.work.backward, m, message)
+        step.compute_s += time.perf_counter() - began
+        step.done.add(m)
+        if out is not None:
+            self._send(step, ("grad", m), out)
+
+    # The step's gradient, and taking the step.
+
+    def _siblings(self, plan: Plan) -> list[PeerId]:
+        return [p for p in self.layout[self.stage] if p in plan.members or p in plan.learners]
+
+    def _wanted(self, plan: Plan) -> list[tuple[PeerId, list[int]]]:
+        """Whose parts, of which micro-batches, are this stage's gradient."""
+        shares = [(p, plan.mine(p, self.stage)) for p in self.layout[self.stage] if p in plan.members]
+        return [(p, of) for p, of in shares if of]
+
+    async def _sum(self, plan: Plan, step: Step, mine: list[int]) -> bool:
+        alone = self._siblings(plan) == [self.me]
+        if mine and not alone:
+            if step.part is None or step.part[0] != mine:
+                step.part, step.part_to = (mine, await self._compute(self.work.part)), set()
+                self._parts[step.era, step.number, self.me] = step.part
+                return True
+            self._send_part(plan, step)
+        wanted = self._wanted(plan)
+        if step.summed == wanted:
+            return False
+        parts = None if alone else self._found(plan, wanted)
+        if not alone and parts is None:
+            return False
+        step.square, step.loss, digest = await self._compute(
+            lambda: (self.work.total(parts), self.work.loss(), step.digest or self.work.digest())
+        )
+        step.summed, step.digest = wanted, digest
+        self._measure(step, len(mine))
+        await self._tell_lead()
+        return True
+
+    def _measure(self, step: Step, count: int) -> None:
+        """Seconds a micro-batch: what takes longer, computing it or sending what it gives."""
+        if count:
+            links, sent_s = self.endpoint.links(), 0.0
+            for what, peer in step.sent_to.items():
+                rate = links[peer].up_bytes_per_s if peer in links else None
+                sent_s += len(step.sent[what]) / rate if rate else 0.0
+            fresh = max(step.compute_s, sent_s) / count
+            self.seconds = fresh if not self.seconds else 0.5 * (self.seconds + fresh)
+
+    def _found(self, plan: Plan, wanted: list[tuple[PeerId, list[int]]]) -> list[bytes] | None:
+        parts = []
+        for peer, of in wanted:
+            part = self._parts.get((plan.era, plan.step, peer))
+            if part is None or part[0] != of:
+                return None
+            parts.append(part[1])
+        return parts
+
+    async def _catch_up(self, plan: Plan) -> bool:
+        """One step towards the plan's: with the sum that is here, or as a newcomer with the parts that came."""
+        key = (self._era, self.at)
+        commit, then = self._commits.get(key), self._plans.get(key)
+        step = self._step
+        summed = step is not None and (step.era, step.number) == key and step.digest != ""
+        if commit is not None and then is not None and not summed:
+            parts = self._found(then, self._wanted(then))
+            if parts is not None:
+                await self._compute(self.work.begin, self.at)
+                await self._compute(self.work.total, parts)
+                summed = True
+        if commit is None or not summed:
+            if self.me in plan.learners:
+                self._learning = None  # something is missing: begin anew
+            elif not self._lost:
+                self._lost = True
+                await self._tell_lead()
+            return False
+        await self._compute(self._apply, commit)
+        self._step = None
+        self.event("step", step=self.at, loss=commit.loss, grad_norm=commit.norm, members=len(plan.members))
+        return True
+
+    def _apply(self, commit: Commit) -> None:
+        """In the thread that computes, so that nobody sees a state without its number."""
+        self.work.apply(commit)
+        self.at = commit.step + 1
+        if self.at % self._save_every == 0 or self.at == self.steps:
+            self.work.save(self.at)
+
+    async def _go_back(self, plan: Plan) -> bool:
+        """A new era begins with a saved state (or goes on with the one that is here)."""
+        if self._era == 0 or self.at != plan.step:
+            if plan.step not in self.work.saved():
+                if not self._lost:
+                    self._lost = True
+                    await self._tell_lead()
+                return False
+            await self._compute(self.work.load, plan.step)
+            self.at = plan.step
+        self._era, self._step, self._lost = plan.era, None, False
+        return True
+
+    # Newcomers.
+
+    async def _learn(self) -> None:
+        """The state of a sibling; the parts of the steps since then are coming in meanwhile."""
+        self._lost = False
+        while self.plan is not None and self.me in self.plan.learners:
+            plan = self.plan
+            least = min(
+                step for era, step in self._plans if era == plan.era and self.me in self._plans[era, step].learners
+            )
+            with contextlib.suppress(Unreachable, Refused):
+                asked = {"era": plan.era, "least": least}
+                answer = await self.endpoint.ask(plan.learners[self.me], Message("state", asked), timeout_s=60.0)
+                if answer.kind == "state":
+                    data = await self._pieces(plan.learners[self.me], answer.fields)
+                    await self._compute(self.work.restore, int(answer.fields["step"]), data)
+                    self.at, self._era, self._step = int(answer.fields["step"]), plan.era, None
+                    self.event("fetched", step=self.at, bytes=len(data), source=plan.learners[self.me])
+                    self._changed.set()
+                    return
+            await asyncio.sleep(LOOK_S)
+
+    async def _pieces(self, donor: PeerId, about: dict[str, Any]) -> bytes:
+        size, limit = int(about["bytes"]), asyncio.Semaphore(PIECES_AT_ONCE)
+
+        async def piece(at: int) -> bytes:
+            async with limit:
+                asked = Message("piece", {"digest": about["digest"], "at": at})
+                return bytes((await self.endpoint.ask(donor, asked, timeout_s=60.0, most_body=PIECE)).body)
+
+        data = b"".join(await asyncio.gather(*(piece(at) for at in range(0, size, PIECE))))
+        if xxhash.xxh3_128_hexdigest(data) != about["digest"]:
+            raise Refused("the state has changed on its way")
+        return data
+
+    # Sending.
+
+    def _send(self, step: Step, what: Sent, payload: bytes) -> None:
+        step.sent[what] = payload
+        if self.plan is not None and self._step is step:
+            self._send_to(self._neighbour(self.plan, what), step, what)
+
+    def _neighbour(self, plan: Plan, what: Sent) -> PeerId:
+        return plan.routes[what[1]][self.stage + (1 if what[0] == "act" else -1)]
+
+    def _send_to(self, peer: PeerId, step: Step, what: Sent) -> None:
+        step.sent_to[what] = peer
+        message = Message(what[0], {"era": step.era, "step": step.number, "m": what[1]}, step.sent[what])
+        self.outbox(peer).put(message, lambda: self._step is step and step.sent_to[what] == peer)
+
+    def _send_again(self, plan: Plan, step: Step) -> None:
+        """To whoever has taken the place of a peer that is gone."""
+        for what in list(step.sent):
+            peer = self._neighbour(plan, what)
+            if peer != step.sent_to.get(what):
+                self._send_to(peer, step, what)
+        if step.part is not None and step.part[0] == plan.mine(self.me, self.stage):
+            self._send_part(plan, step)
+
+    def _send_part(self, plan: Plan, step: Step) -> None:
+        assert step.part is not None
+        part = step.part
+        for peer in self._siblings(plan):
+            if peer != self.me and peer not in step.part_to:
+                step.part_to.add(peer)
+                message = Message("part", {"era": step.era, "step": step.number, "of": part[0]}, part[1])
+                # A newcomer may be behind: its parts are of use to it after the step has been taken here.
+                self.outbox(peer).put(message, lambda peer=peer: step.part is part and self._follows(peer))  # type: ignore[misc]
+
+    def _follows(self, peer: PeerId) -> bool:
+        return self.plan is not None and (peer in self.plan.members or peer in self.plan.learners)
+
+    def outbox(self, peer: PeerId, control: bool = False) -> Outbox:
+        """Plans do not queue behind activations."""
+        if (peer, control) not in self._outboxes:
+            self._outboxes[peer, control] = Outbox(self.endpoint, peer)
+        return self._outboxes[peer, control]
+
+    async def _compute(self, do: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *args)
+
+
+def in_turn(layout: Layout) -> list[list[PeerId]]:
+    """The first peers of all stages, then the second ones, and so on: the order in which peers lead."""
+    most = max(len(peers) for peers in layout)
+    return [[peers[i] for peers in layout if i < len(peers)] for i in range(most)]

@@ -1,0 +1,111 @@
+"""Which peer computes which micro-batch in each stage: pure functions of who is there and how fast each one was.
+
+A route is decided as a whole by the lead and only ever changed for peers that are gone. So every peer knows where a
+micro-batch came from and where it goes, and none is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shoal.fleet.net.api import PeerId
+
+Routes = tuple[tuple[PeerId, ...], ...]  # [micro-batch][stage]
+Layout = tuple[tuple[PeerId, ...], ...]  # [stage]: the peers that hold it, in the order of their gradients' sum
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a step that counts did: enough for a peer that holds its stage's summed gradient to take it."""
+
+    step: int  # committed steps before it
+    factor: float  # what gradients are multiplied by: one over the targets, and the clipping
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step, as the lead has laid it out. A newer one (by term, then number) replaces it."""
+
+    term: int
+    number: int
+    era: int  # counts returns to a saved state: messages of an earlier era are of no use
+    step: int  # committed steps before this one
+    members: tuple[PeerId, ...]
+    routes: Routes
+    learners: dict[PeerId, PeerId] = field(default_factory=dict)  # newcomer: the sibling it has its state from
+    commit: Commit | None = None  # of the step before: whoever is ready for it takes it now
+    lead: PeerId = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.term, self.number
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of_json(value: dict[str, Any]) -> Plan:
+        commit = value["commit"]
+        return Plan(
+            int(value["term"]),
+            int(value["number"]),
+            int(value["era"]),
+            int(value["step"]),
+            tuple(str(p) for p in value["members"]),
+            tuple(tuple(str(p) for p in route) for route in value["routes"]),
+            {str(k): str(v) for k, v in value["learners"].items()},
+            None if commit is None else Commit(**commit),
+            str(value["lead"]),
+        )
+
+    def mine(self, peer: PeerId, stage: int) -> list[int]:
+        """The micro-batches of a peer, in order."""
+        return [m for m, route in enumerate(self.routes) if route[stage] == peer]
+
+
+def dealt(micro_batches: int, stages: Sequence[Sequence[PeerId]], seconds: Mapping[PeerId, float]) -> Routes:
+    """Micro-batches to the peers of each stage, in turn, as often as they are fast. `seconds`: of one micro-batch;
+    a peer not measured yet counts as its stage's fastest."""
+    columns = [_turns(micro_batches, peers, seconds) for peers in stages]
+    return tuple(zip(*columns, strict=True))
+
+
+def _turns(count: int, peers: Sequence[PeerId], seconds: Mapping[PeerId, float]) -> list[PeerId]:
+    """Each goes to whoever will have finished it first."""
+    known = [seconds[p] for p in peers if seconds.get(p, 0) > 0]
+    least = min(known, default=1.0)
+    each = {p: seconds.get(p) or least for p in peers}
+    busy = dict.fromkeys(peers, 0.0)
+    turns = []
+    for _ in range(count):
+        peer = min(peers, key=lambda p: busy[p] + each[p])  # the first of several in the layout's order
+        busy[peer] += each[peer]
+        turns.append(peer)
+    return turns
+
+
+def rerouted(
+    routes: Routes, stages: Sequence[Sequence[PeerId]], gone: Iterable[PeerId], seconds: Mapping[PeerId, float]
+) -> Routes:
+    """The micro-batches of peers that are gone go to others of their stage, the rest stay where they are."""
+    away = set(gone)
+    columns = []
+    for stage, peers in enumerate(stages):
+        column = [route[stage] for route in routes]
+        left = [p for p in peers if p not in away]
+        orphans = [m for m, p in enumerate(column) if p in away]
+        for m, peer in zip(orphans, _turns(len(orphans), left, seconds) if left else (), strict=False):
+            column[m] = peer
+        columns.append(column)
+    return tuple(zip(*columns, strict=True))
+
+
+def enough(members: Sequence[PeerId], here: Iterable[PeerId]) -> bool:
+    """Whether those who are here may go on for all of the last agreed members: more than half of them, or half with
+    the first. So two halves of a split network never both go on."""
+    there = [p for p in members if p in set(here)]
+    return 2 * len(there) > len(members) or (2 * len(there) == len(members) and members[:1] == tuple(there[:1]))

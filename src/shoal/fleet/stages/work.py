@@ -1,0 +1,70 @@
+"""What a peer's compute must be able to do. The network's side knows nothing else of it: messages are bytes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shoal.fleet.stages.routes import Commit
+
+
+class Work(Protocol):
+    """One stage's layers on this peer. Called from one thread, one call at a time."""
+
+    micro_batches: int  # of each step
+    message_bytes: int  # the most that hidden states or their gradients of a micro-batch take
+    part_bytes: int  # the most that a summed gradient takes
+
+    def begin(self, step: int) -> None:
+        """A step from its beginning: what was summed up so far is of no use."""
+        ...
+
+    def forward(self, m: int, message: bytes | None) -> bytes | None:
+        """Hidden states of the stage before (the first has none) to those for the next. The last stage gives the
+        gradient for the one before instead, having gone forwards and backwards."""
+        ...
+
+    def backward(self, m: int, message: bytes) -> bytes | None:
+        """The gradient from the next stage to that for the one before (the first gives none)."""
+        ...
+
+    def part(self) -> bytes:
+        """The gradient of this peer's micro-batches of the step, for its siblings. May be asked for again when there
+        have been more of them."""
+        ...
+
+    def total(self, parts: list[bytes] | None) -> float:
+        """Sums the siblings' parts in the order given (None: there is this peer alone) and keeps the sum for `apply`.
+        Returns the square of its norm."""
+        ...
+
+    def loss(self) -> float:
+        """Summed over the targets of this peer's micro-batches of the step; 0 where the last stage is elsewhere."""
+        ...
+
+    def factor(self, step: int, squares: float, loss: float) -> Commit:
+        """What the step does, from all stages' squares and the summed loss. A pure function, asked of the lead."""
+        ...
+
+    def apply(self, commit: Commit) -> None:
+        """Takes the step with the sum that `total` has left."""
+        ...
+
+    def digest(self) -> str:
+        """Of the state after the steps so far: siblings have the same."""
+        ...
+
+    def state(self) -> bytes:
+        """Weights and optimizer, for a sibling."""
+        ...
+
+    def restore(self, step: int, state: bytes) -> None: ...
+
+    def save(self, step: int) -> None:
+        """For the case that all of a stage's peers are lost."""
+        ...
+
+    def saved(self) -> list[int]:
+        """Steps that `load` can go back to; 0, the beginning, always is one."""
+        ...
+
+    def load(self, step: int) -> None: ...
