@@ -25,10 +25,12 @@ from shoal.fleet.swarm.blob_store import MOST_PIECES, PIECE, Store, is_whole, pi
 KIND = "blob"
 MOST_BODY = PIECE
 MOST_LANES = 6
-QUICK_S = 2.0  # a piece that takes no longer opens another lane
+# A piece that comes sooner opens another lane, one that comes later closes one: questions that wait at a slow uplink
+# bring nothing, and what is asked for there is not asked for at a peer that has it meanwhile.
+QUICK_S, SLOW_S = 0.5, 1.0
 PIECE_S = 60.0  # for one answer; long enough at 150 kbit/s
 LATE_S = 1.0  # with nothing else to do, a piece is asked for once more for each such time it has not come
-POLL_S = (0.1, 2.0)  # between two questions to a source that has nothing for us
+POLL_S = (0.05, 0.5)  # between two questions to a source that has nothing for us
 AGAIN_S = (0.25, 8.0)  # after a failure
 
 
@@ -147,10 +149,12 @@ class Fetch:
                 if source.have == self._all:
                     await self._wait(0.2)  # something to do comes only from other sources' failures
                     continue
+                if source.lanes > 1:
+                    source.wanted = 1
+                    continue
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, POLL_S[1])
-                if source.lanes == 1:
-                    source.have = None  # it may have more by now
+                source.have = None  # it may have more by now
         finally:
             source.lanes -= 1
 
@@ -208,10 +212,13 @@ class Fetch:
         return True
 
     def _grow(self, source: Source, took: float) -> None:
+        alone = sum(1 for other in self._sources.values() if other.have) == 1
         if took <= QUICK_S and source.wanted < MOST_LANES:
             source.wanted += 1
-        elif took > QUICK_S and source.wanted > 1:
+        elif took > SLOW_S and source.wanted > 1:
             source.wanted -= 1
+        if alone:
+            source.wanted = max(source.wanted, 2)  # its line is not idle between two pieces
         if source.lanes < source.wanted:
             self._start(self._lane(source))
 
