@@ -1,0 +1,164 @@
+"""What a record contains, and what others check before they agree to it. Pure functions of the records before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+
+from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm import ledger as accounts
+from shoal.fleet.swarm.chain import Chain
+from shoal.fleet.swarm.ranges import count, within
+from shoal.fleet.swarm.record import Kind, Ledger, Part, Record
+
+STOCK_ROUNDS = 5  # samples that a peer holds: for the round that it trains, the next one, and some to spare
+FIRST_STEPS = 64  # before a peer's speed is known
+REMEMBERED = 0.7  # of a peer's standing, from one round to the next
+
+
+def next_record(
+    head: Record,
+    kind: Kind,
+    members: tuple[PeerId, ...],
+    took: Iterable[Part],
+    *,
+    leaving: Iterable[PeerId],
+    forgotten: Iterable[PeerId],
+    total: int,
+    batch: int,
+    state: str | None,
+    by: PeerId,
+    now: float,
+) -> Record:
+    """A round, or a branch. Parts come in the order of their peers' keys."""
+    took = tuple(sorted(took, key=lambda part: part.peer))
+    goodbye = {peer for peer in head.members if peer not in members and peer in set(leaving)}
+    lost = {peer for peer in head.members if peer not in members and peer not in goodbye}
+    joined = tuple(peer for peer in members if peer not in head.members)
+    ledger = accounts.settle(head.ledger, took)
+    ledger = accounts.lose(ledger, head.members, sorted(lost), total)
+    ledger = accounts.go(ledger, sorted(goodbye | (set(forgotten) & set(ledger.away))))
+    ledger = accounts.come(ledger, joined)
+    ledger = accounts.hand_out(ledger, _stock(members, took, ledger, batch), total)
+    return Record(
+        kind,
+        head.round + 1,
+        (head.hash,),
+        members,
+        took,
+        state,
+        _standing(head, took),
+        ledger,
+        head.tokens + sum(part.tokens for part in took),
+        left={peer: "goodbye" if peer in goodbye else "not heard" for peer in sorted(lost | goodbye)},
+        joined=joined,
+        time=round(now, 3),
+        by=by,
+    )
+
+
+def merge_record(
+    chain: Chain, parents: tuple[str, ...], members: tuple[PeerId, ...], by: PeerId, now: float, total: int
+) -> Record:
+    """Both heads become one. The parents stand in the order of their names, so that both sides make the same sums."""
+    parents = tuple(sorted(parents))
+    a, b = (chain.get(parent) for parent in parents)
+    before = chain.common(a.hash, b.hash)
+    ledger = accounts.merge(a.ledger, b.ledger, members, before.ledger.done)
+    known = tuple(dict.fromkeys([*a.members, *b.members]))
+    lost = [peer for peer in known if peer not in members]
+    ledger = accounts.come(accounts.lose(ledger, known, lost, total), members)
+    return Record(
+        "merge",
+        max(a.round, b.round) + 1,
+        parents,
+        members,
+        standing={**a.standing, **b.standing},
+        ledger=ledger,
+        tokens=a.tokens + b.tokens - before.tokens,
+        weights=(a.tokens - before.tokens, b.tokens - before.tokens),
+        left=dict.fromkeys(lost, "not heard"),
+        time=round(now, 3),
+        by=by,
+    )
+
+
+def objection(
+    record: Record,
+    chain: Chain,
+    *,
+    total: int,
+    admitted: Callable[[PeerId], bool],
+    signed: Callable[[Part], bool],
+    most_bytes: int,
+    state: str | None,
+) -> str | None:
+    """Why nobody should agree to a record whose parents are known. None: it is as it should be."""
+    strangers = [peer for peer in record.members if not admitted(peer)]
+    if strangers:
+        return f"{strangers[0][:8]} is to be a member and was not admitted"
+    if record.by not in record.members:
+        return "whoever made it is no member"
+    if record.kind == "merge":
+        expected = merge_record(chain, record.parents, record.members, record.by, record.time, total)
+        return None if expected == record else "it is not what its two branches make"
+    head = chain.get(record.parent)
+    if state is not None and record.state is not None and state != record.state:
+        return f"its weights are {record.state[:12]} and ours {state[:12]}"
+    for part in record.took:
+        why = _part_objection(part, record, head, most_bytes)
+        if why or not signed(part):
+            return f"the part of {part.peer[:8]}: {why or 'its signature is wrong'}"
+    return _sums(record, head, total)
+
+
+def _part_objection(part: Part, record: Record, head: Record, most_bytes: int) -> str | None:
+    if part.round != record.round:
+        return f"of round {part.round}"
+    if part.peer not in head.members:
+        return "of no member"
+    if part.size > most_bytes:
+        return f"{part.size} bytes, where at most {most_bytes} are allowed"
+    if not within(part.used, head.ledger.held.get(part.peer, ())):
+        return "of samples that it does not hold"
+    return None
+
+
+def _sums(record: Record, head: Record, total: int) -> str | None:
+    """No sample appears from nowhere, or is lost."""
+    ledger = record.ledger
+    used = sum(count(part.used) for part in record.took)
+    if ledger.done != head.ledger.done + used or record.tokens != head.tokens + sum(p.tokens for p in record.took):
+        return "its sums are wrong"
+    kept = count(ledger.free) + sum(map(count, ledger.held.values())) + sum(map(count, ledger.away.values()))
+    if ledger.done + kept != ledger.cursor or not head.ledger.cursor <= ledger.cursor <= total:
+        return "its account of the samples is wrong"
+    return None
+
+
+def _stock(members: tuple[PeerId, ...], took: tuple[Part, ...], ledger: Ledger, batch: int) -> dict[PeerId, int]:
+    """By what each has used last; who has brought nothing yet begins with a little."""
+    used = {part.peer: count(part.used) for part in took}
+    usual = int(median(used.values())) if used else FIRST_STEPS * batch // STOCK_ROUNDS
+    return {peer: STOCK_ROUNDS * max(batch, used.get(peer, max(usual, batch))) for peer in members}
+
+
+def _standing(head: Record, took: tuple[Part, ...]) -> dict[PeerId, float]:
+    """What others' losses say of each peer's parts: above 0, they do harm."""
+    said: dict[PeerId, list[float]] = {}
+    for part in took:
+        for peer, score in part.scores.items():
+            if peer != part.peer and peer in head.members:
+                said.setdefault(peer, []).append(score)
+    standing = {peer: REMEMBERED * x for peer, x in head.standing.items() if abs(x) > 1e-4}
+    for peer, scores in said.items():
+        standing[peer] = standing.get(peer, 0.0) + (1 - REMEMBERED) * median(scores)
+    return {peer: round(x, 6) for peer, x in sorted(standing.items())}
+
+
+def for_trainer(record: Record) -> dict[str, object]:
+    """As the trainer is told of it: with each part goes what is known of its peer."""
+    standing: Mapping[PeerId, float] = record.standing
+    body = record.body()
+    took = [{**part, "score": standing.get(part["peer"])} for part in body["took"]]
+    return {**body, "hash": record.hash, "took": took, "ledger": {"done": record.ledger.done}}

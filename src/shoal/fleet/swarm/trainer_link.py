@@ -1,0 +1,95 @@
+"""The trainer process of a peer, and the socket on which node and trainer talk: JSON, a line a message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+LINE_BYTES = 64 << 20
+LEAVE_S = 60.0  # a trainer that was told to stop has so long
+
+Said = dict[str, Any]
+
+
+class Trainer:
+    """Starts the process, and again if it dies. `heard` gets each message; `gone` the exit code, in the same loop."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, heard: Callable[[Said], None], gone: Callable[[int], None]
+    ) -> None:
+        self._command, self._folder, self._heard, self._gone = list(command), folder, heard, gone
+        self._room = Path(tempfile.mkdtemp(prefix="shoal-swarm-"))  # a socket's path is short
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Also after its end."""
+        if self._server is None:
+            path = str(self._room / "socket")
+            self._server = await asyncio.start_unix_server(self._talk, path, limit=LINE_BYTES)
+            os.chmod(path, 0o600)
+        env = os.environ | {
+            "SHOAL_SWARM_SOCKET": str(self._room / "socket"),
+            "SHOAL_SWARM_FOLDER": str(self._folder),
+        }
+        # A group of its own: Ctrl-C is the node's, which tells the trainer in its own words.
+        self._process = await asyncio.create_subprocess_exec(*self._command, env=env, start_new_session=True)
+        self._watch = asyncio.create_task(self._wait(self._process))
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def say(self, message: Said) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    async def stop(self) -> None:
+        """Lets it save and leave; then it has to."""
+        self.say({"kind": "stop"})
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), LEAVE_S)
+            self.kill()
+            await process.wait()
+        await self.close()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._server is not None:
+            self._server.close()
+        if self._writer is not None:
+            self._writer.close()
+        shutil.rmtree(self._room, ignore_errors=True)
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has left behind
+        self._gone(code)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                self._heard(json.loads(line))
+        if self._writer is writer:
+            self._writer = None
+        writer.close()

@@ -1,0 +1,227 @@
+"""What the trainer of a peer is told: where to begin, which samples to train on, when a round ends, what counts.
+
+The trainer may be behind the history (it compiles, it is slow, it was started anew): records are told to it one after
+the other, when their parts are here. Samples that it was given and has not accounted for are given to nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm.blobs import Blobs
+from shoal.fleet.swarm.chain import Chain
+from shoal.fleet.swarm.offer import for_trainer
+from shoal.fleet.swarm.parts import Parts
+from shoal.fleet.swarm.ranges import Ranges, count, first, minus, parse, union
+from shoal.fleet.swarm.record import Record
+from shoal.fleet.swarm.snapshots import Snapshot, Snapshots
+from shoal.fleet.swarm.trainer_link import Said
+
+MORE_THAN_LAST = 2.0  # samples for a round, by what the last one used
+
+
+class Work:
+    def __init__(
+        self,
+        me: PeerId,
+        chain: Chain,
+        blobs: Blobs,
+        parts: Parts,
+        snapshots: Snapshots,
+        say: Callable[[Said], None],
+        *,
+        overlap: bool,
+        save_every: int,
+        seed: int,
+    ) -> None:
+        self._me, self._chain, self._blobs, self._parts, self._snapshots = me, chain, blobs, parts, snapshots
+        self._say, self._overlap, self._save_every, self._seed = say, overlap, save_every, seed
+        self.ready = False  # it has a model
+        self.told: str | None = None  # the record that its state stands at, when it has done all it was told
+        self.applied: str | None = None
+        self.digests: dict[str, str] = {}  # of the weights after a record
+        self.begun = 0  # the newest round that it was given samples for
+        self.handed_in = 0  # the newest round that it has a part of
+        self._ended = 0
+        self._given: dict[int, Ranges] = {}
+        self._undecided: dict[int, Ranges] = {}
+        self._returned: Ranges = ()
+        self._last_used = 0
+        self._saving: list[Record] = []
+        self.status: dict[str, Any] = {}
+
+    # Beginning.
+
+    def started_anew(self) -> None:
+        """What it had not handed in is lost with it, and so is what was returned to it."""
+        self.ready, self.told, self.applied = False, None, None
+        self._given.clear()
+        self._returned, self._saving = (), []
+        self._ended = self.begun
+        self.status = {}
+
+    def begin_from(self, snapshot: Snapshot | None) -> None:
+        """`None`: from the beginning."""
+        if snapshot is None:
+            self._say({"kind": "fresh", "seed": self._seed})
+            self.told = self._chain.start.hash
+            self._save(self._chain.start)  # a merge may have to go back to it
+        else:
+            path = str(self._snapshots.path(snapshot))
+            self._say({"kind": "load", "path": path, "digest": snapshot.digest})
+            self.told = snapshot.hash
+
+    # Following the history.
+
+    def follow(self) -> None:
+        """Tells it of records that count, as far as their parts are here."""
+        head = self._chain.head
+        if not self.ready or self.told is None or self.told == head.hash:
+            return
+        if not self._chain.is_ancestor(self.told, head.hash):
+            self.told = None  # the history has gone another way: it has to begin anew
+            return
+        for record in self._chain.path(self.told, head.hash):
+            if not (self._merge(record) if record.kind == "merge" else self._apply(record)):
+                return
+            self.told = record.hash
+            self._decided(record)
+            if record.round % self._save_every == 0 or record.kind == "merge":
+                self._save(record)
+
+    def _save(self, record: Record) -> None:
+        if not any(s.hash == record.hash for s in self._snapshots.all):
+            self._saving.append(record)
+            self._say({"kind": "save"})
+
+    def _apply(self, record: Record) -> bool:
+        if not self._parts.fetch(record.took, record.members, urgent=True):
+            return False
+        self._say({"kind": "apply", "record": for_trainer(record), "parts": self._paths(record)})
+        return True
+
+    def _merge(self, record: Record) -> bool:
+        base = self._snapshots.before(*record.parents)
+        if base is None:
+            self.told = None  # there is no way back to where the branches parted: the state has to be fetched
+            return False
+        needed = [r for parent in record.parents for r in self._since(base.hash, parent)]
+        if not self._parts.fetch([part for r in needed for part in r.took], record.members, urgent=True):
+            return False
+        self._say(
+            {
+                "kind": "merge",
+                "record": for_trainer(record),
+                "base": str(self._snapshots.path(base)),
+                "base_digest": base.digest,
+                "branches": [self._replay(base.hash, parent) for parent in record.parents],
+            }
+        )
+        return True
+
+    def _replay(self, begin: str, end: str) -> list[dict[str, Any]]:
+        """The records that lead from one state to another. A merge on the way stands for all that is before it."""
+        entries: list[dict[str, Any]] = []
+        for record in self._chain.path(begin, end):
+            entry: dict[str, Any] = {"record": for_trainer(record), "parts": self._paths(record)}
+            if record.kind == "merge":
+                entries, entry["branches"] = [], [self._replay(begin, parent) for parent in record.parents]
+            entries.append(entry)
+        return entries
+
+    def _since(self, begin: str, end: str) -> list[Record]:
+        oldest = self._chain.get(begin).round
+        return [record for record in self._chain.past(end) if record.round > oldest]
+
+    def _paths(self, record: Record) -> dict[PeerId, str]:
+        return {part.peer: str(self._blobs.path(part.blob)) for part in record.took}
+
+    def _decided(self, record: Record) -> None:
+        """Our own part of a round is in it, or goes back to the trainer."""
+        for number in [n for n in self._undecided if n <= record.round]:
+            used = self._undecided.pop(number)
+            if not any(part.peer == self._me and part.round == number for part in record.took):
+                self._give_back(number, used)
+
+    def _give_back(self, number: int, used: Ranges) -> None:
+        self._say({"kind": "returned", "round": number})
+        self._returned = union(self._returned, used)
+
+    # Rounds.
+
+    def steer(self, computing: int, member: bool) -> None:
+        """`computing`: the round that the peers train now, as their first one says."""
+        if not self.ready or self.told is None or not member:
+            return
+        head = self._chain.head
+        if self._overlap:
+            computing = min(max(computing, self.handed_in + 1), head.round + 2)
+        if computing > max(self.begun, self.handed_in) and (self._overlap or self._stands_at(computing - 1)):
+            self._begin(computing)
+        if (self._ended < self.begun and computing > self.begun) or self._older_runs(computing):
+            self._end(computing)
+
+    def _stands_at(self, number: int) -> bool:
+        return self.applied is not None and self._chain.get(self.applied).round >= number
+
+    def _begin(self, number: int) -> None:
+        stock = self._stock()
+        n = int(MORE_THAN_LAST * self._last_used) or -(-count(stock) // 3)
+        ranges = first(stock, max(1, n))
+        if not ranges:
+            return
+        self._given[number] = ranges
+        self.begun = number
+        done = self._chain.head.ledger.done
+        self._say({"kind": "begin", "round": number, "ranges": [list(r) for r in ranges], "samples_done": done})
+
+    def _older_runs(self, computing: int) -> bool:
+        return any(self._ended < number < computing for number in self._given)
+
+    def _end(self, computing: int) -> None:
+        for number in sorted(self._given):
+            if self._ended < number < computing:
+                self._ended = number
+                self._say({"kind": "end", "round": number})
+
+    def _stock(self) -> Ranges:
+        held = self._chain.head.ledger.held.get(self._me, ())
+        return minus(held, union(*self._given.values(), *self._undecided.values(), self._returned))
+
+    # What it says.
+
+    def has_part(self, said: Said) -> tuple[int, Ranges]:
+        """It has handed in a part: its round, and the samples that are in it."""
+        number, used = int(said["round"]), parse(said["used"])
+        self._given.pop(number, None)
+        self._returned = minus(self._returned, used)
+        self.handed_in, self._ended = max(self.handed_in, number), max(self._ended, number)
+        self._last_used = max(1, count(used))
+        if number <= self._chain.head.round:  # too late
+            self._give_back(number, used)
+        else:
+            self._undecided[number] = used
+        return number, used
+
+    def has_applied(self, said: Said) -> None:
+        self.applied = str(said["hash"])
+        self.digests[self.applied] = str(said["digest"])
+        if len(self.digests) > 64:
+            del self.digests[next(iter(self.digests))]
+
+    def has_loaded(self, said: Said) -> None:
+        assert self.told is not None
+        self.applied = self.told
+        self.digests[self.told] = str(said["digest"])
+
+    def has_saved(self, said: Said) -> tuple[Record, Path, str] | None:
+        if not self._saving:
+            return None
+        return self._saving.pop(0), Path(said["path"]), str(said["digest"])
+
+    def has_status(self, said: Said) -> None:
+        self.status = {**said, "at": time.time()}
