@@ -6,10 +6,14 @@ once needs its invitation no more.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from shoal.errors import SetupError
 from shoal.track.rundir import RunDir
 
 FOLDER = "swarm"  # in the run directory
@@ -60,6 +64,17 @@ class NodeConfig:
         return self.folder / "blobs"
 
     @property
+    def invitations(self) -> Path:
+        """Lines that let others in, one a file named by the beginning of its id: the one this peer came by, and at the
+        organiser's all that were made."""
+        return self.folder / "invitations"
+
+    @property
+    def settings_file(self) -> Path:
+        """What this object holds, for the next start."""
+        return self.folder / "node.json"
+
+    @property
     def status_file(self) -> Path:
         """Written by the node once a second, read by `shoal swarm status`."""
         return self.folder / "status.json"
@@ -77,6 +92,25 @@ class NodeConfig:
     @property
     def trainer_command(self) -> tuple[str, ...]:
         return self.trainer or (sys.executable, "-m", "shoal.train.swarm_worker", str(self.run_dir.path))
+
+    def save(self) -> None:
+        held: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "folder"}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.settings_file.with_name(f".{self.settings_file.name}.{os.getpid()}")
+        part.write_text(json.dumps(held, indent=2) + "\n")
+        part.rename(self.settings_file)
+
+    @classmethod
+    def load(cls, folder: Path) -> NodeConfig:
+        """As `save` left it."""
+        file = cls(folder).settings_file
+        try:
+            held = json.loads(file.read_bytes())
+            for name in ("relays", "trainer"):
+                held[name] = tuple(held[name])
+            return cls(folder, **held)
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise SetupError(f"{file} cannot be read ({e}); join the swarm again with an invitation.") from None
 
 
 def folder_of(run_dir: RunDir) -> Path:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
-from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.identity import canonical, is_peer
 from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Entry, Revocation, Roster
 from shoal.fleet.swarm.signed import Object
@@ -26,7 +26,7 @@ FANOUT = 3  # who hears news at once
 MOST_BODY = 1 << 20
 FIT = 3 << 18  # bytes of records in one message; beside them is a summary
 SKEW_TOLD_S = 60.0  # from where on clocks that differ are worth a word
-ASK, NEWS = "roster.ask", "roster.news"
+ASK, NEWS, CHARTER = "roster.ask", "roster.news", "charter"
 
 
 class Gossip:
@@ -39,15 +39,19 @@ class Gossip:
         event: Event | None = None,
         wants: Callable[[PeerId], bool] = lambda peer: True,
         every_s: float = EVERY_S,
+        charter: bytes = b"",
     ) -> None:
-        """`wants`: to whom a link is kept; the others are known, and can be asked."""
+        """`wants`: to whom a link is kept; the others are known, and can be asked. `charter`: what newcomers ask for
+        first (`enter`)."""
         self._roster, self._endpoint, self._event = roster, endpoint, event
-        self._wants, self._every_s = wants, every_s
+        self._wants, self._every_s, self._charter = wants, every_s, charter
         self._offsets: dict[PeerId, float] = {}
         self._told_skew = False
         self._watchers: list[Callable[[Changed], None]] = []
         endpoint.on(ASK, self._asked, MOST_BODY)
         endpoint.on(NEWS, self._heard, MOST_BODY)
+        if charter:
+            endpoint.on(CHARTER, self._told_charter, 0)
         roster.changed = self._changed
         for peer in roster.others():
             self._link(peer)
@@ -129,6 +133,9 @@ class Gossip:
         self._take(message, peer)
         return None
 
+    async def _told_charter(self, peer: PeerId, message: Message) -> Message | None:
+        return Message(CHARTER, {}, self._charter)
+
     def _state(self) -> Object:
         """What is known here, for somebody else to tell what we lack."""
         return {"summary": self._roster.summary(), "revoked": sorted(self._roster.revoked())}
@@ -149,6 +156,8 @@ class Gossip:
         for peer in changed.gone:
             self._endpoint.forget(peer)
             self._offsets.pop(peer, None)
+            if peer in self._roster:  # it has left, and may come back: welcome then, but nobody looks for it
+                self._endpoint.know(peer, Address())
         for peer in changed.fresh:
             self._link(peer)
         for watcher in self._watchers:

@@ -277,12 +277,16 @@ class Roster:
         self._own(replace(new, seq=old.seq + 1))
         return True
 
+    def readmit(self, admission: Admission) -> None:
+        """By another invitation than the one before."""
+        old = self._entries[self.me.id]
+        self._own(replace(old, admission=admission, seq=old.seq + 1, witness=None))
+
     def revoke(self, organiser: Identity, what: str, id: str, keep: Iterable[PeerId] = ()) -> Changed:
         """By the organiser; the others hear of it by gossip."""
         if organiser.id != self.organiser:
             raise ValueError("only the organiser's key can revoke")
-        new = Revocation(what, id, tuple(sorted(keep))[:MOST_KEPT], int(self.now()), "")
-        new = replace(new, signature=sign("revocation", new.body(self.swarm), organiser))
+        new = revocation(self.swarm, organiser, what, id, keep, self.now())
         return self.take([], [new.to_json()])
 
     # What others say
@@ -433,6 +437,11 @@ class Roster:
         self._told = (minute, told + 1)
         if self._event is not None and told < MOST_TOLD:
             self._event("refused", what=what, why=why, peer=peer)
+
+
+def revocation(swarm: str, organiser: Identity, what: str, id: str, keep: Iterable[PeerId], now: float) -> Revocation:
+    new = Revocation(what, id, tuple(sorted(keep))[:MOST_KEPT], int(now), "")
+    return replace(new, signature=sign("revocation", new.body(swarm), organiser))
 
 
 def _witness(found: object) -> Witness | None:
