@@ -104,6 +104,7 @@ class Carrier:
     ) -> None:
         self.peer, self.boot, self.link, self.dialed, self.way = peer, boot, link, dialed, way
         self.control, self.retiring, self.closed = control, False, False
+        self.suspect = False  # silent for a while; the endpoint looks for another way
         self.born_s = self.heard_s = time.monotonic()
         self.rtt_s: float | None = None
         self.up_bytes_per_s: float | None = None

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from shoal.fleet.net.quic import Quic
 
 HEARTBEAT_S = 1.0
-SILENT_S = 4.0  # a connection that is not heard of for so long is given up
+SUSPECT_S = 2.5  # a connection that is not heard of for so long: another way is looked for
+SILENT_S = 5.0  # and for so long: it is given up
 SIMULTANEOUS_S = 5.0  # two connections dialed by either side within this are one intention
 RETRY_S = (0.5, 20.0)  # between dials: at first, at most
-BETTER_S = 20.0  # between attempts to find a better way than the one there is
+BETTER_S = (10.0, 120.0)  # between attempts to find a better way than the one there is: at first, at most
 HEAD_START_S = 0.4  # TCP's, before QUIC is tried
 HELD_BYTES = 256 << 20  # of bodies that others have announced
 _RANK: dict[Way, int] = {"tcp": 0, "direct": 1, "relay": 2}
@@ -81,8 +82,7 @@ class _Peer:
     told: Address = field(default_factory=Address)  # by whoever knows it
     said: Address = field(default_factory=Address)  # by itself, in its greeting
     carriers: list[Carrier] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # a carrier more or less, another address
-    keeper: asyncio.Task[None] | None = None
+    keepers: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)  # set: something has changed
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     way: Way | None = None  # as last journaled
     heard_s: float | None = None
@@ -96,11 +96,38 @@ class _Peer:
 
     def best(self) -> Carrier | None:
         there = [c for c in self.carriers if not c.closed]
-        fresh = [c for c in there if not c.retiring] or there
-        return min(fresh, key=lambda c: (_RANK[c.way()], -c.born_s), default=None)
+        return min(there, key=lambda c: (c.retiring, c.suspect, _RANK[c.way()], -c.born_s), default=None)
 
-    def has(self, tcp: bool) -> bool:
-        return any((c.way() == "tcp") == tcp and not c.retiring and not c.closed for c in self.carriers)
+    def changed(self) -> None:
+        """A carrier more or less, one that is silent, another address."""
+        for event in self.keepers.values():
+            event.set()
+
+    def sound(self) -> Way | None:
+        """The best way of those that nothing speaks against."""
+        best = self.best()
+        return None if best is None or best.retiring or best.suspect else best.way()
+
+
+class Pauses:
+    """Between attempts: short where there is no link at all, longer where a better one is looked for; both grow."""
+
+    def __init__(self) -> None:
+        self._retry_s, self._better_s = RETRY_S[0], BETTER_S[0]
+        self._address: Address | None = None
+
+    async def wait(self, changed: asyncio.Event, lost: bool | None, address: Address) -> None:
+        """`lost`: True, there is no link; False, there is one that could be better; None, all is well."""
+        if address != self._address or lost is None:
+            self._address, self._retry_s, self._better_s = address, RETRY_S[0], BETTER_S[0]
+        pause = None
+        if lost:
+            pause, self._retry_s = self._retry_s * random.uniform(0.7, 1.3), min(2 * self._retry_s, RETRY_S[1])
+        elif lost is False:
+            pause, self._better_s = self._better_s, min(2 * self._better_s, BETTER_S[1])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await changed.wait()
 
 
 class Peers:
@@ -151,8 +178,8 @@ class Peers:
         self._closed = True
         carriers = [c for p in self._peers.values() for c in p.carriers]
         for peer in self._peers.values():
-            if peer.keeper is not None:
-                peer.keeper.cancel()
+            for keeper in peer.keepers:
+                keeper.cancel()
         await asyncio.gather(*(c.farewell("it is leaving") for c in carriers))
         tasks = [t for t in self._tasks if t is not asyncio.current_task()]
         for task in tasks:
@@ -180,20 +207,23 @@ class Peers:
         entry = self._entry(peer)
         if entry.told != address:
             entry.told = address
-            entry.changed.set()
+            entry.changed()
         if not entry.known:
             entry.known = True
             if self._quic is not None:
                 self._quic.use_relays(address.relays)
-            entry.keeper = asyncio.ensure_future(self._keep(entry))
+            keepers = [self._keep_tcp, self._keep_quic] if self._quic is not None else [self._keep_tcp]
+            for keep in keepers:
+                event = asyncio.Event()
+                entry.keepers[asyncio.ensure_future(keep(entry, event))] = event
 
     def forget(self, peer: PeerId) -> None:
         self._banned.add(peer)
         entry = self._peers.pop(peer, None)
         if entry is None:
             return
-        if entry.keeper is not None:
-            entry.keeper.cancel()
+        for keeper in entry.keepers:
+            keeper.cancel()
         for waiting in entry.waiting:
             if not waiting.done():
                 waiting.set_exception(Unreachable("the peer was forgotten"))
@@ -254,7 +284,7 @@ class Peers:
         if not carrier.retiring:
             self._event("link_down", peer=carrier.peer, way=carrier.way(), reason=why)
         self._note_way(entry, why)
-        entry.changed.set()
+        entry.changed()
         if not entry.known and not entry.carriers:
             del self._peers[entry.id]
 
@@ -355,7 +385,7 @@ class Peers:
         carrier.beat()
         entry.failures.clear()
         self._note_way(entry, "dialed" if dialed else "accepted")
-        entry.changed.set()
+        entry.changed()
         for waiting in entry.waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -369,41 +399,30 @@ class Peers:
             return True
         return dialed == (self.id < old.peer)
 
-    # Each known peer has a task that keeps a link to it.
+    # Each known peer has a task a way, that looks for it as long as there is no better one.
 
-    async def _keep(self, entry: _Peer) -> None:
-        wait_s, quiet = RETRY_S[0], False
+    async def _keep_tcp(self, entry: _Peer, changed: asyncio.Event) -> None:
+        pauses = Pauses()
         while True:
-            entry.changed.clear()
-            if not entry.has(tcp=True):
-                if not entry.carriers:
-                    await self._dial_both(entry)
-                else:
-                    await self._dial_tcp(entry)
-            if entry.has(tcp=True):
-                wait_s, pause = RETRY_S[0], None
-            elif entry.carriers:
-                wait_s, pause = RETRY_S[0], BETTER_S
-            else:
-                pause = wait_s * random.uniform(0.7, 1.3)
-                wait_s = min(2 * wait_s, RETRY_S[1])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await entry.changed.wait()
-                    if not quiet and not entry.carriers:
-                        wait_s = RETRY_S[0]
-            quiet = not entry.carriers
+            changed.clear()
+            if entry.sound() != "tcp":
+                await self._dial_tcp(entry)
+            way = entry.sound()
+            await pauses.wait(changed, None if way == "tcp" else way is None, entry.told)
 
-    async def _dial_both(self, entry: _Peer) -> None:
-        first = asyncio.ensure_future(self._dial_tcp(entry))
-        try:
-            if self._quic is not None:
-                await asyncio.wait([first], timeout=HEAD_START_S)
-                if not entry.carriers:
-                    await self._dial_quic(entry)
-            await first
-        finally:
-            first.cancel()
+    async def _keep_quic(self, entry: _Peer, changed: asyncio.Event) -> None:
+        if entry.told.tcp:
+            await asyncio.sleep(HEAD_START_S)  # QUIC is for those that TCP does not reach
+        pauses = Pauses()
+        while True:
+            changed.clear()
+            way = entry.sound()
+            if way is None:
+                await self._dial_quic(entry)
+            elif way == "relay" and self.id < entry.id:  # one of the two is enough
+                await self._dial_quic(entry, better=True)
+            way = entry.sound()
+            await pauses.wait(changed, None if way in ("tcp", "direct") else way is None, entry.told)
 
     async def _dial_tcp(self, entry: _Peer) -> None:
         """All its addresses at once; the first that answers."""
@@ -411,7 +430,7 @@ class Peers:
         found = [at for at in dict.fromkeys((*entry.told.tcp, *entry.said.tcp)) if at not in own]
         dials = {asyncio.ensure_future(self._dial_tcp_at(entry, at)) for at in found}
         try:
-            while dials and not entry.has(tcp=True):
+            while dials and entry.sound() != "tcp":
                 done, dials = await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
                 for dial in done:
                     dial.result()
@@ -428,7 +447,7 @@ class Peers:
         except (Broken, Refused) as e:
             self._note_failure(entry, "tcp", at, e)
             return
-        if entry.has(tcp=True) and any(c.dialed for c in entry.carriers):  # another address was faster
+        if any(c.dialed and c.way() == "tcp" and not c.suspect for c in entry.carriers):  # another address was faster
             pipe.close()
             return
         if why := self._objection(entry.id, proven.greeting):
@@ -444,14 +463,18 @@ class Peers:
     async def _reach_tcp(self, peer: PeerId, at: str, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
         return await tcp.reach(self._me, peer, at, partial(self._greeting, link, bulk, at), self._congestion)
 
-    async def _dial_quic(self, entry: _Peer) -> None:
+    async def _dial_quic(self, entry: _Peer, better: bool = False) -> None:
         assert self._quic is not None
-        link = secrets.token_hex(8)
         address = _union(entry.told, entry.said)
+        if not (address.direct or address.relays):
+            return
+        link = secrets.token_hex(8)
         if "quic" not in entry.failures:
-            self._event("link_dial", peer=entry.id, way="direct" if address.direct else "relay", at=str(address.direct))
+            kind = "link_punch" if better or (address.relays and address.direct) else "link_dial"
+            way = "direct" if address.direct else "relay"
+            self._event(kind, peer=entry.id, way=way, at=" ".join((*address.direct, *address.relays)))
         try:
-            dialed = await self._quic.dial(entry.id, address, partial(self._greeting, link, False, ""))
+            dialed = await self._quic.dial(entry.id, address, partial(self._greeting, link, False, ""), better)
         except (Broken, Refused) as e:
             self._note_failure(entry, "direct", "quic", e)
             return
@@ -513,18 +536,31 @@ class Peers:
             self._event(kind, peer=entry.id, way=way, at=at, reason=why)
 
     async def _heartbeat(self) -> None:
+        beats = 0
         while True:
             before = time.monotonic()
-            await asyncio.sleep(HEARTBEAT_S)
-            now = time.monotonic()
-            late = now - before > 2 * HEARTBEAT_S  # this process stood still, so it cannot say who was silent
+            await asyncio.sleep(HEARTBEAT_S / 2)
+            now, beats = time.monotonic(), beats + 1
+            late = now - before > HEARTBEAT_S  # this process stood still, so it cannot say who was silent
             for entry in list(self._peers.values()):
                 for carrier in list(entry.carriers):
-                    carrier.tick(now)
-                    if not late and now - carrier.heard_s > self._silent_s:
-                        carrier.close(f"silent for {now - carrier.heard_s:.0f} s")
-                    else:
+                    if beats % 2:
+                        carrier.tick(now)
                         carrier.beat()
+                    if not late:
+                        self._listen_to(entry, carrier, now - carrier.heard_s)
+
+    def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
+        if silent_s > self._silent_s:
+            carrier.close(f"silent for {silent_s:.0f} s")
+        elif (silent_s > min(SUSPECT_S, 0.6 * self._silent_s)) != carrier.suspect:
+            carrier.suspect = not carrier.suspect
+            if carrier.suspect:
+                self._event(
+                    "link_silent", peer=entry.id, way=carrier.way(), reason=f"nothing heard for {silent_s:.1f} s"
+                )
+                entry.changed()
+            self._note_way(entry, "silent" if carrier.suspect else "heard again")
 
 
 def _tcp() -> Way:

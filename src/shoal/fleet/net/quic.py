@@ -14,7 +14,6 @@ import ctypes
 import inspect
 import json
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,10 @@ from shoal import wire
 from shoal.errors import SetupError, needs_extra
 from shoal.fleet.net.api import Address, Event, PeerId, Proof, Refused, Way
 from shoal.fleet.net.frames import MOST_BULK_FRAME, MOST_FRAME, BadFrame, Data
-from shoal.fleet.net.identity import Identity, is_peer
+from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, Pipe, read_greeting
 from shoal.fleet.net.relay import token
-from shoal.fleet.net.rendezvous import call, where
+from shoal.fleet.net.relays import Relays
 
 try:
     import iroh
@@ -35,14 +34,13 @@ except ImportError as e:
     raise needs_extra("iroh", "swarm", "A swarm that reaches peers behind NATs (it can do without: TCP only)") from e
 
 PROTOCOL = b"shoal/swarm/1"
+NO_BETTER = b"no better"
 DIAL_S = 8.0
 GREETING_S = 6.0
 MOST_STRANGERS = 128
-MOST_RELAYS = 4
 MOST_SEEN = 4  # addresses of this machine, as others see it
-WHERE_S = 15.0  # between two questions to a rendezvous: a NAT forgets a mapping after 30 s at the earliest
 WINDOW = 16 << 20  # a connection's receive window: 100 Mbit/s over 1 s
-_CHUNK = 256 << 10
+_LARGE = 16 << 10
 _LENGTH = 4
 
 Greet = Callable[[], Greeting]
@@ -126,7 +124,10 @@ class QuicPipe:
     async def _fill(self, count: int) -> None:
         while len(self._buffer) < count:
             try:
-                data = await self._receive.read(_CHUNK)
+                missing = count - len(self._buffer)
+                # Each call costs more than its bytes: the rest of a piece by one, small frames by what is there.
+                large = missing > _LARGE
+                data = await (self._receive.read_exact(missing) if large else self._receive.read(_LARGE))
             except iroh.IrohError as e:
                 raise Broken(said(e)) from e
             if not data:
@@ -144,8 +145,10 @@ class Quic:
     def __init__(
         self, me: Identity, relays: tuple[str, ...], host: str, port: int, event: Event, proof: Proof = bytes
     ) -> None:
-        self._me, self._relays, self._host, self._port = me, list(relays), host, port
+        self._me, self._host, self._port = me, host, port
         self._event, self._proof = event, proof
+        self._relays = Relays(relays, self._config, self.learn, event)
+        self._attempts: dict[PeerId, int] = {}  # dials that failed
         self._endpoint: iroh.Endpoint | None = None
         self._seen: dict[str, list[str]] = {}  # who told it: this endpoint's addresses, the last one last
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,12 +156,9 @@ class Quic:
 
     async def start(self, welcome: Welcome, on_pipe: OnPipe) -> None:
         iroh_ffi.uniffi_set_event_loop(asyncio.get_running_loop())  # type: ignore[arg-type]  # BaseEventLoop
-        relays = iroh.RelayMap.empty()
-        for url in self._relays:
-            relays.insert(self._config(url))
         options = iroh.EndpointOptions(
             preset=iroh.preset_minimal(),
-            relay_mode=iroh.RelayMode.custom(relays),
+            relay_mode=iroh.RelayMode.custom(self._relays.map()),
             bind_addr=f"{self._host or '0.0.0.0'}:{self._port}",
             alpns=[PROTOCOL],
             secret_key=self._me.secret,
@@ -168,10 +168,10 @@ class Quic:
         except iroh.IrohError as e:
             raise SetupError(f"The UDP port for the swarm cannot be opened ({said(e)}).") from e
         self._spawn(self._accept(self._endpoint, welcome, on_pipe))
-        for url in self._relays:
-            self._spawn(self._learn(url))
+        self._relays.start(self._endpoint)
 
     async def close(self) -> None:
+        await self._relays.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -181,14 +181,10 @@ class Quic:
                     await self._endpoint.close()
 
     def relays(self) -> tuple[str, ...]:
-        return tuple(self._relays)
+        return self._relays.urls()
 
     def use_relays(self, urls: tuple[str, ...]) -> None:
-        """Others' relays too, so that the loss of one is survived."""
-        for url in urls:
-            if url not in self._relays and len(self._relays) < MOST_RELAYS:
-                self._relays.append(url)
-                self._spawn(self._add(url))
+        self._relays.use(urls)
 
     def direct(self) -> tuple[str, ...]:
         """What others have seen first; then what this machine sees itself."""
@@ -218,11 +214,15 @@ class Quic:
         while len(self._seen) > MOST_SEEN:
             del self._seen[next(iter(self._seen))]
 
-    async def dial(self, peer: PeerId, address: Address, greet: Greet) -> Dialed:
+    async def dial(self, peer: PeerId, address: Address, greet: Greet, better: bool = False) -> Dialed:
+        """`better`: only if it does not need the relay; the other side notices nothing of what was tried."""
         greeting = greet()
         try:
             async with asyncio.timeout(DIAL_S):
                 connection = await self._connect(peer, address)
+                if better and not await _becomes_direct(connection):
+                    connection.close(0, NO_BETTER)
+                    raise Broken("only the relay reaches it")
                 stream = await connection.open_bi()
                 pipe = QuicPipe(connection, stream, MOST_GREETING, "")
                 await pipe.send([greeting.encode()])
@@ -245,8 +245,13 @@ class Quic:
     async def _connect(self, peer: PeerId, address: Address) -> iroh.Connection:
         assert self._endpoint is not None
         to = iroh.EndpointId.from_string(peer)
-        relay = next((url for url in address.relays if url in self._relays), next(iter(address.relays), None))
-        connection = await self._endpoint.connect(iroh.EndpointAddr(to, relay, list(address.direct)), PROTOCOL)
+        failed = self._attempts.get(peer, 0)
+        at = iroh.EndpointAddr(to, self._relays.towards(address.relays, failed), list(address.direct))
+        try:
+            connection = await self._endpoint.connect(at, PROTOCOL)
+        except BaseException:  # also when it takes too long: the next one goes through another relay
+            self._attempts[peer] = failed + 1
+            raise
         connection.set_receive_window(WINDOW)
         return connection
 
@@ -279,7 +284,8 @@ class Quic:
         except TimeoutError:
             self._event("link_refused", peer="", at=seen or "relay", reason="it did not finish its greeting in time")
         except (Broken, BadFrame, iroh.IrohError) as e:
-            self._event("link_refused", peer="", at=seen or "relay", reason=said(e))
+            if NO_BETTER.decode() not in said(e):
+                self._event("link_refused", peer="", at=seen or "relay", reason=said(e))
         else:
             pipe.limit(MOST_BULK_FRAME if said_first.bulk else MOST_FRAME)
             on_pipe(peer, said_first, pipe, pipe.way)
@@ -290,59 +296,24 @@ class Quic:
         proof = self._proof()
         return iroh.RelayConfig(url=url, quic_port=None, auth_token=token(proof) if proof else None)
 
-    async def _add(self, url: str) -> None:
-        assert self._endpoint is not None
-        try:
-            await self._endpoint.insert_relay(self._config(url))
-        except iroh.IrohError as e:
-            self._relays.remove(url)
-            self._event("relay_refused", at=url, reason=said(e))
-            return
-        await self._learn(url)
-
-    async def _learn(self, url: str) -> None:
-        """Asks the rendezvous beside a relay for ever: the address may change, and asking keeps the mapping alive."""
-        assert self._endpoint is not None
-        up: bool | None = None
-        while True:
-            try:
-                async with asyncio.timeout(10):
-                    id, at = await asyncio.to_thread(_info, url)
-                    connection = await call(self._endpoint, id, at)
-                while True:
-                    async with asyncio.timeout(10):
-                        seen = await where(connection)
-                    if up is not True:
-                        up = True
-                        self._event("relay_up", at=url)
-                    await self.learn(seen, url)
-                    await asyncio.sleep(WHERE_S)
-            except (iroh.IrohError, OSError, ValueError, TimeoutError) as e:
-                if up is not False:
-                    up = False
-                    self._event("relay_down", at=url, reason=said(e))
-            await asyncio.sleep(3)
-
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
+async def _becomes_direct(connection: iroh.Connection) -> bool:
+    for _ in range(30):
+        if any(p.is_selected and not p.is_relay for p in connection.paths()):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
 def said(e: Exception) -> str:
     """An error of iroh in one line."""
     text = str(e.message() if hasattr(e, "message") else e) or type(e).__name__
     return text.splitlines()[0][:200]
-
-
-def _info(url: str) -> tuple[str, str]:
-    with urllib.request.urlopen(f"{url.rstrip('/')}/info", timeout=5) as answer:
-        told = json.loads(answer.read(1 << 16))
-    found = told.get("rendezvous") if isinstance(told, dict) else None
-    if not isinstance(found, dict) or not is_peer(found.get("id")) or not isinstance(found.get("addr"), str):
-        raise ValueError("the relay has no rendezvous")
-    wire.address_of(found["addr"])
-    return found["id"], found["addr"]
 
 
 def _greeting(data: bytes) -> Greeting:
