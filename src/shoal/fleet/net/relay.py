@@ -22,7 +22,7 @@ from shoal.fleet.net.relay_client import MOST_KNOWN, Client
 from shoal.fleet.net.rendezvous import Rendezvous
 
 PORT = 3340
-MOST_CONNECTIONS = 2048
+MOST_CONNECTIONS = 4096
 
 # Why a peer may not use the relay (empty: it may), given its proven key and what it sent as its Bearer token.
 Admit = Callable[[PeerId, str], str]

@@ -39,6 +39,7 @@ MOST_KNOWN = 4096  # keys a client has sent to, which are told when it is gone
 QUICK_S = 10.0  # for a connection to say what it wants and to prove its key
 ASK_S = 15.0
 SILENT_S = 40.0
+WATCH_S = 4.0  # between two signs of life
 _PROTOCOLS = ("iroh-relay-v2", "iroh-relay-v1")
 _CONTEXT = "iroh-relay handshake v1 challenge signature"
 
@@ -150,9 +151,12 @@ class Client(asyncio.BufferedProtocol):
             self._reply(405, b"")
         elif path == "/relay":
             self._upgrade(fields, bytes(rest))
-        elif path == "/info":
-            told = self._server.info(self, fields.get("host", ""))
-            self._reply(200, json.dumps(told).encode() + b"\n", "application/json")
+        elif path in ("/info", "/watch"):
+            told = json.dumps(self._server.info(self, fields.get("host", ""))).encode() + b"\n"
+            if path == "/info":
+                self._reply(200, told, "application/json")
+            else:
+                self._watch(told)
         elif path in ("/ping", "/generate_204"):
             asked = fields.get("x-iroh-challenge", "")  # a network that answers for others would not know it
             extra = (
@@ -170,6 +174,22 @@ class Client(asyncio.BufferedProtocol):
         told += "Access-Control-Allow-Origin: *\r\nConnection: close\r\n\r\n"
         self._transport.write(told.encode("latin-1") + body)
         self._transport.close()
+
+    def _watch(self, told: bytes) -> None:
+        """Stays open, so that a client knows within moments that the relay is gone; iroh takes 45 s to tell."""
+        assert self._transport is not None
+        assert self._timer is not None
+        head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+        self._transport.write(head.encode("latin-1") + told)
+        self._timer.cancel()
+        self._timer = self._loop.call_later(WATCH_S, self._still_here)
+
+    def _still_here(self) -> None:
+        if self._transport is None or self._transport.get_write_buffer_size():  # it does not read
+            self._abort()
+            return
+        self._transport.write(b"\n")
+        self._timer = self._loop.call_later(WATCH_S, self._still_here)
 
     def _upgrade(self, fields: dict[str, str], rest: bytes) -> None:
         offered = [name.strip() for name in fields.get("sec-websocket-protocol", "").split(",")]

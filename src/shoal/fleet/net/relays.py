@@ -1,0 +1,179 @@
+"""The relays of one endpoint: which are up, which one is its home, and which one reaches a peer.
+
+A peer that is relayed can be reached through its *home* only, the one relay that iroh keeps a connection to. iroh looks
+for another 45 s after it was lost (1.2.0, measured 2026-11-16); told that the relay is no more, it does at once. So
+each relay is watched through a connection of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+import iroh
+
+from shoal import wire
+from shoal.fleet.net.api import Event
+from shoal.fleet.net.identity import is_peer
+from shoal.fleet.net.relay_client import WATCH_S
+from shoal.fleet.net.rendezvous import call, where
+
+MOST_RELAYS = 4
+CALL_S = 10.0
+AGAIN_S = 2.0  # between two attempts to reach one
+WHERE_S = 15.0  # between two questions to a rendezvous: a NAT forgets a mapping after 30 s at the earliest
+MOST_LINE = 64 << 10
+
+Learn = Callable[[str, str], Awaitable[None]]  # this endpoint's ip:port, as who sees it
+
+
+class Relays:
+    def __init__(
+        self, urls: tuple[str, ...], config: Callable[[str], iroh.RelayConfig], learn: Learn, event: Event
+    ) -> None:
+        self._urls, self._up = list(dict.fromkeys(map(plain, urls)))[:MOST_RELAYS], set[str]()
+        self._config, self._learn, self._event = config, learn, event
+        self._endpoint: iroh.Endpoint | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def map(self) -> iroh.RelayMap:
+        found = iroh.RelayMap.empty()
+        for url in self._urls:
+            found.insert(self._config(url))
+        return found
+
+    def start(self, endpoint: iroh.Endpoint) -> None:
+        self._endpoint = endpoint
+        for url in self._urls:
+            self._spawn(self._watch(url))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def urls(self) -> tuple[str, ...]:
+        """Home first, then those that are up."""
+        home = self._endpoint.addr().relay_url() if self._endpoint is not None else None
+        rank = {url: (url != plain(home or ""), url not in self._up, i) for i, url in enumerate(self._urls)}
+        return tuple(sorted(self._urls, key=lambda url: rank[url]))
+
+    def use(self, urls: tuple[str, ...]) -> None:
+        """Others' relays too, so that the loss of one is survived."""
+        for url in map(plain, urls):
+            if url not in self._urls and len(self._urls) < MOST_RELAYS:
+                self._urls.append(url)
+                self._spawn(self._add(url))
+
+    def towards(self, theirs: tuple[str, ...], attempt: int) -> str | None:
+        """Of a peer's relays, home first, those that are up; what it said may be old, so each in its turn."""
+        known = [plain(url) for url in theirs]
+        good = [url for url in known if url in self._up] or known
+        return good[attempt % len(good)] if good else None
+
+    async def _add(self, url: str) -> None:
+        assert self._endpoint is not None
+        try:
+            await self._endpoint.insert_relay(self._config(url))
+        except iroh.IrohError as e:
+            self._urls.remove(url)
+            self._event("relay_refused", at=url, reason=_said(e))
+            return
+        await self._watch(url)
+
+    async def _watch(self, url: str) -> None:
+        """For ever. Only one that was up is taken from iroh: others may be relays that are not ours."""
+        assert self._endpoint is not None
+        told = removed = False
+        while True:
+            why = "it has closed the connection"
+            try:
+                async with _opened(url) as (reader, (peer, at)):
+                    if removed:
+                        await self._endpoint.insert_relay(self._config(url))
+                    removed = told = False
+                    self._up.add(url)
+                    self._event("relay_up", at=url)
+                    asker = asyncio.ensure_future(self._ask(url, peer, at))
+                    try:
+                        while await asyncio.wait_for(reader.readline(), 3 * WATCH_S):
+                            pass
+                    finally:
+                        asker.cancel()
+            except (OSError, ValueError, TimeoutError, iroh.IrohError) as e:
+                why = _said(e)
+            if url in self._up:
+                self._up.remove(url)
+                removed = True
+                with contextlib.suppress(iroh.IrohError):
+                    await self._endpoint.remove_relay(url)
+            if not told:
+                told = True
+                self._event("relay_down", at=url, reason=why)
+            await asyncio.sleep(AGAIN_S * random.uniform(0.5, 1.5))
+
+    async def _ask(self, url: str, peer: str, at: str) -> None:
+        """For ever: the address may change, and asking keeps the NAT's mapping alive."""
+        assert self._endpoint is not None
+        told = False
+        while True:
+            try:
+                async with asyncio.timeout(CALL_S):
+                    connection = await call(self._endpoint, peer, at)
+                while True:
+                    async with asyncio.timeout(CALL_S):
+                        seen = await where(connection)
+                    await self._learn(seen, url)
+                    await asyncio.sleep(WHERE_S)
+            except (iroh.IrohError, ValueError, TimeoutError) as e:
+                if not told:
+                    told = True  # a network that lets no UDP out, say: the relay itself may work
+                    self._event("rendezvous_failed", at=at, reason=_said(e))
+            await asyncio.sleep(AGAIN_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@contextlib.asynccontextmanager
+async def _opened(url: str) -> Any:
+    """The relay's sign of life, and where its rendezvous is."""
+    parts = urlsplit(url)
+    if parts.hostname is None:
+        raise ValueError(f"{url!r} is no relay")
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    async with asyncio.timeout(CALL_S):
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None, limit=MOST_LINE)
+    try:
+        writer.write(f"GET /watch HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode("latin-1"))
+        async with asyncio.timeout(CALL_S):
+            if b" 200 " not in await reader.readline():
+                raise ValueError("it is no relay of a swarm")
+            while (await reader.readline()).strip():
+                pass
+            told = json.loads(await reader.readline())
+        found = told.get("rendezvous") if isinstance(told, dict) else None
+        if not isinstance(found, dict) or not is_peer(found.get("id")) or not isinstance(found.get("addr"), str):
+            raise ValueError("it has no rendezvous")
+        wire.address_of(found["addr"])
+        yield reader, (found["id"], found["addr"])
+    finally:
+        writer.close()
+
+
+def plain(url: str) -> str:
+    """iroh ends them with a slash, people do not."""
+    return url.rstrip("/")
+
+
+def _said(e: Exception) -> str:
+    text = str(e.message() if hasattr(e, "message") else e) or type(e).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,184 @@
+"""Peers behind every pair of NATs find each other with no open port, and links outlive their relay."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.namespaces import need_namespaces
+
+from shoal.fleet.emulate import Nat, Site, Wan
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+PORT = 3340
+RTT_MS = 40.0
+# Nobody can dial into a NAT, but its peer can dial out: one that is open is enough for TCP. Two cones punch a hole. A
+# symmetric NAT shows each destination another port, so the hole is never where the other side looks for it.
+EXPECTED = {
+    ("open", "open"): "tcp",
+    ("open", "cone"): "tcp",
+    ("open", "symmetric"): "tcp",
+    ("cone", "cone"): "direct",
+    ("cone", "symmetric"): "relay",
+    ("symmetric", "symmetric"): "relay",
+}
+
+
+@dataclass
+class Remote:
+    """A peer in its namespace, driven from here."""
+
+    name: str
+    process: subprocess.Popen[str]
+    id: str = ""
+
+    def tell(self, **line: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def way(self, to: Remote) -> tuple[str | None, float]:
+        """How the link stands, and for how long nothing was heard."""
+        way, heard_s, _ = self.tell(links=True).get(to.id, [None, None, None])
+        return way, 1e9 if heard_s is None else heard_s
+
+
+@dataclass
+class Place:
+    wan: Wan
+    peers: dict[str, Remote]
+    relays: dict[str, subprocess.Popen[str]]
+
+    def relay(self, name: str) -> None:
+        code = "import sys; import argparse; from shoal.cli import swarm_relay as m; p=argparse.ArgumentParser(); m.add_arguments(p); sys.exit(m.run(p.parse_args()))"
+        command = [sys.executable, "-c", code, "--port", str(PORT)]
+        self.relays[name] = self.wan.run(name, command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        told = self.relays[name].stdout
+        assert told is not None
+        assert told.readline().startswith("Relay at")
+
+    def url(self, name: str) -> str:
+        return f"http://{self.wan.address(name)}:{PORT}"
+
+    def introduce(self, a: Remote, b: Remote) -> None:
+        """As gossip does: each learns where the other says it is, as it says it now."""
+        at_a, at_b = a.tell(where=True), b.tell(where=True)
+        a.tell(know=b.id, address=at_b["address"])
+        b.tell(know=a.id, address=at_a["address"])
+
+
+@contextmanager
+def place(nats: dict[str, Nat], relays: int) -> Iterator[Place]:
+    names = [f"relay{i}" for i in range(relays)]
+    sites = [*(Site(name, nat=nat) for name, nat in nats.items()), *(Site(name) for name in names)]
+    with Wan(sites, rtt_ms=RTT_MS) as wan:
+        found = Place(wan, {}, {})
+        for name in names:
+            found.relay(name)
+        command = [sys.executable, "-m", "tests.clusters.nat_peer", *map(found.url, names)]
+        for name in nats:
+            process = wan.run(name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            found.peers[name] = Remote(name, process)
+        for peer in found.peers.values():
+            peer.id = peer.hear()["id"]
+        await_(lambda: all(_seen(wan, peer) for peer in found.peers.values()), 30, "all peers know where they are seen")
+        yield found
+
+
+def _seen(wan: Wan, peer: Remote) -> bool:
+    return any(at.startswith(f"{wan.address(peer.name)}:") for at in peer.tell(where=True)["address"][1])
+
+
+def await_(true: Callable[[], bool], within_s: float, what: str) -> float:
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < within_s, f"not within {within_s:g} s: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    need_namespaces()
+
+
+def test_every_pair_of_nats_connects_with_no_open_port() -> None:
+    kinds: tuple[Nat, ...] = ("open", "cone", "symmetric")
+    with place({f"{kind}{i}": kind for kind in kinds for i in (1, 2)}, relays=1) as there:
+        print(f"\n{'pair':<22}{'first answer':>14}{'final way':>12}{'after':>9}")
+        for one, two in itertools.combinations_with_replacement(kinds, 2):
+            a, b = there.peers[f"{one}1"], there.peers[f"{two}2"]
+            begun = time.monotonic()
+            there.introduce(a, b)
+            answer = a.tell(ask=b.id, within_s=20)
+            assert "failed" not in answer, (one, two, answer, a.tell(events=True), b.tell(events=True))
+            wanted = EXPECTED[one, two]
+            ends = ((a, b), (b, a))
+            await_(lambda e=ends, w=wanted: all(x.way(y)[0] == w for x, y in e), 15, f"{one}, {two}: {wanted}")  # type: ignore[misc]
+            after_s = time.monotonic() - begun
+            print(f"{one + ', ' + two:<22}{answer['took_s']:>12.2f} s{wanted:>12}{after_s:>7.2f} s", flush=True)
+            assert answer["took_s"] < 5
+            large = a.tell(ask=b.id, within_s=20, bytes=1 << 20)
+            assert large["right"]
+        time.sleep(5)  # what was found stays
+        for one, two in itertools.combinations_with_replacement(kinds, 2):
+            a, b = there.peers[f"{one}1"], there.peers[f"{two}2"]
+            assert a.way(b)[0] == EXPECTED[one, two]
+
+
+def test_direct_links_stay_and_relayed_ones_come_back_when_the_relay_is_killed() -> None:
+    nats: dict[str, Nat] = {"cone1": "cone", "cone2": "cone", "symmetric1": "symmetric"}
+    with place(nats, relays=2) as there:
+        cone1, cone2, symmetric = (there.peers[name] for name in nats)
+        for a, b in itertools.combinations(there.peers.values(), 2):
+            there.introduce(a, b)
+        await_(lambda: cone1.way(cone2)[0] == "direct", 20, "two cones are punched")
+        await_(lambda: cone1.way(symmetric)[0] == "relay", 20, "a cone and a symmetric NAT are relayed")
+        before = {name: there.wan.carried().get(("symmetric1", name), 0) for name in there.relays}
+        used = max(before, key=lambda name: before[name])
+        other = next(name for name in there.relays if name != used)
+        there.relays[used].kill()
+        killed = time.monotonic()
+        worst_s = 0.0
+        back: float | None = None
+        while time.monotonic() - killed < 30 and (back is None or time.monotonic() - killed < 12):
+            way, silent_s = cone1.way(cone2)
+            assert way in ("direct", "tcp")
+            worst_s = max(worst_s, silent_s)
+            if back is None and "failed" not in cone1.tell(ask=symmetric.id, within_s=0):
+                back = time.monotonic() - killed
+            time.sleep(0.2)
+        print(f"\n{used} killed: the direct link was silent for {worst_s:.1f} s at most; ", end="")
+        assert worst_s < 3.5
+        assert back is not None, (cone1.tell(events=True), symmetric.tell(events=True))
+        print(f"the relayed one was back through {other} after {back:.1f} s")
+
+
+def test_relayed_links_come_back_with_their_only_relay() -> None:
+    nats: dict[str, Nat] = {"one": "symmetric", "two": "symmetric"}
+    with place(nats, relays=1) as there:
+        one, two = there.peers.values()
+        there.introduce(one, two)
+        await_(lambda: one.way(two)[0] == "relay", 20, "two symmetric NATs are relayed")
+        there.relays["relay0"].kill()
+        there.relays["relay0"].wait()
+        await_(lambda: one.way(two)[0] is None, 20, "the loss is noticed")
+        there.relay("relay0")
+        took_s = await_(lambda: "failed" not in one.tell(ask=two.id, within_s=0), 60, "the link is back")
+        print(f"\nback {took_s:.1f} s after the relay")
