@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Protocol
+
+import numpy as np
 
 from shoal.fleet.codec import plain_dense, plain_topk
 from shoal.fleet.codec.dense import Dense
@@ -19,7 +23,8 @@ class Codec(Protocol):
     def encode(self, values: Floats, residual: Floats | None = None, decay: float = 1.0) -> bytes:
         """A payload of v = values + decay * residual. What is lost of v is left in `residual`, in place.
 
-        Raises ValueError where v is infinite, no number or beyond 2**100; the residual is then as it was.
+        Raises ValueError where v is infinite, no number or beyond 2**100. Where the values are to blame the residual
+        is then as it was; where it is to blame itself, it is good for nothing.
         """
         ...
 
@@ -40,13 +45,35 @@ class Codec(Protocol):
         ...
 
 
-def codec(name: str, chunk: int = 4096, keep: int = 64) -> Codec:
-    """By its name in the run file; `chunk` and `keep` are for topk alone."""
+def codec(name: str, chunk: int = 4096, keep: int = 64, plain: bool = False) -> Codec:
+    """By its name in the run file; `chunk` and `keep` are for topk alone.
+
+    Compiled where numba is installed. `plain`, or without it: the same bits from numpy, ten to fifty times slower.
+    """
+    dense, topk = (plain_dense, plain_topk) if plain else _kernels()
     if name == "topk":
-        return TopK(chunk, keep, plain_topk)
+        return TopK(chunk, keep, topk)
     if name in NAMES:
-        return Dense(name, plain_dense)
+        return Dense(name, dense)
     raise ValueError(f"there is no codec '{name}'; use one of {', '.join(NAMES)}.")
+
+
+def warm(c: Codec) -> None:
+    """Compiles what is not compiled yet (10 s, once a machine), so that the first round does not wait for it."""
+    one = np.ones(1, np.float32)
+    payload = c.encode(one, one.copy(), 1.0)
+    c.add(payload, one, 1.0)
+    c.decode_norm(payload)
+    c.dot(payload, one)
+
+
+@cache
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    try:
+        from shoal.fleet.codec import fast_dense, fast_topk
+    except ImportError:  # numba is in the extra [swarm]
+        return plain_dense, plain_topk
+    return fast_dense, fast_topk
 
 
 def codec_of(payload: bytes | memoryview) -> Codec:

@@ -26,6 +26,7 @@ from shoal.fleet.codec.frame import (
     header,
     sections,
 )
+from shoal.fleet.codec.fresh import fresh
 
 _BITS = {"bf16": 16, "int8": 8, "int4": 4, "2bit": 2}
 _BLOCK = {"bf16": 256, "int8": 256, "int4": 128, "2bit": 256}  # multiples of the lanes in which sums are done
@@ -51,15 +52,14 @@ class Dense:
         check_vector("values", values)
         if residual is not None:
             check_vector("residual", residual, len(values))
-        most = 0.0 if residual is None else abs(decay) * self.kernels.largest(residual)
-        check_finite(self.kernels.largest(values), most)
+        check_finite(self.kernels.largest(values))
         count = len(values)
-        payload = bytearray(HEADER_BYTES + sum(self._sizes(count)))
-        payload[:HEADER_BYTES] = self._header(count).pack()
-        high, ratio, data = self._cut(np.frombuffer(payload, np.uint8, offset=HEADER_BYTES), count)
+        payload, writable = fresh(HEADER_BYTES + sum(self._sizes(count)))
+        writable[:HEADER_BYTES] = np.frombuffer(self._header(count).pack(), np.uint8)
+        parts = self._cut(writable[HEADER_BYTES:], count)
         if count:
-            self.kernels.encode(self.bits, self.block, values, residual, decay, high, ratio, data)
-        return bytes(payload)
+            check_finite(self.kernels.encode(self.bits, self.block, values, residual, decay, *parts))
+        return payload
 
     def add(self, payload: bytes | memoryview, into: Floats, weight: float) -> None:
         check_vector("into", into)

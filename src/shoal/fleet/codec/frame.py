@@ -101,8 +101,9 @@ def check_vector(name: str, vector: Any, count: int | None = None) -> Floats:
     return vector
 
 
-def check_finite(values_most: float, residual_most: float) -> None:
-    if not values_most + residual_most <= LARGEST:
+def check_finite(most: float) -> None:
+    """`most`: the largest magnitude."""
+    if not most <= LARGEST:
         raise ValueError(
             "the values to send (with what was kept for them) are infinite, no numbers or beyond 2**100; leave this "
             "round's part out: training has diverged."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shoal.fleet.codec.frame import LEAST_BITS, Bytes, Floats, Halves
 
 LANES = 16
-PIECE = 1 << 18  # parameters looked at together, so that what is needed on the way stays small
+PIECE = 1 << 16  # parameters looked at together, so that what is needed on the way stays small
 Doubles = NDArray[np.float64]
 
 

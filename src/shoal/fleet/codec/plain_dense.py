@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.fleet.codec.frame import Bytes, Floats, Halves
+from shoal.fleet.codec.frame import LARGEST, LEAST_BITS, Bytes, Floats, Halves
 from shoal.fleet.codec.plain_common import (
     PIECE,
     gathered,
@@ -21,6 +21,8 @@ from shoal.fleet.codec.plain_common import (
 __all__ = ["add", "dot", "encode", "largest", "largest_half", "squares"]
 
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: what is added to it loses its fraction, ties to even
+_PARTS = np.float32(1 << 20)
+_TINY = np.float32(2.0**-126)
 
 
 def encode(
@@ -32,11 +34,17 @@ def encode(
     high: Halves,
     ratio: Bytes,
     data: Bytes,
-) -> None:
+) -> float:
+    """Writes a payload's parts and the residual; returns the largest magnitude that was met."""
+    most = 0.0
     for start in range(0, len(values), PIECE):
         end = min(start + PIECE, len(values))
         kept = None if residual is None else residual[start:end]
         v = gathered(values[start:end], kept, decay)
+        met = largest(v)
+        if not met <= LARGEST:
+            return met
+        most = max(most, met)
         blocks, place = slice(start // block, -(-end // block)), slice(start * bits // 8, -(-end * bits // 8))
         rows = np.zeros((-(-len(v) // block), block), np.float32)
         rows.reshape(-1)[: len(v)] = v
@@ -48,6 +56,7 @@ def encode(
             high[blocks], data[place] = _levels(rows, len(v), bits)
         if kept is not None:
             kept[:] = v - _decode(bits, block, high[blocks], ratio[blocks], data[place], len(v))
+    return most
 
 
 def add(bits: int, block: int, high: Halves, ratio: Bytes, data: Bytes, into: Floats, weight: float) -> None:
@@ -98,25 +107,31 @@ def _levels(rows: Floats, count: int, bits: int) -> tuple[Halves, Bytes]:
     scales = scale(np.abs(rows).max(axis=1) / most)
     step = widened(scales)
     inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, step, np.float32(1)), np.float32(0))
-    level = np.clip(rows * inverse[:, None], -most, most)
-    whole = ((level + _ROUND) - _ROUND).astype(np.int8).view(np.uint8).reshape(-1)
+    # The scale is within 2**-8 of the exact one, so that nothing rounds to more than `most`.
+    whole = ((rows * inverse[:, None] + _ROUND) - _ROUND).astype(np.int8).view(np.uint8).reshape(-1)
     return scales, whole[:count] if bits == 8 else _packed(whole[:count] & np.uint8(15), 4)
 
 
 def _two_bits(rows: Floats, count: int, block: int) -> tuple[Halves, Bytes, Bytes]:
-    """A sign, and whether the magnitude is above the block's mean; each half is sent as its own mean."""
-    size = np.abs(rows)
-    n = np.full(len(rows), block, np.float32)
+    """A sign, and whether the magnitude is above the block's mean; each half is sent as its own mean.
+
+    Means are of whole numbers, 2**20ths of the block's largest: their sums are the same in any order.
+    """
+    most = np.abs(rows).max(axis=1)
+    inverse = np.where(most.view(np.uint32) >> 16 >= LEAST_BITS, np.float32(1) / np.maximum(most, _TINY), np.float32(0))
+    level = ((np.abs(rows) * inverse[:, None]) * _PARTS).astype(np.int32)
+    n = np.full(len(rows), block, np.int32)
     n[-1] = count - (len(rows) - 1) * block
-    mean = lanes(size) / n
-    above = size > mean[:, None]
-    there = np.arange(rows.size).reshape(rows.shape) < count
-    highs = above.sum(axis=1).astype(np.float32)
-    lows = (there & ~above).sum(axis=1).astype(np.float32)
-    low = lanes(np.where(above, np.float32(0), size)) / np.maximum(lows, np.float32(1))
-    high = lanes(np.where(above, size, np.float32(0))) / np.maximum(highs, np.float32(1))
-    scales, ratio = two_scales(np.where(highs > 0, high, low), low)
-    code = np.where(there, np.signbit(rows).astype(np.uint8) | (above.astype(np.uint8) << 1), 0).astype(np.uint8)
+    total = level.sum(axis=1, dtype=np.int32)
+    above = level * n[:, None] > total[:, None]
+    highs = above.sum(axis=1, dtype=np.int32)
+    over = (level * above).sum(axis=1, dtype=np.int32)
+    low, top = (
+        most * (part.astype(np.float32) / (np.maximum(of, 1).astype(np.float32) * _PARTS))
+        for part, of in ((total - over, n - highs), (over, highs))
+    )
+    scales, ratio = two_scales(np.where(highs > 0, top, low), low)
+    code = np.signbit(rows).astype(np.uint8) | (above.astype(np.uint8) << 1)
     return scales, ratio, _packed(code.reshape(-1)[:count], 2)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.fleet.codec.frame import Bytes, Floats, Halves
-from shoal.fleet.codec.plain_common import gathered, in_turn, largest, two_magnitudes, two_scales
+from shoal.fleet.codec.frame import LARGEST, Bytes, Floats, Halves
+from shoal.fleet.codec.plain_common import PIECE, gathered, in_turn, largest, two_magnitudes, two_scales
 
 __all__ = ["add", "beyond", "dot", "encode", "entries", "largest", "squares"]
 
@@ -15,17 +15,23 @@ Counts = NDArray[np.int64]
 
 def encode(
     chunk: int, keep: int, values: Floats, residual: Floats | None, decay: float, rice_most: int
-) -> tuple[Halves, Bytes, Bytes, NDArray[np.uint32], Bytes, Bytes, Bytes]:
-    """The sections of a payload, in their order."""
-    found = [
-        _piece(values[at:end], None if residual is None else residual[at:end], decay, size, most, rice_most)
-        for at, end, size, most in _pieces(len(values), chunk, keep)
-    ]
+) -> tuple[float | Halves | Bytes | NDArray[np.uint32], ...]:
+    """The largest magnitude that was met, then a payload's sections, in their order."""
+    found, largest_met = [], 0.0
+    for at, end, size, most in _pieces(len(values), chunk, keep):
+        kept = None if residual is None else residual[at:end]
+        v = gathered(values[at:end], kept, decay)
+        met = largest(v)
+        if not met <= LARGEST:
+            return (met,)
+        largest_met = max(largest_met, met)
+        found.append(_piece(v.reshape(-1, size), kept, most, rice_most))
     high, ratio, rice, count, code, gap = (np.concatenate([f[i] for f in found]) for i in range(6))
     full = count == -(-keep * _sizes(len(values), chunk) // chunk)
     shape = (rice | np.where(full, 16, 0)).astype(np.uint8)
     each = np.repeat(rice, count)
     return (
+        largest_met,
         high.astype(np.uint16),
         ratio.astype(np.uint8),
         shape,
@@ -108,7 +114,7 @@ def _sizes(size: int, chunk: int) -> Counts:
 
 def _pieces(count: int, chunk: int, keep: int) -> list[tuple[int, int, int, int]]:
     """Whole chunks some at a time, then the short one: from, to, the chunk's size, how many of it are kept."""
-    several = max(1, (1 << 18) // chunk) * chunk
+    several = max(1, PIECE // chunk) * chunk
     whole = count - count % chunk
     pieces = [(at, min(at + several, whole), chunk, keep) for at in range(0, whole, several)]
     if whole < count:
@@ -118,9 +124,8 @@ def _pieces(count: int, chunk: int, keep: int) -> list[tuple[int, int, int, int]
 
 
 def _piece(
-    values: Floats, residual: Floats | None, decay: float, size: int, most: int, rice_most: int
+    v: Floats, residual: Floats | None, most: int, rice_most: int
 ) -> tuple[Halves, Bytes, Counts, Counts, Counts, Counts]:
-    v = gathered(values, residual, decay).reshape(-1, size)
     mask = _chosen(np.abs(v).view(np.uint32), most)
     count = mask.sum(axis=1)
     magnitude = np.where(mask, np.abs(v), np.float32(0)).astype(np.float64)

@@ -68,12 +68,12 @@ class TopK:
         check_vector("values", values)
         if residual is not None:
             check_vector("residual", residual, len(values))
-        most = 0.0 if residual is None else abs(decay) * self.kernels.largest(residual)
-        check_finite(self.kernels.largest(values), most)
+        check_finite(self.kernels.largest(values))
         head = self._header(len(values)).pack()
         if not len(values):
             return head
-        parts = self.kernels.encode(self.chunk, self.keep, values, residual, decay, self.rice_most)
+        most, *parts = self.kernels.encode(self.chunk, self.keep, values, residual, decay, self.rice_most)
+        check_finite(most)
         return b"".join([head, *(part.tobytes() for part in parts)])
 
     def add(self, payload: bytes | memoryview, into: Floats, weight: float) -> None:
