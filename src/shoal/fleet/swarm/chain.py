@@ -38,6 +38,13 @@ class Chain:
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def known(self) -> Iterator[Record]:
+        """All of them, of all branches."""
+        return (one.record for one in self._known.values())
+
     def get(self, name: str) -> Record:
         return self._known[name].record
 

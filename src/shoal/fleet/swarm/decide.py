@@ -116,10 +116,8 @@ class Decider:
         order = self.order()
         return order[(self.term if term is None else term) % len(order)] if order else None
 
-    @property
-    def waiting_for(self) -> Record | None:
-        """A record that this peer would agree to, if it had all of its parts."""
-        return self._pending[1] if self._pending else None
+    def first_of_branch(self, now: float) -> PeerId:
+        return self._group(self.here(now))[0]
 
     # Time passes.
 

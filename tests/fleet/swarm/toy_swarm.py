@@ -1,0 +1,163 @@
+"""Several nodes in one process, each with a toy trainer in a process of its own, over real links on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.fleet.net.api import Endpoint, Handler, LinkState, Message, PeerId, Unreachable
+from shoal.fleet.net.endpoint import connect
+from shoal.fleet.net.identity import Identity
+from shoal.fleet.swarm.node import Node
+from shoal.spec.run import Run
+
+SWARM = "5" * 64
+COUNT = 4096
+
+
+def spec(**swarm: Any) -> Run:
+    swarm = {"peers": 3, "round": "1 s", "silent": "2 s", "snapshot_every": 3, **swarm}
+    train = {"steps": swarm.pop("steps", 4000), "batch": 8}
+    return Run.model_validate({"name": "toy", "data": {"train": "none"}, "train": train, "swarm": swarm})
+
+
+class Cut:
+    """An endpoint whose messages to some peers are lost."""
+
+    def __init__(self, inner: Endpoint) -> None:
+        self._inner, self.id, self.lost = inner, inner.id, set[PeerId]()
+
+    def on(self, kind: str, handler: Handler, most_body: int = 1 << 20) -> None:
+        async def deaf(peer: PeerId, message: Message) -> Message | None:
+            if peer in self.lost:
+                await asyncio.sleep(3600)
+            return await handler(peer, message)
+
+        self._inner.on(kind, deaf, most_body)
+
+    async def ask(self, peer: PeerId, message: Message, timeout_s: float = 10.0, most_body: int = 1 << 20) -> Message:
+        if peer in self.lost:
+            raise Unreachable("cut")
+        return await self._inner.ask(peer, message, timeout_s, most_body)
+
+    def tell(self, peer: PeerId, message: Message) -> None:
+        if peer not in self.lost:
+            self._inner.tell(peer, message)
+
+    def links(self) -> dict[PeerId, LinkState]:
+        return {p: link for p, link in self._inner.links().items() if p not in self.lost}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Peer:
+    def __init__(self, folder: Path, identity: Identity, run: Run, steps_per_s: float, attack: str = "") -> None:
+        self.folder, self.identity, self.run_spec = folder, identity, run
+        self.command = (
+            sys.executable, "-m", "tests.fleet.swarm.toy_trainer", str(COUNT), str(steps_per_s), attack,
+        )  # fmt: skip
+        self.events: list[dict[str, Any]] = []
+
+    async def start(self) -> None:
+        inner = connect(self.identity, lambda peer, proof: True, quic=False, host="127.0.0.1")
+        await inner.start()
+        self.endpoint: Any = Cut(inner)
+        self.node = Node(
+            self.folder, SWARM, self.identity, self.endpoint, self.run_spec, self.command,
+            admitted=lambda peer: True, event=self._event,
+        )  # fmt: skip
+        self.task = asyncio.create_task(self.node.run())
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, "t": time.monotonic(), **fields})
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.id
+
+    @property
+    def round(self) -> int:
+        return self.node.chain.head.round
+
+    async def kill(self) -> None:
+        """As if the machine had lost power."""
+        self.task.cancel()
+        if self.node.trainer is not None:
+            self.node.trainer.kill()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self.task
+        await self.endpoint.close()
+
+
+class Swarm:
+    def __init__(self, folder: Path, run: Run) -> None:
+        self.folder, self.run_spec = folder, run
+        self.peers: list[Peer] = []
+
+    async def add(self, steps_per_s: float = 50.0, attack: str = "") -> Peer:
+        i = len(self.peers)
+        peer = Peer(self.folder / str(i), Identity.at(self.folder / f"{i}.key"), self.run_spec, steps_per_s, attack)
+        await peer.start()
+        self.peers.append(peer)
+        self.introduce()
+        return peer
+
+    def introduce(self) -> None:
+        for a in self.alive:
+            for b in self.alive:
+                if a is not b:
+                    a.endpoint.know(b.me, b.endpoint.address())
+
+    @property
+    def alive(self) -> list[Peer]:
+        return [p for p in self.peers if not p.task.done()]
+
+    def cut(self, side: list[Peer]) -> None:
+        for a in self.alive:
+            a.endpoint.lost = {b.me for b in self.alive if (a in side) != (b in side)}
+
+    def heal(self) -> None:
+        for peer in self.alive:
+            peer.endpoint.lost = set()
+
+    async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> None:
+        end = time.monotonic() + within_s
+        while not true():
+            for peer in self.peers:
+                if peer.task.done() and not peer.task.cancelled() and peer.task.exception():
+                    raise AssertionError("a node has failed") from peer.task.exception()
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {within_s} s: {self}")
+            await asyncio.sleep(0.05)
+
+    def agree(self) -> bool:
+        """All are members of one head, and have the same weights there."""
+        heads = {p.node.chain.head.hash for p in self.alive}
+        digests = {p.node.work.digests.get(p.node.chain.head.hash) for p in self.alive}
+        members = set(self.alive[0].node.chain.head.members)
+        return len(heads) == 1 and len(digests) == 1 and None not in digests and members == {p.me for p in self.alive}
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{p.folder.name}: round {p.round} of {len(p.node.chain.head.members)}, {p.node.decider.mode}, "
+            f"begun {p.node.work.begun}, last {p.events[-1:]}"
+            for p in self.alive
+        )
+
+
+@contextlib.asynccontextmanager
+async def swarm(folder: Path, peers: int, **spec_of: Any) -> AsyncIterator[Swarm]:
+    it = Swarm(folder, spec(peers=peers, **spec_of))
+    try:
+        for _ in range(peers):
+            await it.add()
+        yield it
+    finally:
+        for peer in it.alive:
+            await peer.kill()
