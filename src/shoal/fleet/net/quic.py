@@ -14,6 +14,7 @@ import ctypes
 import inspect
 import json
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from shoal.fleet.net.frames import MOST_BULK_FRAME, MOST_FRAME, BadFrame, Data
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, Pipe, read_greeting
 from shoal.fleet.net.relay import token
-from shoal.fleet.net.relays import Relays
+from shoal.fleet.net.relays import Relays, plain
 
 try:
     import iroh
@@ -113,6 +114,11 @@ class QuicPipe:
                 self._way = "relay" if chosen[0].is_relay else "direct"
         return self._way
 
+    def relay(self) -> str | None:
+        """The one that carries it, if one does."""
+        chosen = [p for p in self.connection.paths() if p.is_selected and p.is_relay]
+        return plain(chosen[0].remote_addr) if chosen else None
+
     def counts(self) -> Counts:
         found = self.connection.stats()
         return Counts(found.udp_tx_datagrams, found.lost_packets)
@@ -147,7 +153,8 @@ class Quic:
     ) -> None:
         self._me, self._host, self._port = me, host, port
         self._event, self._proof = event, proof
-        self._relays = Relays(relays, self._config, self.learn, event)
+        self._relays = Relays(relays, self._config, self.learn, self._relay_lost, event)
+        self._pipes: weakref.WeakSet[QuicPipe] = weakref.WeakSet()
         self._attempts: dict[PeerId, int] = {}  # dials that failed
         self._endpoint: iroh.Endpoint | None = None
         self._seen: dict[str, list[str]] = {}  # who told it: this endpoint's addresses, the last one last
@@ -219,6 +226,8 @@ class Quic:
         greeting = greet()
         try:
             async with asyncio.timeout(DIAL_S):
+                if better:
+                    await self._repeat()
                 connection = await self._connect(peer, address)
                 if better and not await _becomes_direct(connection):
                     connection.close(0, NO_BETTER)
@@ -235,9 +244,17 @@ class Quic:
             pipe.close()
             raise Refused(verdict[1:].decode(errors="replace")[:200] or "no reason given")
         answer = _greeting(verdict[1:])
+        self._pipes.add(pipe)
         pipe.limit(MOST_BULK_FRAME if greeting.bulk else MOST_FRAME)
         await self.learn(answer.you_are, peer)
         return Dialed(answer, pipe)
+
+    async def _repeat(self) -> None:
+        """iroh punches when it learns of an address: without news it does not try again."""
+        assert self._endpoint is not None
+        for at in {at for told in self._seen.values() for at in told}:
+            await self._endpoint.remove_external_addr(at)
+            await self._endpoint.add_external_addr(at)
 
     async def dial_bulk(self, peer: PeerId, address: Address, greet: Greet) -> Pipe:
         return (await self.dial(peer, address, greet)).pipe
@@ -287,10 +304,17 @@ class Quic:
             if NO_BETTER.decode() not in said(e):
                 self._event("link_refused", peer="", at=seen or "relay", reason=said(e))
         else:
+            self._pipes.add(pipe)
             pipe.limit(MOST_BULK_FRAME if said_first.bulk else MOST_FRAME)
             on_pipe(peer, said_first, pipe, pipe.way)
         finally:
             self._strangers -= 1
+
+    def _relay_lost(self, url: str) -> None:
+        """What went through it is dialed again at once, not after some seconds of silence."""
+        for pipe in list(self._pipes):
+            if pipe.relay() == url:
+                pipe.close()
 
     def _config(self, url: str) -> iroh.RelayConfig:
         proof = self._proof()

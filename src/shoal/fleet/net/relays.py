@@ -34,10 +34,15 @@ Learn = Callable[[str, str], Awaitable[None]]  # this endpoint's ip:port, as who
 
 class Relays:
     def __init__(
-        self, urls: tuple[str, ...], config: Callable[[str], iroh.RelayConfig], learn: Learn, event: Event
+        self,
+        urls: tuple[str, ...],
+        config: Callable[[str], iroh.RelayConfig],
+        learn: Learn,
+        lost: Callable[[str], None],
+        event: Event,
     ) -> None:
         self._urls, self._up = list(dict.fromkeys(map(plain, urls)))[:MOST_RELAYS], set[str]()
-        self._config, self._learn, self._event = config, learn, event
+        self._config, self._learn, self._lost, self._event = config, learn, lost, event
         self._endpoint: iroh.Endpoint | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,6 +117,7 @@ class Relays:
                 removed = True
                 with contextlib.suppress(iroh.IrohError):
                     await self._endpoint.remove_relay(url)
+                self._lost(url)
             if not told:
                 told = True
                 self._event("relay_down", at=url, reason=why)
