@@ -551,7 +551,9 @@ class Peers:
                         self._listen_to(entry, carrier, now - carrier.heard_s)
 
     def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
-        if silent_s > self._silent_s:
+        # iroh sends a new connection by the old one's path as long as that one is there: it has to go first.
+        stuck = carrier.way() == "direct" and silent_s > SUSPECT_S and bool(_union(entry.told, entry.said).relays)
+        if silent_s > self._silent_s or stuck:
             carrier.close(f"silent for {silent_s:.0f} s")
         elif (silent_s > min(SUSPECT_S, 0.6 * self._silent_s)) != carrier.suspect:
             carrier.suspect = not carrier.suspect
