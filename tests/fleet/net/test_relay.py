@@ -19,12 +19,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from shoal.cli.swarm_relay import _admit
+from shoal.errors import SetupError
+from shoal.fleet.net.endpoint import connect as connect_peer
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.relay import Relay, proof_of, token
 from shoal.fleet.net.relay_client import MOST_QUEUE
 from shoal.fleet.net.rendezvous import call, where
 from shoal.fleet.net.websocket import BINARY, BadFrame, Inbox, header
 from shoal.fleet.swarm.invite import Admission, Invitation
+from tests.fleet.net.ends import until
 
 ALICE, BOB, EVE = (Identity(bytes([i]) * 32) for i in (1, 2, 3))
 
@@ -242,6 +245,48 @@ def test_random_bytes_are_refused_and_never_more_than_that() -> None:
         except BadFrame as e:
             codes &= {e.code}
         assert codes
+
+
+async def started_again(port: int) -> Relay:
+    for _ in range(50):
+        again = Relay("127.0.0.1", port)
+        try:
+            await again.start()
+            return again
+        except SetupError:  # in the same process iroh takes a moment to let go of its port
+            await asyncio.sleep(0.1)
+    raise AssertionError("the port is not free")
+
+
+def test_a_relay_that_is_gone_is_noticed_and_another_becomes_home() -> None:
+    async def body() -> None:
+        said: list[tuple[str, str]] = []
+        async with relay() as first, relay() as second:
+            urls = [f"http://127.0.0.1:{r.port}" for r in (first, second)]
+            peer = connect_peer(
+                Identity.new(),
+                lambda peer, proof: True,
+                lambda kind, **f: said.append((kind, str(f.get("at")))),
+                relays=urls,
+                host="127.0.0.1",
+            )
+            await peer.start()
+            try:
+                await until(lambda: all(("relay_up", url) in said for url in urls))
+                await until(lambda: peer.id in (*first.clients(), *second.clients()))
+                home = peer.address().relays[0]
+                gone, other = (first, second) if home == urls[0] else (second, first)
+                await gone.close()
+                await until(lambda: ("relay_down", home) in said, 2)
+                await until(lambda: peer.id in other.clients(), 5)
+                assert peer.address().relays[0] != home
+                again = await started_again(gone.port)
+                await until(lambda: said.count(("relay_up", home)) == 2)
+                await again.close()
+            finally:
+                await peer.close()
+
+    finish(body())
 
 
 def test_iroh_connects_through_it_and_learns_where_it_is_seen() -> None:

@@ -37,6 +37,8 @@ class Rendezvous:
         self.id = self._identity.id
 
     async def start(self) -> None:
+        # iroh's package has one loop for the whole process, which is the first one's if nobody says so.
+        iroh.iroh_ffi.uniffi_set_event_loop(asyncio.get_running_loop())  # type: ignore[arg-type]  # any loop does
         options = iroh.EndpointOptions(
             preset=iroh.preset_minimal(),
             relay_mode=iroh.RelayMode.disabled(),
@@ -51,12 +53,15 @@ class Rendezvous:
         self._task = asyncio.create_task(self._accept(self._endpoint))
 
     async def close(self) -> None:
-        for task in (self._task, *self._callers):
-            if task is not None:
-                task.cancel()
         if self._endpoint is not None:
             with suppress(iroh.IrohError):
                 await self._endpoint.close()
+            self._endpoint = None
+        if self._task is not None:  # it ends by itself then; one that is cancelled keeps iroh's socket open
+            with suppress(TimeoutError, iroh.IrohError):
+                await asyncio.wait_for(self._task, 1)
+        for task in self._callers:
+            task.cancel()
 
     async def _accept(self, endpoint: iroh.Endpoint) -> None:
         while (incoming := await endpoint.accept_next()) is not None:
