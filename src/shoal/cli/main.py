@@ -22,6 +22,7 @@ VERBS = {
     "plan": "predict speed, memory, cost and goodput, and find the best layout",
     "train": "train on this machine, all its devices",
     "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
+    "swarm": "train one model with peers anywhere: create, join, invite, status, leave, relay",
     "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
     "ps": "list the runs and what each is doing; of one: why it waits, died, what it cost",
     "logs": "print or follow the logs of a run",

@@ -141,7 +141,8 @@ async def _charter(invitation: Invitation, endpoint: Endpoint, heard: Heard, gos
                 except ShoalError as e:
                     wrong = e
     finally:
-        for task in (*tasks, denied):
+        denied.cancel()
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, denied, return_exceptions=True)
     raise wrong or _nobody(invitation, heard)

@@ -178,9 +178,10 @@ class Roster:
             raise SetupError(
                 f"{file} cannot be read as the roster of this peer ({e}); join again with an invitation."
             ) from None
-        roster = cls(swarm, organiser, me, own.admission, name=own.name, file=file, event=event, clock=clock)
+        roster = cls(swarm, organiser, me, own.admission, name=own.name, event=event, clock=clock)
         roster._entries[me.id] = own
         roster.take(held["entries"], held.get("revocations", []), trusted=True)
+        roster._file = file  # only now: reading it must not write it
         return roster
 
     def trust(self, peers: Iterable[PeerId]) -> None:

@@ -1,0 +1,138 @@
+"""Who is in a swarm, how each link stands, how busy all are: as this machine's peer sees it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.options import add_workspace
+from shoal.cli.swarm_shared import find
+from shoal.errors import TransientError, UsageError
+from shoal.observe.commands import command
+from shoal.observe.words import count, duration, short
+
+STALE_S = 10.0
+EVENTS = 8
+_CLEAR = "\x1b[H\x1b[2J"
+Status = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+    parser.add_argument("--json", action="store_true", help="as an object, for programs")
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--picture", metavar="FILE.svg", help="draw the peers and the links between them")
+    add_workspace(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.fleet.swarm.control import running
+
+    config = find(args.run, args.workspace)
+    if args.picture and not args.picture.endswith(".svg"):
+        raise UsageError(f"--picture {args.picture}: it draws .svg files, which every browser shows.")
+    while True:
+        alive = running(config)
+        status = read(config.status_file)
+        if status is None and not args.watch:
+            hint = "its node has just been started" if alive else f"{command('swarm join', config.run_dir)} starts it"
+            raise TransientError(f"peer of {config.run_dir.name} has nothing to tell yet: {hint}.")
+        if status is not None:
+            if args.json:
+                print(json.dumps({**status, "running": alive}), flush=True)
+            else:
+                text = "\n".join(lines(config.run_dir.name, status, alive, time.time()))
+                print(f"{_CLEAR if args.watch and sys.stdout.isatty() else ''}{text}", flush=True)
+            if args.picture:
+                from shoal.cli.swarm_picture import picture
+
+                Path(args.picture).write_text(picture(status), encoding="utf-8")
+        if not args.watch:
+            return 0
+        time.sleep(1.0)
+
+
+def read(file: Path) -> Status | None:
+    try:
+        held = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return held if isinstance(held, dict) else None
+
+
+def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
+    members = [m for m in status.get("members") or [] if isinstance(m, dict)]
+    age = now - float(status.get("time") or now)
+    told = [_head(name, status, len(members))]
+    if not alive:
+        told.append(f"this peer is not running; it was {duration(max(age, 0.0))} ago")
+    elif age > STALE_S:
+        told.append(f"its node has not said anything for {duration(age)}")
+    rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOSS", "HEARD", "SHARE", "TOKENS/S", "BUSY", "STATE"]]
+    rows += [_row(m, status) for m in members]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    told += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
+    events = [e for e in status.get("events") or [] if isinstance(e, dict)][-EVENTS:]
+    told += [""] * bool(events) + [_event(e) for e in events]
+    return told
+
+
+def _head(name: str, status: Status, members: int) -> str:
+    parts = [f"round {status.get('round', '-')}", f"{members} peer{'s' * (members != 1)}"]
+    if status.get("branch"):
+        parts.append(f"on a branch of its own ({status['branch']})")
+    if status.get("round_s") is not None:
+        parts.append(f"a round takes {duration(float(status['round_s']))}")
+    if status.get("exchange_s") is not None:
+        parts.append(f"its exchange {duration(float(status['exchange_s']))}")
+    if status.get("utilisation") is not None:
+        planned = "" if status.get("predicted") is None else f" ({float(status['predicted']):.1%} predicted)"
+        parts.append(f"busy {float(status['utilisation']):.1%}{planned}")
+    if status.get("head"):
+        parts.append(f"history {str(status['head'])[:8]}")
+    return f"{name}: {', '.join(parts)}"
+
+
+def _row(member: Status, status: Status) -> list[str]:
+    me = member.get("peer") == status.get("self")
+    behind = member.get("head") not in (None, status.get("head"))
+    state = "late" if member.get("late") else "another head" if behind else "in step"
+    return [
+        "*" if me else "",
+        str(member.get("name") or str(member.get("peer"))[:8]),
+        "here" if me else str(member.get("way") or "away"),
+        _said(member, "rtt_s", short),
+        _said(member, "up", _rate),
+        _said(member, "down", _rate),
+        _said(member, "loss", lambda v: f"{v:.2%}"),
+        _said(member, "heard_s", lambda v: f"{v:.1f} s"),
+        _said(member, "share", lambda v: f"{v:.1%}"),
+        _said(member, "tokens_per_s", count),
+        _said(member, "busy", lambda v: f"{v:.1%}"),
+        state,
+    ]
+
+
+def _said(member: Status, key: str, words: Any) -> str:
+    value = member.get(key)
+    return words(float(value)) if isinstance(value, int | float) else "-"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"
+
+
+def _event(event: Status) -> str:
+    when = time.strftime("%H:%M:%S", time.localtime(float(event.get("time") or 0)))
+    rest = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in ("time", "kind") and v not in (None, ""))
+    return f"{when} {event.get('kind', '')} {rest}".rstrip()
+
+
+def _short(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text[:8] if len(text) == 64 and text.isalnum() else text[:80]
