@@ -289,6 +289,28 @@ def test_a_relay_that_is_gone_is_noticed_and_another_becomes_home() -> None:
     finish(body())
 
 
+def test_a_peer_that_is_closed_lets_go_of_its_port() -> None:
+    async def body() -> None:
+        async with relay() as r:
+            port = 0
+            for _ in range(3):  # as `shoal swarm create` does: first to learn its address, then to train
+                said: list[str] = []
+                peer = connect_peer(
+                    Identity.new(),
+                    lambda peer, proof: True,
+                    lambda kind, said=said, **f: said.append(kind),
+                    relays=[f"http://127.0.0.1:{r.port}"],
+                    host="127.0.0.1",
+                    port=port,
+                )
+                await peer.start()
+                await until(lambda said=said: "relay_up" in said and "address_seen" in said)  # type: ignore[misc]
+                port = int(peer.address().tcp[0].rpartition(":")[2])
+                await peer.close()
+
+    finish(body())
+
+
 def test_iroh_connects_through_it_and_learns_where_it_is_seen() -> None:
     async def bind(r: Relay) -> iroh.Endpoint:
         relays = iroh.RelayMap.empty()

@@ -178,14 +178,18 @@ class Quic:
         self._relays.start(self._endpoint)
 
     async def close(self) -> None:
-        await self._relays.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """iroh first: the tasks that wait for it end then. Cancelled ones would keep its socket open."""
         if self._endpoint is not None:
             with contextlib.suppress(iroh.IrohError, TimeoutError):
                 async with asyncio.timeout(1):
                     await self._endpoint.close()
+        await self._relays.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=0.5)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._endpoint = None
 
     def relays(self) -> tuple[str, ...]:
         return self._relays.urls()

@@ -61,6 +61,7 @@ class Relays:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._endpoint = None  # iroh's sockets are closed when nobody refers to it
 
     def urls(self) -> tuple[str, ...]:
         """Home first, then those that are up."""
