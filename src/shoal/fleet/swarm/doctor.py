@@ -56,7 +56,7 @@ async def examine(invitation: Invitation, config: NodeConfig, look_s: float = LO
         while time.monotonic() < until and not _seen_all(invitation, config, endpoint.links(), heard):
             await asyncio.sleep(0.1)
         links = endpoint.links()
-        for peer in invitation.peers:
+        for peer in [peer for peer, link in links.items() if link.way is not None]:
             with contextlib.suppress(Unreachable, Refused):
                 await gossip.ask(peer, timeout_s=5.0)
                 break
