@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import swarm_relay
 from shoal.errors import DataError, SetupError, ShoalError, TransientError, UsageError
 from shoal.fleet.net.api import Address
 from shoal.fleet.net.identity import Identity
+from shoal.fleet.net.relay import token
 from shoal.fleet.swarm import enter as entering
 from shoal.fleet.swarm.blob_folder import add_folder
 from shoal.fleet.swarm.blob_store import Store
@@ -202,3 +204,12 @@ def test_a_running_node_is_told_by_files_and_only_the_organiser_is_obeyed(tmp_pa
         assert obey(config, roster)
         assert not obey(config, roster)
     assert not running(config)
+
+
+def test_a_relay_for_the_invited_carries_members_only(tmp_path: Path) -> None:
+    first = First(tmp_path, run_file(tmp_path / "home"))
+    invitation = Invitation.new(first.charter.swarm, first.organiser, "fishes", time.time() + DAY_S, {})
+    admit = swarm_relay._admit([invitation.line()])
+    assert admit(first.roster.me.id, token(first.roster.proof())) == ""
+    assert admit(Identity.new().id, token(first.roster.proof())) != ""
+    assert admit(first.roster.me.id, "") != ""
