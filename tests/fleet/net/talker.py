@@ -1,4 +1,4 @@
-"""An endpoint in a process of its own, told what to do by lines of JSON: for peers at the sites of an emulated network."""
+"""An endpoint in a process of its own that lines of JSON tell what to do: for the sites of an emulated network."""
 
 from __future__ import annotations
 

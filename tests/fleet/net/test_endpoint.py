@@ -180,7 +180,7 @@ def test_silence_is_seen_and_the_link_comes_back() -> None:
             await until(lambda: said.of("link_silent"))
             await until(lambda: any(c.born_s > began for c in a._peers[b.id].carriers))
             assert (await a.ask(b.id, Message("echo"), timeout_s=5)).kind == "echo"
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 8
             await until(lambda: len(a._peers[b.id].carriers) == 1)
 
     asyncio.run(main())

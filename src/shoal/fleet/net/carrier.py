@@ -25,7 +25,8 @@ MOST_WAITING_TELLS = 64 << 20  # bytes of bodies of tells that wait for their tu
 MOST_AT_ONCE = 256  # questions of one peer that are being answered
 HEAD_S = 10.0  # a piece may overtake the head of its message by so much
 STALLED_S = 30.0  # a body that does not come
-DRAIN_S = (1.0, 30.0)  # a connection that was replaced: at least and at most so long to finish what is on it
+DRAIN_S = (0.5, 60.0)  # a connection that was replaced: at least and at most so long to finish what is on it
+REPLACED = "replaced by a better one"
 
 Key = tuple[Carries, int]
 
@@ -123,6 +124,7 @@ class Carrier:
         self._awaited: dict[Key, asyncio.Future[None]] = {}
         self._dropped: deque[Key] = deque(maxlen=4096)
         self._ids = self._beats = self._serving = 0
+        self._farewells = self._done_there = False
 
     def start(self) -> None:
         self._run(self._read(self.control))
@@ -177,14 +179,23 @@ class Carrier:
         self._run(self._write_bulk(pipe))
 
     async def retire(self) -> None:
-        """A better one is there: nothing new goes on this one, and it ends when what is on it has arrived."""
-        self.retiring, began = True, time.monotonic()
+        """A better one is there: nothing new goes on this one, and it ends when both sides have all that was on it.
+
+        Each says so; whoever closed alone would take with it what is still under way to the other.
+        """
+        if self.retiring and self._farewells:
+            return
+        self.retiring, began, said = True, time.monotonic(), False
+        self._farewells = True
         while not self.closed:
             age = time.monotonic() - began
-            idle = not (self._asks or self._serving or self._outbox or self._incoming or self._queue)
-            if (idle and age >= DRAIN_S[0]) or age >= DRAIN_S[1]:
-                self.close("replaced by a better one")
-            await asyncio.sleep(0.2)
+            busy = self._asks or self._serving or self._outbox or self._incoming or self._queue
+            if not busy and not said and age >= DRAIN_S[0]:
+                self._post(frames.bye(REPLACED))
+                said = True
+            elif (said and self._done_there and not self._queue) or age >= DRAIN_S[1]:
+                self.close(REPLACED)
+            await asyncio.sleep(0.1)
 
     def close(self, why: str, bad: bool = False) -> None:
         if self.closed:
@@ -321,6 +332,9 @@ class Carrier:
             elif isinstance(frame, frames.More):
                 if self._open_bulk is not None:
                     self._need_bulk()
+            elif frame.why == REPLACED:
+                self._done_there = True
+                self._host.spawn(self.retire())
             else:
                 raise Broken(f"the peer has closed it: {frame.why}")
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 SUSPECT_S = 2.5  # a connection that is not heard of for so long: another way is looked for
+STUCK_S = 3.2  # QUIC: it is given up, if a relay could carry it instead
 SILENT_S = 5.0  # and for so long: it is given up
 SIMULTANEOUS_S = 5.0  # two connections dialed by either side within this are one intention
 RETRY_S = (0.5, 20.0)  # between dials: at first, at most
@@ -395,7 +396,8 @@ class Peers:
         """Both sides must keep the same one: of two dialed at once, that of the smaller key; else the newer, whose
         dialer has lost the other."""
         now = time.monotonic()
-        if old.dialed == dialed or now - old.born_s > SIMULTANEOUS_S or now - old.heard_s > 2 * HEARTBEAT_S:
+        silent = old.suspect or now - old.heard_s > 2 * HEARTBEAT_S
+        if old.dialed == dialed or now - old.born_s > SIMULTANEOUS_S or silent:
             return True
         return dialed == (self.id < old.peer)
 
@@ -552,7 +554,7 @@ class Peers:
 
     def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
         # iroh sends a new connection by the old one's path as long as that one is there: it has to go first.
-        stuck = carrier.way() == "direct" and silent_s > SUSPECT_S and bool(_union(entry.told, entry.said).relays)
+        stuck = carrier.way() == "direct" and silent_s > STUCK_S and bool(_union(entry.told, entry.said).relays)
         if silent_s > self._silent_s or stuck:
             carrier.close(f"silent for {silent_s:.0f} s")
         elif (silent_s > min(SUSPECT_S, 0.6 * self._silent_s)) != carrier.suspect:
