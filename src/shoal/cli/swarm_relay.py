@@ -70,8 +70,10 @@ def _admit(invitations: list[str]) -> Any:
     swarms = [(known.swarm, known.ticket.organiser) for known in map(Invitation.read, invitations)]
 
     def admit(peer: str, token: str) -> str:
-        shown = proof_of(token)
-        admission = shown.get("admission") if isinstance(shown, dict) else None
+        if any(peer == organiser for _, organiser in swarms):
+            return ""
+        shown = proof_of(token)  # a peer's whole record (`Roster.proof`), or its admission alone
+        admission = shown.get("admission", shown) if isinstance(shown, dict) else None
         for swarm, organiser in swarms:
             # Not asked whether the invitation is still good: a member of last month needs the relay as well, and who
             # may become one is for the members to say.

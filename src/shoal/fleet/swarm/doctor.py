@@ -147,7 +147,7 @@ def _nat(heard: Heard, own: set[str]) -> list[Finding]:
             seen[str(event.get("by"))] = wire.address_of(str(event.get("at")))
     public = {by: at for by, at in seen.items() if not _private(at[0]) or at[0] in own}
     if not public:
-        return [Finding("note", "NAT", "not known: nobody outside has seen this machine")] if not seen else []
+        return [Finding("note", "NAT", "not known: nobody outside has seen this machine")]
     if all(host in own for host, _ in public.values()):
         return [Finding("good", "NAT", "none: this machine has a public address")]
     if len({port for _, port in public.values()}) > 1:
