@@ -1,4 +1,4 @@
-"""The same as forward.c, command for command, in Python: for machines without a compiler, at a tenth of the speed."""
+"""The same as forward.c, command for command, in Python: for machines without a compiler, slower."""
 
 from __future__ import annotations
 

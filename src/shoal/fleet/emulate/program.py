@@ -35,7 +35,7 @@ def program() -> list[str]:
 
 def _python(why: str) -> list[str]:
     warnings.warn(
-        f"The emulated network runs in Python, which carries about 100 Mbit/s in all, ten times less: {why}.",
+        f"The emulated network runs in Python, which carries about 200 Mbit/s in all, a third or less: {why}.",
         stacklevel=2,
     )
     return [sys.executable, "-m", "shoal.fleet.emulate.forward"]
