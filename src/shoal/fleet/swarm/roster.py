@@ -369,7 +369,8 @@ class Roster:
         return True
 
     def _take_entry(self, found: Object, trusted: bool = False) -> bool:
-        old = self._entries.get(found.get("peer", "")) if isinstance(found, dict) else None
+        peer = found.get("peer") if isinstance(found, dict) else None
+        old = self._entries.get(peer) if isinstance(peer, str) else None
         if old is not None and type(found.get("seq")) is int and found["seq"] < old.seq:
             raise Forged("a record that is older than the one that is known")  # late gossip, or a replay
         new = Entry.of(found, self.swarm, self.organiser)
