@@ -66,8 +66,8 @@ class Place:
     relays: dict[str, subprocess.Popen[str]]
 
     def relay(self, name: str) -> None:
-        code = "import sys; import argparse; from shoal.cli import swarm_relay as m; p=argparse.ArgumentParser(); m.add_arguments(p); sys.exit(m.run(p.parse_args()))"
-        command = [sys.executable, "-c", code, "--port", str(PORT)]
+        shoal = [sys.executable, "-c", "from shoal.cli.main import main; raise SystemExit(main())"]
+        command = [*shoal, "swarm", "relay", "--port", str(PORT)]
         self.relays[name] = self.wan.run(name, command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         told = self.relays[name].stdout
         assert told is not None
