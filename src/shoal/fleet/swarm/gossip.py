@@ -88,7 +88,8 @@ class Gossip:
         """Both sides know afterwards what either knew. Raises `Unreachable` or `Refused`."""
         roster, began = self._roster, self._roster.clock()
         own = roster.entry(roster.me.id)
-        fields: Object = {"digest": roster.digest(), "witnessed": own is not None and own.witness is not None}
+        witnessed = own is not None and (own.witness is not None or own.admission.ticket is None)
+        fields: Object = {"digest": roster.digest(), "witnessed": witnessed}
         said = await self._endpoint.ask(peer, Message(ASK, fields), timeout_s, MOST_BODY)
         self._clock(peer, said.fields.get("time"), began, roster.clock())
         self._take(said, peer)

@@ -311,16 +311,16 @@ class Roster:
                     self._guarded(lambda found: self._take_entry(found, trusted), found, sender)
                 break
             waiting = later
+        if not news:
+            return Changed()
         after = self._entries
         new = [p for p, e in after.items() if p not in before or before[p].signature != e.signature]
         moved = [p for p in new if p not in before or before[p].left or before[p].address != after[p].address]
         gone = [p for p, e in before.items() if not e.left and (p not in after or after[p].left)]
-        changed = Changed(
-            tuple(new), tuple(p for p in moved if p != self.me.id and not after[p].left), tuple(gone), news
-        )
-        if news:
-            self.save()
-            self.changed(changed, sender)
+        fresh = [p for p in moved if p != self.me.id and not after[p].left]
+        changed = Changed(tuple(new), tuple(fresh), tuple(gone), news)
+        self.save()
+        self.changed(changed, sender)
         return changed
 
     def digest(self) -> str:
@@ -373,6 +373,8 @@ class Roster:
         old = self._entries.get(peer) if isinstance(peer, str) else None
         if old is not None and type(found.get("seq")) is int and found["seq"] < old.seq:
             raise Forged("a record that is older than the one that is known")  # late gossip, or a replay
+        if old is not None and found.get("signature") == old.signature and old.peer != self.me.id:
+            return False  # the one we have; most of gossip is that, and a look at signatures costs 0.2 ms
         new = Entry.of(found, self.swarm, self.organiser)
         if new.peer == self.me.id:
             return self._mirrored(new)
