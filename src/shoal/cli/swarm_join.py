@@ -68,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _again(args: argparse.Namespace) -> int:
     """A peer that was in before needs no invitation."""
-    from shoal.fleet.swarm.node import run_node
-
     if args.data or args.overrides:
         raise UsageError("--data and values of the run file go with an invitation; `shoal swarm join RUN` takes none.")
     config = settled(find(args.invite, args.workspace), args)
@@ -78,4 +76,6 @@ def _again(args: argparse.Namespace) -> int:
     config.save()
     if args.no_start:
         return 0
+    from shoal.fleet.swarm.node import run_node
+
     return run_node(free(config))

@@ -55,7 +55,7 @@ async def _goodbye(config: NodeConfig) -> int:
         roster.announce(left=True)
         return 0
     async with visit(config, roster, heard) as (endpoint, gossip):
-        for _ in range(50):
+        for _ in range(30):
             if any(link.way is not None for link in endpoint.links().values()):
                 break
             await asyncio.sleep(0.1)

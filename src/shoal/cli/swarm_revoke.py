@@ -87,7 +87,7 @@ async def _spread(config: NodeConfig, new: Revocation) -> int:
     heard = Heard()
     roster = Roster.load(config.roster_file, Identity.load(config.identity_file), heard)
     async with visit(config, roster, heard) as (endpoint, gossip):
-        waiting = 50 if roster.others() else 0
+        waiting = 30 if roster.others() else 0
         while waiting and not any(link.way is not None for link in endpoint.links().values()):
             waiting -= 1
             await asyncio.sleep(0.1)

@@ -1,0 +1,191 @@
+"""The words of `shoal swarm`, as typed; nodes are not started here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.cli.swarm_picture import picture
+from shoal.fleet.net.identity import Identity
+from shoal.fleet.swarm.config import NodeConfig
+from shoal.fleet.swarm.control import alone, obey
+from shoal.fleet.swarm.invite import Invitation
+from shoal.fleet.swarm.roster import Roster
+from shoal.spec import load
+from tests.fleet.swarm.test_enter import First, run_file
+
+LOCAL = ["--tcp-only", "--listen", "127.0.0.1"]
+STATUS = {
+    "time": 0.0,
+    "self": "aa" * 32,
+    "name": "oslo",
+    "round": 12,
+    "head": "3f" * 32,
+    "branch": None,
+    "members": [
+        {"peer": "aa" * 32, "name": "oslo", "way": None, "share": 0.5, "tokens_per_s": 12345.0, "busy": 0.97},
+        {
+            "peer": "bb" * 32, "name": "<bergen>", "way": "relay", "rtt_s": 0.1, "up": 1.25e6, "down": 2e6,
+            "loss": 0.001, "heard_s": 0.4, "share": 0.5, "tokens_per_s": 9000, "busy": None, "head": "11" * 32,
+        },
+        {"peer": "cc" * 32, "late": True},
+    ],
+    "exchange_s": 9.8,
+    "round_s": 61.0,
+    "utilisation": 0.961,
+    "predicted": 0.97,
+    "events": [{"time": 1.0, "kind": "link_up", "peer": "bb" * 32, "way": "relay"}],
+}  # fmt: skip
+
+
+def create(tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, str]:
+    file = str(run_file(tmp_path / "home"))
+    assert main(["swarm", "create", file, "--no-start", "--json", "--workspace", str(tmp_path), *LOCAL, *more]) == 0
+    made: dict[str, str] = json.loads(capsys.readouterr().out)
+    return made
+
+
+@contextmanager
+def served(first: First) -> Iterator[Invitation]:
+    """A first peer that lives in a thread of its own."""
+    ready, stop, found = threading.Event(), threading.Event(), []
+
+    async def live() -> None:
+        async with first.running() as invitation:
+            found.append(invitation)
+            ready.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield found[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_create_makes_a_swarm_whose_invitation_others_can_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = create(tmp_path, capsys, "--name", "oslo", "--expires", "2d")
+    config = NodeConfig.load(Path(made["folder"]))
+    invitation = Invitation.read(made["invitation"])
+    [address] = invitation.peers.values()
+    assert address.tcp == (f"127.0.0.1:{config.port}",)
+    assert invitation.swarm == made["swarm"]
+    assert abs(invitation.ticket.expires - time.time() - 2 * 86400) < 100
+    secret = [config.organiser_file, config.identity_file, config.roster_file, *config.invitations.iterdir()]
+    assert all(file.stat().st_mode & 0o077 == 0 for file in secret)
+    assert load(config.run).run.train.steps == 9
+    again = ["swarm", "create", str(tmp_path / "home" / "run.yaml"), "--workspace", str(tmp_path)]
+    assert main(again) == 2
+    assert "is a swarm already" in capsys.readouterr().err
+
+
+def test_invitations_are_printed_made_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = create(tmp_path, capsys)
+    where = ["--workspace", str(tmp_path)]
+
+    def invite(*more: str) -> str:
+        assert main(["swarm", "invite", "fishes", "--json", *where, *more]) == 0
+        return str(json.loads(capsys.readouterr().out)["invite"])
+
+    assert invite() == made["invite"]
+    other = invite("--new", "--expires", "1h")
+    assert other != made["invite"]
+    assert main(["swarm", "revoke", "fishes", other[:10], *where]) == 0
+    assert "nobody was there to tell" in capsys.readouterr().out
+    assert invite() == made["invite"]
+    assert main(["swarm", "revoke", "fishes", made["invitation"], *where]) == 0
+    assert main(["swarm", "invite", "fishes", *where]) == 2
+    assert "--new" in capsys.readouterr().err
+    # A node that runs is told instead.
+    config = NodeConfig.load(Path(made["folder"]))
+    fresh = invite("--new")
+    with alone(config):
+        assert main(["swarm", "revoke", "fishes", fresh[:10], *where]) == 0
+        roster = Roster.load(config.roster_file, Identity.load(config.identity_file))
+        obey(config, roster)
+        assert fresh in roster.revoked()
+
+
+def test_join_gets_everything_and_takes_only_what_is_a_peers_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = First(tmp_path, run_file(tmp_path / "home"))
+    with served(first) as invitation:
+        join = ["swarm", "join", invitation.line(), "--no-start", "--workspace", str(tmp_path / "new"), *LOCAL]
+        assert main([*join, "train.steps=100"]) == 2
+        assert main([*join, "resources.processes=2", "--name", "bergen"]) == 0
+    out = capsys.readouterr().out
+    assert "fetches inputs/0-train" in out
+    run = load(tmp_path / "new" / "runs" / "fishes" / "run.yaml").run
+    assert run.resources.processes == 2
+    assert Path(run.data.train[0].path, "shard-0").exists()
+    assert main(["swarm", "status", "fishes", "--workspace", str(tmp_path / "new")]) == 75
+    assert "starts it" in capsys.readouterr().err
+    assert main(["swarm", "leave", "fishes", "--workspace", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["join", "shoal1nonsense"], "damaged"),
+        (["join", "nowhere"], "there is no swarm 'nowhere'"),
+        (["doctor", "https://example.org"], "no invitation"),
+        (["status", "nowhere"], "there is no swarm"),
+        (["invite", "nowhere", "train.steps=3"], "takes no values"),
+        (["create", "run.yaml", "--expires", "soon"], "--expires soon"),
+        (["join", "nowhere", "--listen", "host:1"], "no swarm"),
+        (["jion", "x"], "invalid choice"),
+    ],
+)
+def test_wrong_use_is_one_sentence(
+    typed: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["swarm", *typed]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_status_as_people_programs_and_browsers_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = create(tmp_path, capsys)
+    config = NodeConfig.load(Path(made["folder"]))
+    config.status_file.write_text(json.dumps({**STATUS, "time": time.time()}))
+    typed = ["swarm", "status", "fishes", "--workspace", str(tmp_path)]
+    with alone(config):
+        assert main([*typed, "--picture", str(tmp_path / "swarm.svg")]) == 0
+    out = capsys.readouterr().out
+    assert "busy 96.1% (97.0% predicted)" in out
+    assert "10 Mbit/s" in out
+    assert "another head" in out
+    assert "not running" not in out
+    ET.parse(tmp_path / "swarm.svg")
+    assert main([*typed, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["running"] is False
+    assert told["round"] == 12
+    assert main([*typed, "--picture", "x.png"]) == 2
+
+
+def test_a_picture_is_well_formed_whatever_peers_call_themselves() -> None:
+    links = [{"a": "bb" * 32, "b": "cc" * 32, "way": "tcp", "rtt_s": 0.02, "up": 1e6, "loss": 0.1}, {"a": 1}, None]
+    drawn = picture({**STATUS, "links": links})
+    root = ET.fromstring(drawn)
+    assert len(root.findall(".//{*}circle")) == 3
+    assert "&lt;bergen&gt;" in drawn
+    ET.fromstring(picture({}))
