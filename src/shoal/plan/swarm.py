@@ -36,19 +36,21 @@ class Codec:
     source: str
 
 
+# Bits of bf16 to 2-bit and of top-k gaps are those of `shoal.fleet.codec`'s payloads, scales and header included
+# (benchmarks/swarm_codec.py, 2026-11-16).
 CODECS: Mapping[str, Codec] = {
     codec.name: codec
     for codec in (
         Codec("bf16", 16, True, 500, "OpenDiLoCo, arXiv 2407.07852 (fp16, 1.1B)"),
-        Codec("int8", 8, True, 100, "INTELLECT-1, arXiv 2412.01152 (10B)"),
-        Codec("int4", 4, True, 100, "Streaming DiLoCo, arXiv 2501.18512 (E3M0; H from memory)"),
-        Codec("2-bit", 2, True, 30, "MuLoCo, arXiv 2505.23725 (with error feedback; H from memory)"),
+        Codec("int8", 8.063, True, 100, "INTELLECT-1, arXiv 2412.01152 (10B)"),
+        Codec("int4", 4.125, True, 100, "Streaming DiLoCo, arXiv 2501.18512 (E3M0; H from memory)"),
+        Codec("2-bit", 2.094, True, 30, "MuLoCo, arXiv 2505.23725 (with error feedback; H from memory)"),
         Codec("sign", 7 * 4 / 64, False, 1, "Psyche: DCT of 64, top 4, one bit (state.toml)"),
         Codec(
             "top-k", 0.227, False, 30, "Covenant-72B, arXiv 2603.08163: 64 of 4,096, 2 bits; measured with its scales"
         ),
         Codec(
-            "top-k gaps", 32 / 218, False, 30, "the same with its indices coded as gaps: 218x, measured here 2026-11"
+            "top-k gaps", 0.156, False, 30, "the same with its indices coded as gaps, as `swarm.codec: topk` sends it"
         ),
     )
 }
