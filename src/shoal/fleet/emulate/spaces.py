@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +43,11 @@ def remove(names: Iterable[str]) -> None:
     end_processes(kept)
     for path in kept:
         ip("netns", "delete", path.name, check=False)
+
+
+def beginning(prefix: str) -> list[str]:
+    """All whose names do."""
+    return [path.name for path in FOLDER.glob(f"{prefix}*")]
 
 
 def sweep() -> None:
@@ -137,7 +141,3 @@ def _started(pid: int) -> int:
 
 def _alive(match: re.Match[str]) -> bool:
     return _started(int(match[1])) == int(match[2])
-
-
-if __name__ == "__main__":  # the forwarder's shell calls it when whoever made the network is gone
-    remove([path.name for path in FOLDER.glob(f"{sys.argv[1]}*")])

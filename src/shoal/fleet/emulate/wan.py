@@ -181,16 +181,16 @@ class Wan:
     # How it is made
 
     def close(self) -> None:
-        spaces.remove([path.name for path in spaces.FOLDER.glob(f"{self._prefix}*")])
         if self._forward is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._forward.pid, signal.SIGKILL)
+                os.killpg(self._forward.pid, signal.SIGKILL)  # with its shell, which has nothing to clear now
             self._forward.wait()
             for pipe in (self._forward.stdin, self._forward.stdout):
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
             self._forward = None
+        spaces.remove(spaces.beginning(self._prefix))
 
     def _build(self) -> None:
         routers = [f"{self._prefix}{site.name}.nat" for site in self.sites.values() if site.nat != "open"]
@@ -241,7 +241,7 @@ class Wan:
 
     def _start(self, fds: Sequence[int]) -> None:
         # The forwarder ends when this process is gone, even by SIGKILL; its shell then removes what is left.
-        after = shlex.join([sys.executable, "-m", "shoal.fleet.emulate.spaces", self._prefix])
+        after = shlex.join([sys.executable, "-m", "shoal.fleet.emulate.clear", self._prefix])
         self._forward = subprocess.Popen(
             ["sh", "-c", f'"$@"; exec {after}', "sh", *program(), *map(str, fds)],
             stdin=subprocess.PIPE,
