@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal import wire
-from shoal.fleet.net import tcp
+from shoal.fleet.net import punch, tcp
 from shoal.fleet.net.api import (
     MOST_PROOF,
     Address,
@@ -48,6 +48,8 @@ SIMULTANEOUS_S = 5.0  # two connections dialed by either side within this are on
 RETRY_S = (0.5, 20.0)  # between dials: at first, at most
 BETTER_S = (10.0, 120.0)  # between attempts to find a better way than the one there is: at first, at most
 HEAD_START_S = 0.4  # TCP's, before QUIC is tried
+PUNCH = "link punch"  # the endpoint's own kind of message
+MOST_PUNCHING = 16
 HELD_BYTES = 256 << 20  # of bodies that others have announced
 _RANK: dict[Way, int] = {"tcp": 0, "direct": 1, "relay": 2}
 
@@ -62,14 +64,28 @@ def connect(
     host: str = "",
     port: int = 0,
     quic: bool = True,
-    stripes: int = 4,
+    tcp_through_nats: bool = True,
+    stripes: tuple[int, int] = (4, 8),
     congestion: str = "bbr",
     silent_s: float = SILENT_S,
 ) -> Peers:
-    """The endpoint of this process; `start` it. `quic=False`: TCP alone, for one machine or one network."""
-    return Peers(
-        identity, admit, event or _nobody_listens, proof, tuple(relays), host, port, quic, stripes, congestion, silent_s
-    )
+    """The endpoint of this process; `start` it. `quic=False`: TCP alone, for one machine or one network. `stripes`:
+    connections for bulk, of TCP and of QUIC."""
+    given = event or _nobody_listens
+    how = How(tuple(relays), host, port, quic, quic and tcp_through_nats, stripes, congestion, silent_s)
+    return Peers(identity, admit, given, proof, how)
+
+
+@dataclass(frozen=True)
+class How:
+    relays: tuple[str, ...]
+    host: str
+    port: int
+    quic: bool
+    punch: bool
+    stripes: tuple[int, int]
+    congestion: str
+    silent_s: float
 
 
 def _nobody_listens(kind: str, **fields: Any) -> None:
@@ -134,27 +150,13 @@ class Pauses:
 class Peers:
     """Implements `api.Endpoint`."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        admit: Admit,
-        event: Event,
-        proof: Proof,
-        relays: tuple[str, ...],
-        host: str,
-        port: int,
-        quic: bool,
-        stripes: int,
-        congestion: str,
-        silent_s: float,
-    ) -> None:
+    def __init__(self, identity: Identity, admit: Admit, event: Event, proof: Proof, how: How) -> None:
         self.id: PeerId = identity.id
         self.budget = Budget(HELD_BYTES)
         self._me, self._admit, self._proof, self._event = identity, admit, proof, event
-        self._host, self._port, self._relays, self._with_quic = host, port, relays, quic
-        self._stripes, self._congestion, self._silent_s = stripes, congestion, silent_s
+        self._how = how
         self._boot = secrets.token_hex(8)
-        self._listener = tcp.Listener(identity, self._welcome, self._on_tcp, self._on_stranger, congestion)
+        self._listener = tcp.Listener(identity, self._welcome, self._on_tcp, self._on_stranger, how.congestion)
         self._quic: Quic | None = None
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._peers: dict[PeerId, _Peer] = {}
@@ -162,16 +164,19 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen_hosts: list[str] = []  # this machine's, as others see them
         self._closed = False
+        self._punching = 0
+        if how.punch:
+            self.on(PUNCH, self._punched)
         self._strangers = [0.0, 0.0]  # events in this second, when it began
 
     # api.Endpoint
 
     async def start(self) -> None:
-        await self._listener.start(self._host, self._port)
-        if self._with_quic:
+        await self._listener.start(self._how.host, self._how.port)
+        if self._how.quic:
             from shoal.fleet.net.quic import Quic
 
-            self._quic = Quic(self._me, self._relays, self._host, self._port, self._event, self._proof)
+            self._quic = Quic(self._me, self._how.relays, self._how.host, self._how.port, self._event, self._proof)
             await self._quic.start(self._welcome, self._on_quic)
         self.spawn(self._heartbeat())
 
@@ -192,7 +197,8 @@ class Peers:
 
     def address(self) -> Address:
         port = self._listener.port
-        hosts = [self._host] if self._host not in ("", "0.0.0.0", "::") else [*tcp.own_hosts(), *self._seen_hosts]
+        host = self._how.host
+        hosts = [host] if host not in ("", "0.0.0.0", "::") else [*tcp.own_hosts(), *self._seen_hosts]
         at = tuple(dict.fromkeys(wire.text_of((h, port)) for h in hosts if h)) if port else ()
         if self._quic is None:
             return Address((), (), at[:16])
@@ -213,7 +219,9 @@ class Peers:
             entry.known = True
             if self._quic is not None:
                 self._quic.use_relays(address.relays)
-            keepers = [self._keep_tcp, self._keep_quic] if self._quic is not None else [self._keep_tcp]
+            keepers = [self._keep_tcp]
+            if self._quic is not None:
+                keepers += [self._keep_quic, *([self._keep_punching] if self._how.punch and self.id < peer else [])]
             for keep in keepers:
                 event = asyncio.Event()
                 entry.keepers[asyncio.ensure_future(keep(entry, event))] = event
@@ -367,7 +375,8 @@ class Peers:
     ) -> None:
         entry = self._entry(peer)
         entry.said = said.address
-        carrier = Carrier(self, peer, said.boot, said.link, control, dialed, way, open_bulk, self._stripes)
+        stripes = self._how.stripes[way() != "tcp"]
+        carrier = Carrier(self, peer, said.boot, said.link, control, dialed, way, open_bulk, stripes)
         before = list(entry.carriers)
         entry.carriers.append(carrier)
         for old in before:
@@ -426,6 +435,15 @@ class Peers:
             way = entry.sound()
             await pauses.wait(changed, None if way in ("tcp", "direct") else way is None, entry.told)
 
+    async def _keep_punching(self, entry: _Peer, changed: asyncio.Event) -> None:
+        """One of the two asks, the other does the same."""
+        pauses = Pauses()
+        while True:
+            changed.clear()
+            if entry.sound() in ("direct", "relay"):
+                await self._punch_tcp(entry)
+            await pauses.wait(changed, False if entry.sound() in ("direct", "relay") else None, entry.told)
+
     async def _dial_tcp(self, entry: _Peer) -> None:
         """All its addresses at once; the first that answers."""
         own = set(self.address().tcp)
@@ -463,7 +481,68 @@ class Peers:
         return (await self._reach_tcp(peer, at, link, True))[1]
 
     async def _reach_tcp(self, peer: PeerId, at: str, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
-        return await tcp.reach(self._me, peer, at, partial(self._greeting, link, bulk, at), self._congestion)
+        return await tcp.reach(self._me, peer, at, partial(self._greeting, link, bulk, at), self._how.congestion)
+
+    # TCP through NATs: the link that there is tells both where and when.
+
+    async def _punch_tcp(self, entry: _Peer) -> None:
+        if not self.address().relays:
+            return
+        link = secrets.token_hex(8)
+        if "punch" not in entry.failures:
+            self._event("link_punch", peer=entry.id, way="tcp", at=" ".join(self.address().relays))
+        try:
+            proven, pipe = await self._reach_punched(entry.id, link, False)
+        except (Broken, Refused, Unreachable) as e:
+            self._note_failure(entry, "tcp", "punch", e)
+            return
+        if why := self._objection(entry.id, proven.greeting):
+            self._event("link_refused", peer=entry.id, at=pipe.seen, reason=why)
+            pipe.close()
+            return
+        self._adopt(entry.id, proven.greeting, pipe, True, _tcp, partial(self._bulk_punched, entry.id, link))
+
+    async def _bulk_punched(self, peer: PeerId, link: str) -> Pipe:
+        return (await self._reach_punched(peer, link, True))[1]
+
+    async def _reach_punched(self, peer: PeerId, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
+        mine = await punch.door(self.address().relays[0])
+        try:
+            answer = await self.ask(peer, Message(PUNCH, {"at": mine.seen}), 2 * punch.ASK_S)
+            theirs = answer.fields.get("at")
+            if not isinstance(theirs, str):
+                raise Broken("it does not tell where it is seen")
+            sock = await punch.meet(mine, theirs)
+            return await tcp.reach(
+                self._me, peer, sock, partial(self._greeting, link, bulk, theirs), self._how.congestion
+            )
+        except ValueError as e:
+            raise Broken("it does not tell where it is seen") from e
+        finally:
+            mine.close()
+
+    async def _punched(self, peer: PeerId, message: Message) -> Message:
+        at, relays = message.fields.get("at"), self.address().relays
+        if not isinstance(at, str) or not relays or self._punching >= MOST_PUNCHING:
+            raise Refused("no TCP through this NAT now")
+        self._punching += 1
+        try:
+            mine = await punch.door(relays[0])
+        except Broken as e:
+            self._punching -= 1
+            raise Refused(str(e)) from e
+        self.spawn(self._meet(mine, at))
+        return Message(PUNCH, {"at": mine.seen})
+
+    async def _meet(self, mine: punch.Door, at: str) -> None:
+        try:
+            sock = await punch.meet(mine, at)
+        except (Broken, ValueError):
+            return  # the other one journals it
+        finally:
+            mine.close()
+            self._punching -= 1
+        await self._listener.take(sock)
 
     async def _dial_quic(self, entry: _Peer, better: bool = False) -> None:
         assert self._quic is not None
@@ -555,9 +634,9 @@ class Peers:
     def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
         # iroh sends a new connection by the old one's path as long as that one is there: it has to go first.
         stuck = carrier.way() == "direct" and silent_s > STUCK_S and bool(_union(entry.told, entry.said).relays)
-        if silent_s > self._silent_s or stuck:
+        if silent_s > self._how.silent_s or stuck:
             carrier.close(f"silent for {silent_s:.0f} s")
-        elif (silent_s > min(SUSPECT_S, 0.6 * self._silent_s)) != carrier.suspect:
+        elif (silent_s > min(SUSPECT_S, 0.6 * self._how.silent_s)) != carrier.suspect:
             carrier.suspect = not carrier.suspect
             if carrier.suspect:
                 self._event(

@@ -143,6 +143,7 @@ class Relay:
             "shoal": "relay",
             "clients": len(self._clients),
             "only_invited": self._admit is not None,
+            "you": client.where,  # for TCP through NATs (punch.py)
         }
         if self._rendezvous is not None:
             where = f"[{seen}]:{self.port}" if ":" in seen else f"{seen}:{self.port}"

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from shoal import wire
 from shoal.fleet.net.api import PeerId, Refused
@@ -55,6 +56,10 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def take(self, sock: socket.socket) -> None:
+        """A connection that did not come by listening."""
+        await self._greet(*await asyncio.open_connection(sock=sock, limit=4 * PIECE))
+
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task, seen = asyncio.current_task(), _seen(writer)
         assert task is not None
@@ -82,17 +87,25 @@ class Listener:
 
 
 async def reach(
-    me: Identity, peer: PeerId, at: str, greet: Callable[[str], Greeting], congestion: str
+    me: Identity,
+    peer: PeerId,
+    at: str | socket.socket,
+    greet: Callable[[str], Greeting],
+    congestion: str,
 ) -> tuple[Proven, SecurePipe]:
-    """A proven connection to the peer at ip:port, or `Broken`, `Refused`. The greeting is told this side's address."""
-    try:
-        host, port = wire.address_of(at)
-    except ValueError as e:
-        raise Broken(f"{at!r} is no address") from e
+    """A proven connection to the peer at ip:port or on a socket, or `Broken`, `Refused`. The greeting is told this
+    side's address."""
+    to: dict[str, Any] = {"sock": at}
+    if isinstance(at, str):
+        try:
+            host, port = wire.address_of(at)
+        except ValueError as e:
+            raise Broken(f"{at!r} is no address") from e
+        to = {"host": host, "port": port}
     writer = None
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=4 * PIECE)
+            reader, writer = await asyncio.open_connection(**to, limit=4 * PIECE)
             tune(writer, congestion)
             greeting = greet(writer.get_extra_info("sockname")[0])
             proven = await dial(reader, writer, me, peer, greeting)
