@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import struct
@@ -80,6 +81,9 @@ class Wan:
     ) -> None:
         if not 1 <= len(sites) <= _MOST_SITES or len({site.name for site in sites}) != len(sites):
             raise UsageError(f"An emulated network has 1 to {_MOST_SITES} sites, each with a name of its own.")
+        for site in sites:
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", site.name):
+                raise UsageError(f"A site's name has letters, digits, - and _; {site.name!r} does not do.")
         self.sites = {site.name: site for site in sites}
         self._index = {site.name: i for i, site in enumerate(sites)}
         self._prefix = spaces.prefix()
