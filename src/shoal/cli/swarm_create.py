@@ -111,6 +111,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"{command('swarm status', run_dir)} shows who is in", flush=True)
     if args.no_start:
         return 0
-    from shoal.fleet.swarm.node import run_node
+    from shoal.fleet.swarm.start import run_node
 
     return run_node(free(config))

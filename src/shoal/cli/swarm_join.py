@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{command('swarm join', run_dir)} starts this peer")
         return 0
     print(f"{command('swarm status', run_dir)} shows who is in, {command('swarm leave', run_dir)} ends it", flush=True)
-    from shoal.fleet.swarm.node import run_node
+    from shoal.fleet.swarm.start import run_node
 
     return run_node(free(config))
 
@@ -76,6 +76,6 @@ def _again(args: argparse.Namespace) -> int:
     config.save()
     if args.no_start:
         return 0
-    from shoal.fleet.swarm.node import run_node
+    from shoal.fleet.swarm.start import run_node
 
     return run_node(free(config))

@@ -33,3 +33,86 @@ def test_peers_train_to_the_end_and_hold_the_same_weights(tmp_path: Path) -> Non
             assert sum(map(count, used)) == count(union(*used)) > 480 - 3
 
     asyncio.run(story())
+
+
+def test_the_first_member_dies_and_a_newcomer_takes_over_its_place(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 4) as it:
+            await it.until(lambda: it.agree() and it.peers[0].round >= 5)
+            leader = next(p for p in it.peers if p.node.leads)
+            before = max(p.round for p in it.peers)
+            await leader.kill()
+            await it.until(lambda: it.agree() and it.alive[0].round >= before + 2)
+            newcomer = await it.add()
+            await it.until(lambda: it.agree() and len(it.alive) == 4)
+            assert any(e["kind"] == "base" for e in newcomer.events)
+            chain = it.alive[0].node.chain
+            joined = chain.head.round
+            await it.until(lambda: it.alive[0].round >= joined + 3)
+            past = chain.past(chain.head.hash)
+            assert any(part.peer == newcomer.me for record in past for part in record.took)
+            used_once(it)
+
+    asyncio.run(story())
+
+
+def test_halves_of_a_cut_train_on_and_merge_and_no_sample_is_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 4) as it:
+            await it.until(lambda: it.agree() and it.peers[0].round >= 4)
+            before = it.peers[0].round
+            it.cut(it.peers[:1])
+            await it.until(lambda: all(p.round >= before + 4 for p in it.peers), 40)
+            assert len({p.node.chain.head.hash for p in it.peers}) > 1
+            it.heal()
+            await it.until(lambda: it.agree(), 20)
+            chain = it.peers[0].node.chain
+            kinds = [record.kind for record in chain.past(chain.head.hash)]
+            assert "merge" in kinds
+            merged = it.peers[0].round
+            await it.until(lambda: it.agree() and it.peers[0].round >= merged + 3)
+            ledger = chain.head.ledger
+            kept = count(ledger.free) + sum(count(r) for r in ledger.held.values())
+            assert not ledger.away
+            assert used_once(it) + kept == ledger.cursor
+
+    asyncio.run(story())
+
+
+def test_a_trainer_that_dies_and_a_peer_that_comes_back_go_on_where_they_were(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 3) as it:
+            await it.until(lambda: it.agree() and it.peers[0].round >= 4)
+            it.peers[0].node.trainer.kill()
+            await it.until(lambda: any(e["kind"] == "trainer-gone" for e in it.peers[0].events))
+            at = it.peers[0].round
+            await it.until(lambda: it.agree() and it.peers[0].round >= at + 3)
+            await it.peers[1].kill()
+            await it.peers[1].start()
+            it.introduce()
+            await it.until(lambda: it.agree(), 20)
+            at = it.peers[1].round
+            await it.until(lambda: it.peers[1].round >= at + 3)
+            past = it.peers[1].node.chain.past(it.peers[1].node.chain.head.hash)
+            recent = [record for record in past if record.round > at]
+            assert any(part.peer == it.peers[1].me for record in recent for part in record.took)
+            used_once(it)
+
+    asyncio.run(story())
+
+
+def test_slow_peers_do_what_they_can_and_nobody_waits_for_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 2) as it:
+            slow = await it.add(steps_per_s=5.0)
+            await it.until(lambda: it.agree() and it.peers[0].round >= 8)
+            chain = it.peers[0].node.chain
+            parts = [part for record in chain.past(chain.head.hash) for part in record.took if record.round > 5]
+            steps = {p.me: [part.steps for part in parts if part.peer == p.me] for p in it.peers}
+            fast = sum(steps[it.peers[0].me]) / len(steps[it.peers[0].me])
+            assert steps[slow.me]
+            assert sum(steps[slow.me]) / len(steps[slow.me]) < fast / 3
+            assert it.peers[0].node.work.status["busy"] > 0.5
+            used_once(it)
+
+    asyncio.run(story())

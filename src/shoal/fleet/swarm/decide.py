@@ -97,6 +97,7 @@ class Decider:
         self._asked = float("-inf")
         self._since = now  # of the head, or of the term
         self._lacking: float | None = None  # most members are out of reach since then
+        self._met: float | None = None  # another branch is heard since then
         self._merging = float("-inf")  # a merge was agreed to then: it goes first
 
     # Who is who.
@@ -207,8 +208,14 @@ class Decider:
 
     def _held_up(self, now: float) -> bool:
         """Branches that hear each other merge before either goes on; not for ever, since that may fail."""
-        heard = [p for p in self.apart if p in self.heard and now - self.heard[p].at < self.rules.silent_s]
-        return bool(heard) and now - self._since < 4 * self.rules.silent_s
+        if now - self._merging < 2 * self.rules.silent_s:
+            return True
+        if not any(p in self.heard and now - self.heard[p].at < self.rules.silent_s for p in self.apart):
+            self._met = None
+            return False
+        if self._met is None:
+            self._met = now
+        return now - self._met < 4 * self.rules.silent_s
 
     def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
         """The first of the larger branch proposes the merge."""
@@ -291,7 +298,7 @@ class Decider:
         """At a new head all is open again."""
         self.term, self.acked, self._pending, self._proposal = 0, None, None, None
         self._promises, self._asked, self._lacking = {}, float("-inf"), None
-        self._since, self._merging = now, float("-inf")
+        self._since, self._merging, self._met = now, float("-inf"), None
         self.world.remember(0, None)
 
     # What others say. `now` is the time at which it was heard.
@@ -340,7 +347,7 @@ class Decider:
         if record.kind == "merge":
             ours = self._proposal is not None and self._proposal.record.kind == "merge"
             return self.acked is None and (not ours or peer < self.me)
-        if now - self._merging < self.rules.silent_s:
+        if now - self._merging < 2 * self.rules.silent_s:
             return False
         if record.kind == "branch":
             alone = not majority(here, head.members)

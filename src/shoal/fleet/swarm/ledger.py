@@ -3,8 +3,9 @@
 Records hand positions out to members, who hold them until a part of theirs that counts says that it has used them. What
 a peer held that said goodbye is free again. What a peer held that is out of reach is set aside: it may be training on
 in a branch of its own. So that two branches hand out different positions too, those that are not handed out yet lie in
-lanes, blocks that belong to the members before the cut in turn; a branch takes the lanes of its own members and sets
-the others aside. A merge brings both accounts together; who does not come back is forgotten after a while.
+lanes, blocks that belong to the members before the cut in turn: a branch takes the lanes of its own members and sets
+the others aside. The larger half may hand out a few rounds more before it notices, so the smaller one leaves a gap.
+A merge brings both accounts together; who does not come back is forgotten after a while.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shoal.fleet.net.api import PeerId
-from shoal.fleet.swarm.ranges import Range, Ranges, count, first, minus, union
+from shoal.fleet.swarm.ranges import Ranges, count, first, minus, union
 from shoal.fleet.swarm.record import Ledger, Part
 
 LEAST_BLOCK = 16
+GAP = 2  # times all that was held when the branches parted
 
 
 def block_of(total: int) -> int:
@@ -24,28 +26,42 @@ def block_of(total: int) -> int:
     return max(LEAST_BLOCK, total // 65536)
 
 
+def kept(ledger: Ledger) -> Ranges:
+    """What is not used yet, of all below the cursor."""
+    return union(ledger.free, *ledger.held.values(), *ledger.away.values())
+
+
+def used(ledger: Ledger) -> Ranges:
+    return minus([(0, ledger.cursor)], kept(ledger))
+
+
+def may_use(ledger: Ledger, peer: PeerId, some: Ranges) -> bool:
+    """Whether a part of this peer may be of these samples: its own, or such as another branch has used too."""
+    others = minus(kept(ledger), ledger.held.get(peer, ()))
+    return not minus(some, [(0, ledger.cursor)]) and minus(some, others) == union(some)
+
+
 def settle(ledger: Ledger, took: Iterable[Part]) -> Ledger:
     """After parts that count."""
-    held, done = dict(ledger.held), ledger.done
+    held = dict(ledger.held)
     for part in took:
         held[part.peer] = minus(held.get(part.peer, ()), part.used)
-        done += count(part.used)
-    return replace(ledger, held=_tidy(held), done=done)
+    return _counted(replace(ledger, held=held))
 
 
 def go(ledger: Ledger, peers: Iterable[PeerId]) -> Ledger:
     """Members that have said goodbye, or are forgotten: what they had is free."""
     held, away, free = dict(ledger.held), dict(ledger.away), [ledger.free]
-    for peer in peers:
-        free += [held.pop(peer, ()), away.pop(peer, ())]
     gone = set(peers)
+    for peer in gone:
+        free += [held.pop(peer, ()), away.pop(peer, ())]
     mine = ledger.mine + tuple(peer for peer in ledger.lanes if peer in gone and peer not in ledger.mine)
-    return _settled(replace(ledger, held=held, away=away, free=union(*free), mine=mine))
+    return _counted(replace(ledger, held=held, away=away, free=union(*free), mine=mine))
 
 
-def lose(ledger: Ledger, members: tuple[PeerId, ...], lost: Iterable[PeerId], total: int) -> Ledger:
-    """Members that are out of reach; `members`: those before."""
-    gone = set(lost)
+def lose(ledger: Ledger, members: tuple[PeerId, ...], lost: Iterable[PeerId], total: int, smaller: bool) -> Ledger:
+    """Members that are out of reach; `members`: those before. `smaller`: they are most of them."""
+    gone = [peer for peer in members if peer in set(lost)]
     if not gone:
         return ledger
     lanes = ledger.lanes or members
@@ -53,12 +69,14 @@ def lose(ledger: Ledger, members: tuple[PeerId, ...], lost: Iterable[PeerId], to
     held, away = dict(ledger.held), dict(ledger.away)
     for peer in gone:
         away[peer] = union(away.get(peer, ()), held.pop(peer, ()))
+    free, cursor = ledger.free, ledger.cursor
+    if smaller:
+        gap = min(total, cursor + GAP * sum(map(count, ledger.held.values())))
+        away[gone[0]] = union(away[gone[0]], free, [(cursor, gap)])
+        free, cursor = (), gap
     if not mine:  # nobody is left who owns a lane: better a sample twice than no samples at all
-        return replace(ledger, held=held, away=_tidy(away), lanes=(), mine=())
-    free, others = _split(ledger.free, lanes, mine, total)
-    for peer, some in others.items():
-        away[peer] = union(away.get(peer, ()), some)
-    return replace(ledger, held=held, away=_tidy(away), free=free, lanes=lanes, mine=mine)
+        lanes = ()
+    return _counted(replace(ledger, cursor=cursor, held=held, away=away, free=free, lanes=lanes, mine=mine))
 
 
 def come(ledger: Ledger, peers: Iterable[PeerId]) -> Ledger:
@@ -68,7 +86,7 @@ def come(ledger: Ledger, peers: Iterable[PeerId]) -> Ledger:
     for peer in peers:
         held[peer] = union(held.get(peer, ()), away.pop(peer, ()))
     mine = ledger.mine + tuple(peer for peer in ledger.lanes if peer in peers and peer not in ledger.mine)
-    return _settled(replace(ledger, held=_tidy(held), away=away, mine=mine))
+    return _counted(replace(ledger, held=held, away=away, mine=mine))
 
 
 def hand_out(ledger: Ledger, stock: Mapping[PeerId, int], total: int) -> Ledger:
@@ -82,29 +100,31 @@ def hand_out(ledger: Ledger, stock: Mapping[PeerId, int], total: int) -> Ledger:
         n = short[peer] if wanted <= there else -(-short[peer] * there // wanted)
         taken, ledger = _take(ledger, n, total)
         held[peer] = union(held.get(peer, ()), taken)
-    return replace(ledger, held=_tidy(held))
+    return _counted(replace(ledger, held=held))
 
 
-def merge(a: Ledger, b: Ledger, members: Iterable[PeerId], before: int) -> Ledger:
-    """Two branches' accounts; `before`: samples that were used when they parted. What both have set aside, or one of
-    them and the other has not come to yet, stays aside; of the rest one branch knows what became of it."""
+def merge(a: Ledger, b: Ledger, members: Iterable[PeerId]) -> Ledger:
+    """Two branches' accounts. What either has used is used; what both have set aside, or one of them and the other has
+    not come to yet, stays aside, or is free if it was for somebody who is here now."""
+    used_a, used_b = used(a), used(b)
+    held = {
+        peer: union(minus(a.held.get(peer, ()), used_b), minus(b.held.get(peer, ()), used_a))
+        for peer in {*a.held, *b.held}
+    }
     known_a, known_b = (minus([(0, x.cursor)], union(*x.away.values())) for x in (a, b))
-    here, free = set(members), [a.free, b.free]
+    spoken_for = union(used_a, used_b, *held.values())
+    here, free = set(members), minus(union(a.free, b.free), spoken_for)
     away: dict[PeerId, Ranges] = {}
-    seen: Ranges = ()
     for peer in sorted({*a.away, *b.away}):
         aside = union(minus(a.away.get(peer, ()), known_b), minus(b.away.get(peer, ()), known_a))
-        aside = minus(aside, seen)
-        seen = union(seen, aside)
+        aside = minus(aside, union(spoken_for, free, *away.values()))
         if peer in here:
-            free.append(aside)
+            free = union(free, aside)
         else:
             away[peer] = aside
-    held = {peer: union(a.held.get(peer, ()), b.held.get(peer, ())) for peer in {*a.held, *b.held}}
     lanes = a.lanes or b.lanes
     mine = tuple(peer for peer in lanes if peer in here)
-    merged = Ledger(max(a.cursor, b.cursor), a.done + b.done - before, union(*free), _tidy(held), away, lanes, mine)
-    return _settled(merged)
+    return _counted(Ledger(max(a.cursor, b.cursor), 0, free, held, away, lanes, mine))
 
 
 def _take(ledger: Ledger, n: int, total: int) -> tuple[Ranges, Ledger]:
@@ -129,27 +149,12 @@ def _take(ledger: Ledger, n: int, total: int) -> tuple[Ranges, Ledger]:
     return taken, replace(ledger, cursor=cursor, away=away)
 
 
-def _split(
-    free: Ranges, lanes: tuple[PeerId, ...], mine: tuple[PeerId, ...], total: int
-) -> tuple[Ranges, dict[PeerId, Ranges]]:
-    """Free positions by the lane that they lie in: ours, and the others' by owner."""
-    block = block_of(total)
-    ours: list[Range] = []
-    others: dict[PeerId, list[Range]] = {}
-    for a, b in free:
-        while a < b:
-            end = min(b, (a // block + 1) * block)
-            owner = lanes[a // block % len(lanes)]
-            (ours if owner in mine else others.setdefault(owner, [])).append((a, end))
-            a = end
-    return union(ours), {peer: union(some) for peer, some in others.items()}
-
-
-def _settled(ledger: Ledger) -> Ledger:
-    """Lanes are needed for as long as somebody is away who owns one."""
+def _counted(ledger: Ledger) -> Ledger:
+    """In good order. Lanes are needed for as long as somebody is away who owns one."""
     if ledger.lanes and set(ledger.lanes) <= set(ledger.mine):
-        return replace(ledger, lanes=(), mine=(), away=_tidy(ledger.away))
-    return replace(ledger, away=_tidy(ledger.away))
+        ledger = replace(ledger, lanes=(), mine=())
+    ledger = replace(ledger, held=_tidy(ledger.held), away=_tidy(ledger.away))
+    return replace(ledger, done=ledger.cursor - count(kept(ledger)))
 
 
 def _tidy(ranges: Mapping[PeerId, Ranges]) -> dict[PeerId, Ranges]:

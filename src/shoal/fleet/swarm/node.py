@@ -12,29 +12,27 @@ import contextlib
 import json
 import math
 import random
-import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import DONE, ShoalError, Stopped, TransientError
-from shoal.fleet.net.api import Endpoint, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.api import Endpoint, LinkState, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.identity import Identity, verify
 from shoal.fleet.swarm import offer
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider, Heard, Out, Rules
+from shoal.fleet.swarm.ledger import may_use
 from shoal.fleet.swarm.parts import Parts
-from shoal.fleet.swarm.ranges import count, within
+from shoal.fleet.swarm.ranges import count
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Part, Record, ack_text
 from shoal.fleet.swarm.snapshots import Snapshot, Snapshots
 from shoal.fleet.swarm.trainer_link import Said, Trainer
 from shoal.fleet.swarm.work import Work
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
-from shoal.track.journal import Journal
 
 TICK_S, PULSE_S = 0.2, 1.0
 MOST_BODY = 32 << 20  # of a message about the history
@@ -62,11 +60,13 @@ class Node:
         name_of: Callable[[PeerId], str] = lambda peer: peer[:8],
         event: Callable[..., None] = lambda kind, **fields: None,
         blobs: Blobs | None = None,
+        pinned: frozenset[str] = frozenset(),
     ) -> None:
-        """`trainer`: its command; None: this peer helps others and computes nothing."""
+        """`trainer`: its command; None: this peer helps others and computes nothing. `pinned`: blobs that are not of
+        the history, and stay."""
         self.me, self.folder, self.run_spec = identity.id, folder, run
         self._identity, self._endpoint, self._event = identity, endpoint, event
-        self._admitted, self.name_of = admitted, name_of
+        self._admitted, self.name_of, self._pinned = admitted, name_of, pinned
         spec = run.swarm
         self.total, self.batch = run.train.steps * run.train.batch, max(1, run.train.batch // spec.peers)
         self.round_s = seconds(spec.round)
@@ -104,8 +104,6 @@ class Node:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deaths: list[float] = []
         self._basing = False
-        self.recent: deque[dict[str, Any]] = deque(maxlen=20)
-        self.stalled_s = 0.0  # of the trainer, for want of something to do
         self.exchange_s: float | None = None  # of the newest round: from its end until it counted
         self.others: dict[PeerId, dict[str, Any]] = {}  # what peers say of themselves
         self._last_pulse = 0.0
@@ -151,6 +149,14 @@ class Node:
         self.leaving = True
         self._end.set()
 
+    def fail(self, error: ShoalError) -> None:
+        """Ends with this."""
+        self._failure = self._failure or error
+        self._end.set()
+
+    def links(self) -> dict[PeerId, LinkState]:
+        return self._endpoint.links()
+
     @property
     def finished(self) -> bool:
         """Less is left than a step needs."""
@@ -178,8 +184,7 @@ class Node:
             try:
                 self._tick(time.monotonic())
             except Exception as e:  # a defect: better to end than to go on half-dead
-                self._failure = e if isinstance(e, ShoalError) else TransientError(f"the node failed: {e!r}")
-                self._end.set()
+                self.fail(e if isinstance(e, ShoalError) else TransientError(f"the node failed: {e!r}"))
                 raise
             await asyncio.sleep(TICK_S)
 
@@ -257,7 +262,7 @@ class Node:
         )
 
     def _good(self, parts: list[Part], head: Record) -> list[Part]:
-        return [p for p in parts if p.peer in head.members and within(p.used, head.ledger.held.get(p.peer, ()))]
+        return [p for p in parts if p.peer in head.members and may_use(head.ledger, p.peer, p.used)]
 
     def _time_to_decide(self, number: int, took: list[Part], now: float) -> bool:
         head, waited = self.chain.head, now - self.ended_at
@@ -352,16 +357,13 @@ class Node:
 
     def _tidy(self) -> None:
         """What nobody can need any more goes."""
-        oldest = self.snapshots.prune()
+        if self.work.applied is None:
+            return
+        oldest = self.snapshots.prune(self.chain.get(self.work.applied))
         keep = {s.blob for s in self.snapshots.all}
         keep |= {part.blob for r in self.chain.known() if r.round >= oldest for part in r.took}
         keep |= {part.blob for n in range(self.chain.head.round + 8) for part in self.parts.of(n).values()}
         self.blobs.retain(keep | self._pinned)
-
-    @property
-    def _pinned(self) -> set[str]:
-        """Blobs that are not of the history: the run file, data sets."""
-        return {b.strip() for b in _read(self.folder / "pinned").splitlines() if b.strip()}
 
     # The trainer.
 
@@ -401,8 +403,7 @@ class Node:
         if code in (2, 78) or len(self._deaths) > self.run_spec.guard.restarts:
             error = ShoalError(f"the trainer of this peer has ended with exit code {code}; its last words are above.")
             error.exit_code = code if code > 0 else error.exit_code
-            self._failure = error
-            self._end.set()
+            self.fail(error)
         elif self.trainer is not None:
             self._spawn(self._restart(min(30.0, 2.0 ** len(self._deaths))))
 
@@ -638,19 +639,3 @@ def _write(path: Path, said: Any) -> None:
     new = path.with_suffix(".new")
     new.write_text(json.dumps(said))
     new.replace(path)
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""
-
-
-def handle_signals(node: Node) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, node.leave)
-
-
-def journal(folder: Path) -> Journal:
-    return Journal(folder / "events.jsonl")

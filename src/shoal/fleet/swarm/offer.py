@@ -8,7 +8,7 @@ from statistics import median
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm import ledger as accounts
 from shoal.fleet.swarm.chain import Chain
-from shoal.fleet.swarm.ranges import count, within
+from shoal.fleet.swarm.ranges import count, minus, union
 from shoal.fleet.swarm.record import Kind, Ledger, Part, Record
 
 STOCK_ROUNDS = 5  # samples that a peer holds: for the round that it trains, the next one, and some to spare
@@ -36,7 +36,7 @@ def next_record(
     lost = {peer for peer in head.members if peer not in members and peer not in goodbye}
     joined = tuple(peer for peer in members if peer not in head.members)
     ledger = accounts.settle(head.ledger, took)
-    ledger = accounts.lose(ledger, head.members, sorted(lost), total)
+    ledger = accounts.lose(ledger, head.members, sorted(lost), total, smaller=kind == "branch")
     ledger = accounts.go(ledger, sorted(goodbye | (set(forgotten) & set(ledger.away))))
     ledger = accounts.come(ledger, joined)
     ledger = accounts.hand_out(ledger, _stock(members, took, ledger, batch), total)
@@ -64,10 +64,10 @@ def merge_record(
     parents = tuple(sorted(parents))
     a, b = (chain.get(parent) for parent in parents)
     before = chain.common(a.hash, b.hash)
-    ledger = accounts.merge(a.ledger, b.ledger, members, before.ledger.done)
+    ledger = accounts.merge(a.ledger, b.ledger, members)
     known = tuple(dict.fromkeys([*a.members, *b.members]))
     lost = [peer for peer in known if peer not in members]
-    ledger = accounts.come(accounts.lose(ledger, known, lost, total), members)
+    ledger = accounts.come(accounts.lose(ledger, known, lost, total, smaller=False), members)
     return Record(
         "merge",
         max(a.round, b.round) + 1,
@@ -119,19 +119,21 @@ def _part_objection(part: Part, record: Record, head: Record, most_bytes: int) -
         return "of no member"
     if part.size > most_bytes:
         return f"{part.size} bytes, where at most {most_bytes} are allowed"
-    if not within(part.used, head.ledger.held.get(part.peer, ())):
+    if not accounts.may_use(head.ledger, part.peer, part.used):
         return "of samples that it does not hold"
     return None
 
 
 def _sums(record: Record, head: Record, total: int) -> str | None:
     """No sample appears from nowhere, or is lost."""
-    ledger = record.ledger
-    used = sum(count(part.used) for part in record.took)
-    if ledger.done != head.ledger.done + used or record.tokens != head.tokens + sum(p.tokens for p in record.took):
+    new, old = record.ledger, head.ledger
+    if record.tokens != head.tokens + sum(part.tokens for part in record.took):
         return "its sums are wrong"
-    kept = count(ledger.free) + sum(map(count, ledger.held.values())) + sum(map(count, ledger.away.values()))
-    if ledger.done + kept != ledger.cursor or not head.ledger.cursor <= ledger.cursor <= total:
+    kept = accounts.kept(new)
+    fresh = [(old.cursor, new.cursor)]
+    used = union(*(part.used for part in record.took))
+    good = old.cursor <= new.cursor <= total and new.done == new.cursor - count(kept)
+    if not good or minus(union(accounts.kept(old), fresh), union(kept, used)) or minus(kept, [(0, new.cursor)]):
         return "its account of the samples is wrong"
     return None
 

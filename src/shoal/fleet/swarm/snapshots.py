@@ -60,28 +60,52 @@ class Snapshots:
         self._write()
 
     def before(self, *names: str) -> Snapshot | None:
-        """The newest that all these records have in their past, or are."""
-        good = [s for s in self.all if all(self._chain.is_ancestor(s.hash, name) for name in names)]
-        return max(good, key=lambda s: s.round, default=None)
+        """The newest from which all these records can be replayed: whatever is in their past is in its past too, or
+        comes after it. Of two branches that have merged, one's state alone is no beginning."""
+        for snapshot in sorted(self.all, key=lambda s: -s.round):
+            if snapshot.hash in self._chain and all(self._leads_to(snapshot, name) for name in names):
+                return snapshot
+        return None
 
-    def prune(self) -> int:
-        """Keeps the newest, and the one from before anybody was lost who may come back with a branch of its own. From
-        the round that is returned on, parts are still needed."""
-        head = self._chain.head
-        whole = next(
-            (r for r in self._chain.past(head.hash) if not r.ledger.away and not r.ledger.lanes), self._chain.start
-        )
-        ours = sorted((s for s in self.all if self._chain.is_ancestor(s.hash, head.hash)), key=lambda s: s.round)
-        keep = set(ours[-KEEP:]) | {s for s in self.all if s.round > whole.round}
-        if (pinned := self.before(whole.hash)) is not None:
-            keep.add(pinned)
+    def _leads_to(self, snapshot: Snapshot, name: str) -> bool:
+        if not self._chain.is_ancestor(snapshot.hash, name):
+            return False
+        before = {record.hash for record in self._chain.past(snapshot.hash)}
+        after = [record for record in self._chain.past(name) if record.hash not in before]
+        return all(self._chain.is_ancestor(snapshot.hash, record.hash) for record in after)
+
+    def prune(self, at: Record) -> int:
+        """Keeps the newest of those before `at`, which the trainer has reached, and the one from before the oldest
+        record at which somebody may have parted. Parts of the rounds after the one returned are needed."""
+        pinned = self.before(at.hash, *self._partings(at))
+        if pinned is None:
+            return 0
+        ours = sorted((s for s in self.all if self._chain.is_ancestor(s.hash, at.hash)), key=lambda s: s.round)
+        keep = {pinned, *ours[-KEEP:]} | {s for s in self.all if s.round > pinned.round}
         for snapshot in set(self.all) - keep:
             shutil.rmtree(self.path(snapshot), ignore_errors=True)
         if len(keep) != len(self.all):
             self.all = [s for s in self.all if s in keep]
             self._write()
-        oldest = min((s.round for s in self.all), default=0)
-        return min(oldest, whole.round) if pinned is not None or not whole.round else 0
+        return min((s.round for s in self.all), default=0)
+
+    def _partings(self, at: Record) -> set[str]:
+        """The newest records that members are known to have, and those who are away and may come back: whoever has
+        signed a record has its parent, whoever has brought a part to one has the second before it."""
+        wanted, found = {*at.members, *at.ledger.away, *at.ledger.lanes}, set[str]()
+        for record in self._chain.past(at.hash):
+            signed = wanted & set(self._chain.certified(record.hash).signatures)
+            for peer in signed:
+                parents = [x for x in record.parents if peer in self._chain.get(x).members]
+                found |= {*(parents or record.parents)}
+            for peer in wanted & {part.peer for part in record.took} - signed:
+                parent = self._chain.get(record.parent)
+                found |= {*(parent.parents or (parent.hash,))}
+                signed = signed | {peer}
+            wanted -= signed
+            if not wanted:
+                break
+        return found | ({self._chain.start.hash} if wanted - set(at.joined) else set())
 
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

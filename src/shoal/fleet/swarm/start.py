@@ -1,0 +1,137 @@
+"""Starts the node of a peer: its links, its roster, its history and its trainer, until the run is done or it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from shoal.errors import SetupError, Stopped
+from shoal.fleet.net.endpoint import connect
+from shoal.fleet.net.identity import Identity
+from shoal.fleet.swarm.blobs import Blobs
+from shoal.fleet.swarm.charter import Charter
+from shoal.fleet.swarm.config import NodeConfig
+from shoal.fleet.swarm.control import alone, forget_commands, obey
+from shoal.fleet.swarm.gossip import Gossip
+from shoal.fleet.swarm.node import Node
+from shoal.fleet.swarm.roster import Roster
+from shoal.fleet.swarm.view import status
+from shoal.spec import load
+from shoal.track.journal import Journal
+
+EVERY_S = 1.0
+QUIET = ("blob", "part")  # kinds of events that are too many for a person
+
+
+class Log:
+    """What happens: to the journal of the swarm, the last of it to the status, the most important to the console."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        config.folder.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(config.folder / "events.jsonl")
+        self.recent: deque[dict[str, Any]] = deque(maxlen=20)
+        self.name_of: Callable[[str], str] = lambda peer: peer[:8]
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        self._journal.note(kind, **fields)
+        if kind in QUIET:
+            return
+        self.recent.append({"time": time.time(), "kind": kind, **fields})
+        if kind == "record":
+            self._say_round(fields)
+        elif kind in ("trainer-gone", "trainer-failed", "base-failed", "refused"):
+            print(f"shoal: {kind.replace('-', ' ')}: {_told(fields)}", file=sys.stderr, flush=True)
+
+    def _say_round(self, f: dict[str, Any]) -> None:
+        news = [f"{self.name_of(peer)} joined" for peer in f["joined"]]
+        news += [f"{self.name_of(peer)} left ({why})" for peer, why in f["left"].items()]
+        kind = "" if f["record"] == "round" else f" ({f['record']})"
+        parts = f"parts of {len(f['took'])}, {f['members']} peer{'s' * (f['members'] != 1)}"
+        words = ", ".join([parts, f"{f['done']} samples done", *news])
+        print(f"round {f['round']}{kind}: {words}", flush=True)
+
+
+def run_node(config: NodeConfig) -> int:
+    """The exit code; raises what has ended it."""
+    with alone(config):
+        forget_commands(config)
+        return asyncio.run(_run(config))
+
+
+async def _run(config: NodeConfig) -> int:
+    event = Log(config)
+    identity = Identity.load(config.identity_file)
+    roster = Roster.load(config.roster_file, identity, event)
+    event.name_of = lambda peer: next((roster.name(p) for p in roster.members() if p.startswith(peer)), peer)
+    charter = Charter.load(config.charter_file)
+    run = load(config.run).run
+    endpoint = connect(
+        identity,
+        roster.admit,
+        event,
+        proof=roster.proof,
+        relays=config.relays,
+        host=config.host,
+        port=config.port,
+        quic=not config.tcp_only,
+    )
+    await endpoint.start()
+    try:
+        gossip = Gossip(roster, endpoint, event, charter=charter.to_bytes())
+        node = Node(
+            config.folder,
+            charter.swarm,
+            identity,
+            endpoint,
+            run,
+            config.trainer_command if config.train else None,
+            admitted=roster.__contains__,
+            name_of=roster.name,
+            event=event,
+            blobs=Blobs(config.blobs, endpoint, event),
+            pinned=frozenset(charter.blobs()),
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, node.leave)
+        beside = [asyncio.create_task(gossip.run()), asyncio.create_task(_look(config, roster, node, event))]
+        try:
+            return await node.run()
+        except Stopped:
+            await gossip.leave()
+            raise
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            _show(config, node, event)
+    finally:
+        await endpoint.close()
+
+
+async def _look(config: NodeConfig, roster: Roster, node: Node, event: Log) -> None:
+    """Once a second: what commands say, and the status for those who look."""
+    while True:
+        if obey(config, roster):
+            node.leave()
+        if roster.expelled:
+            node.fail(SetupError("the organiser has revoked this peer: nobody in the swarm talks to it any more."))
+        _show(config, node, event)
+        await asyncio.sleep(EVERY_S)
+
+
+def _show(config: NodeConfig, node: Node, event: Log) -> None:
+    new = config.status_file.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk is no reason to stop
+        new.write_text(json.dumps(status(node, list(event.recent))))
+        new.replace(config.status_file)
+
+
+def _told(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v[:8] if k == 'peer' else v}" for k, v in fields.items())

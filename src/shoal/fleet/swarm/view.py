@@ -1,0 +1,67 @@
+"""What a node tells about itself and the others: the contents of status.json, which `shoal swarm status` shows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from shoal.fleet.net.api import LinkState, PeerId
+from shoal.fleet.swarm.node import Node
+from shoal.fleet.swarm.ranges import count
+
+
+def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
+    head, links, now = node.chain.head, node.links(), time.monotonic()
+    branch = next((r for r in node.chain.past(head.hash) if r.kind in ("branch", "merge")), None)
+    peers = dict.fromkeys([*head.members, node.me, *(p for p, link in links.items() if link.way is not None)])
+    members = [_member(node, peer, links.get(peer), now) for peer in peers]
+    busy = [m["busy"] for m in members if m["busy"] is not None]
+    return {
+        "time": time.time(),
+        "self": node.me,
+        "name": node.run_spec.name,
+        "round": head.round,
+        "head": head.hash,
+        "branch": (head.ledger.mine and f"{len(head.members)} of {len(head.ledger.lanes)} peers") or None,
+        "since": None if branch is None else branch.round,
+        "mode": node.decider.mode,
+        "done": head.ledger.done,
+        "total": node.total,
+        "tokens": head.tokens,
+        "members": members,
+        "exchange_s": node.exchange_s,
+        "round_s": node.round_s,
+        "utilisation": sum(busy) / len(busy) if busy else None,
+        "predicted": None,
+        "events": events,
+    }
+
+
+def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dict[str, Any]:
+    head = node.chain.head
+    told = node.work.status if peer == node.me else node.others.get(peer, {}).get("status", {})
+    took = {part.peer: part for part in head.took}
+    samples = sum(count(part.used) for part in head.took)
+    heard = node.decider.heard.get(peer)
+    return {
+        "peer": peer,
+        "name": node.name_of(peer),
+        "member": peer in head.members,
+        "way": None if link is None else link.way,
+        "rtt_s": None if link is None else link.rtt_s,
+        "up": None if link is None else link.up_bytes_per_s,
+        "down": None if link is None else link.down_bytes_per_s,
+        "loss": None if link is None else link.loss,
+        "heard_s": None if heard is None else now - heard.at,
+        "share": count(took[peer].used) / samples if peer in took and samples else None,
+        "tokens_per_s": _number(told.get("tokens_per_s")),
+        "busy": _number(told.get("busy")),
+        "step_loss": _number(told.get("loss")),
+        "head": head.hash if peer == node.me else None if heard is None else heard.head,
+        "late": bool(head.took) and peer in head.members and peer not in took,
+    }
+
+
+def _number(said: object) -> float | None:
+    """What others say of themselves may be anything."""
+    return float(said) if isinstance(said, int | float) and not isinstance(said, bool) else None
