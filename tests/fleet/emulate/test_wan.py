@@ -133,6 +133,16 @@ def test_nats_map_and_filter_as_their_kind_does(nat: Nat, same: bool) -> None:
         assert count(peer, 0.2) == (1 if nat == "open" else 0)
 
 
+def test_a_firewall_lets_tcp_out_and_no_udp() -> None:
+    with Wan([Site("peer", nat="firewall"), Site("host")], rtt_ms=4) as wan, sockets(wan, "peer", "host") as (a, b):
+        a.sendto(b"?", (wan.address("host"), PORT))
+        assert count(b, 0.2) == 0
+        with wan.within("host"):
+            server = socket.create_server(("", PORT))
+        with server, wan.within("peer"), socket.create_connection((wan.address("host"), PORT), timeout=5):
+            pass
+
+
 def test_programs_run_at_a_site_and_end_with_the_network() -> None:
     with Wan([Site("a", nat="cone")], rtt_ms=2) as wan:
         show = "import os, socket; s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('198.51.100.9', 9)); "

@@ -5,6 +5,7 @@
   port: a "port restricted" cone).
 - `symmetric`: each destination sees another, random port. Nobody can guess it, so two of them, or one and a cone, need
   a relay.
+- `firewall`: the same, and no UDP at all, as in some offices: only TCP gets out, to a relay say.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 from shoal.errors import SetupError
 
-Nat = Literal["open", "cone", "symmetric"]
+Nat = Literal["open", "cone", "symmetric", "firewall"]
 _RULES = """\
 table ip nat {{
   chain post {{
@@ -32,6 +33,7 @@ table ip guard {{
   }}
   chain forward {{
     type filter hook forward priority 0; policy drop;
+    {no_udp}
     ct state established,related accept
     iifname "lan" oifname "wan" accept
   }}
@@ -41,7 +43,9 @@ table ip guard {{
 
 def guard(nat: Nat) -> None:
     """In the calling thread's namespace, whose devices are `lan` and `wan`."""
-    rules = _RULES.format(how="fully-random" if nat == "symmetric" else "")
+    rules = _RULES.format(
+        how="" if nat == "cone" else "fully-random", no_udp="udp dport 1-65535 drop" * (nat == "firewall")
+    )
     program = shutil.which("nft")
     if program is None:
         raise SetupError("NATs need `nft`: install the package nftables (`python -m scripts.clusters.namespaces`).")
