@@ -63,10 +63,10 @@ def _rtt_s(said: _Said, a: PeerId, b: PeerId) -> float | None:
 
 
 def _bytes_per_s(said: _Said, a: PeerId, b: PeerId) -> float | None:
-    """Both ends see the same transfers; the one that has seen more of them at full speed is right."""
+    """Both ends see the same transfers. The lower word counts: nobody becomes a gateway by boasting."""
     views = [said[a, b].up_bytes_per_s] if (a, b) in said else []
     views += [said[b, a].down_bytes_per_s] if (b, a) in said else []
-    return max((rate for rate in views if rate), default=None)
+    return min((rate for rate in views if rate), default=None)
 
 
 def _around(rtts: Mapping[tuple[PeerId, PeerId], float], peers: Iterable[PeerId], a: PeerId, b: PeerId) -> float:

@@ -9,14 +9,21 @@ from collections.abc import Callable, Iterable
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.record import Part, Record
+from shoal.fleet.swarm.topology import Choice
 
 AHEAD = 4  # rounds for which announcements are kept
 
 
 class Parts:
-    def __init__(self, blobs: Blobs, sources: Callable[[PeerId], list[PeerId]], event: Callable[..., None]) -> None:
-        """`sources`: from whom to fetch a peer's part, the best first."""
-        self._blobs, self._sources, self._event = blobs, sources, event
+    def __init__(
+        self,
+        blobs: Blobs,
+        sources: Callable[[PeerId], list[PeerId]],
+        event: Callable[..., None],
+        choice: Callable[[PeerId], Choice | None] = lambda owner: None,
+    ) -> None:
+        """`sources`: who may have a peer's part. `choice`: who of them is asked first, and how long; None: all."""
+        self._blobs, self._sources, self._event, self._choice = blobs, sources, event, choice
         self._said: dict[int, dict[PeerId, Part]] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self.came: dict[int, dict[PeerId, float]] = {}  # round → peer → when its file was here
@@ -46,23 +53,28 @@ class Parts:
         missing = self.missing(parts)
         for part in missing:
             sources = list(dict.fromkeys([*self._sources(part.peer), part.peer, *also]))
-            if part.blob in self._fetches:
+            choice = self._choice(part.peer)
+            if part.blob not in self._fetches:
+                self._fetches[part.blob] = asyncio.create_task(self._fetch(part, choice, sources, urgent))
+            elif choice is None:  # else they are asked when it is time
                 self._blobs.more(part.blob, sources)
-            else:
-                self._fetches[part.blob] = asyncio.create_task(self._fetch(part, sources, urgent))
         return not missing
 
-    async def _fetch(self, part: Part, sources: list[PeerId], urgent: bool) -> None:
-        began = asyncio.get_running_loop().time()
+    async def _fetch(self, part: Part, choice: Choice | None, sources: list[PeerId], urgent: bool) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        first, wait_s = (sources, 0.0) if choice is None else (list(choice.first), choice.wait_s)
+        late = loop.call_later(wait_s, self._blobs.more, part.blob, sources)
         try:
-            await self._blobs.fetch(part.blob, part.size, sources, urgent=urgent)
-            now = asyncio.get_running_loop().time()
+            await self._blobs.fetch(part.blob, part.size, first, urgent=urgent)
+            now = loop.time()
             self.came.setdefault(part.round, {})[part.peer] = now
             self._event("part", peer=part.peer, round=part.round, bytes=part.size, seconds=round(now - began, 3))
         except (OSError, ValueError) as e:
             self._event("part-missing", peer=part.peer, round=part.round, why=str(e)[:200])
             await asyncio.sleep(1.0)  # whoever needs it asks again
         finally:
+            late.cancel()
             self._fetches.pop(part.blob, None)
 
     def settle(self, record: Record) -> None:

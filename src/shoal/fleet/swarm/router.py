@@ -1,0 +1,83 @@
+"""Keeps the routes current: what peers say of their links, what this one measures, and the choice from both.
+
+Each peer tells the others now and then how its links stand (`telling`, a line for each); what they say is taken with
+care (`hear`): it may be nonsense, or a lie. The worst that a lie does is that a part is asked for at the wrong place
+first, and after some seconds everywhere; what arrives is checked by its hash in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from shoal.fleet.net.api import LinkState, PeerId, Way
+from shoal.fleet.swarm.topology import Choice, Routes, routes
+
+EVERY_S = 10.0  # between two choices, unless the members have changed
+MOST_TOLD = 1000  # links of one peer
+_WAYS: tuple[Way, ...] = get_args(Way)
+
+
+class Router:
+    def __init__(self, me: PeerId, event: Callable[..., None] = lambda kind, **fields: None) -> None:
+        self._me, self._event = me, event
+        self._said: dict[PeerId, dict[PeerId, LinkState]] = {}
+        self._sizes: dict[PeerId, int] = {}
+        self._chosen_at = -math.inf
+        self.routes: Routes | None = None
+
+    def telling(self, links: Mapping[PeerId, LinkState]) -> list[list[Any]]:
+        """For others' `hear`: peer, way, round trip, bytes a second up and down."""
+        return [
+            [peer, link.way, _rounded(link.rtt_s), _rounded(link.up_bytes_per_s), _rounded(link.down_bytes_per_s)]
+            for peer, link in sorted(links.items())
+        ]
+
+    def hear(self, peer: PeerId, said: Any) -> None:
+        """What a peer tells of its links. Raises ValueError, KeyError or TypeError where it makes no sense."""
+        if not isinstance(said, list) or len(said) > MOST_TOLD:
+            raise ValueError("links that are no list, or too many")
+        heard = {}
+        for other, way, rtt_s, up, down in said:
+            if not isinstance(other, str) or (way is not None and way not in _WAYS):
+                raise ValueError("a link to nobody, or of an unknown way")
+            heard[other] = LinkState(other, way, _number(rtt_s), None, _number(up), _number(down))
+        self._said[peer] = heard
+
+    def size(self, owner: PeerId, size: int) -> None:
+        """How large a peer's newest part is."""
+        self._sizes[owner] = size
+
+    def choose(self, members: Iterable[PeerId], links: Mapping[PeerId, LinkState], now: float) -> Routes:
+        """To be called as often as one likes; chooses anew now and then, and when the members have changed."""
+        peers = tuple(sorted({*members, self._me}))
+        held = self.routes
+        if held is not None and held.measured.peers == peers and now - self._chosen_at < EVERY_S:
+            return held
+        self._said = {peer: said for peer, said in self._said.items() if peer in peers}
+        self._sizes = {peer: size for peer, size in self._sizes.items() if peer in peers}
+        self.routes = routes(peers, {**self._said, self._me: links}, self._sizes, held)
+        self._chosen_at = now
+        if held is None or held.regions != self.routes.regions:
+            self._event("routes", regions=[[peer[:8] for peer in region] for region in self.routes.regions])
+        return self.routes
+
+    def choice(self, owner: PeerId) -> Choice | None:
+        """From whom to take a part; None before anything is chosen, or of a stranger."""
+        if self.routes is None or owner not in self.routes.measured.peers:
+            return None
+        return self.routes.choice(self._me, owner)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _number(value: Any) -> float | None:
+    """None where nothing is known; never something that is not a number, or no number at all."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
+        raise ValueError(f"{value!r} is no measurement"[:80])
+    return float(value)
