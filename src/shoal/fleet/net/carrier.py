@@ -454,7 +454,7 @@ class Carrier:
                 sent = self._send("answer", head.id, answer or Message("ok"))
                 if sent is not None:
                     await sent.done.wait()  # it counts as being answered: a peer that does not read cannot ask for more
-        except Refused as e:
+        except (Refused, ValueError) as e:  # the latter: an answer that cannot be sent
             if head.carries == "ask" and not self.closed:
                 self._post(frames.refuse("ask", head.id, str(e)))
         finally:
@@ -473,3 +473,5 @@ class Carrier:
             self.close(str(e), bad=True)
         except (Broken, OSError) as e:
             self.close(str(e))
+        except Exception as e:  # a task that ends unheard would leave a link that looks alive
+            self.close(f"{type(e).__name__}: {e}")

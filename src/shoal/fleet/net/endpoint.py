@@ -50,6 +50,7 @@ BETTER_S = (10.0, 120.0)  # between attempts to find a better way than the one t
 HEAD_START_S = 0.4  # TCP's, before QUIC is tried
 PUNCH = "link punch"  # the endpoint's own kind of message
 MOST_PUNCHING = 16
+MOST_REFUSALS = 10  # a second, in the journal
 HELD_BYTES = 256 << 20  # of bodies that others have announced
 _RANK: dict[Way, int] = {"tcp": 0, "direct": 1, "relay": 2}
 
@@ -86,6 +87,26 @@ class How:
     stripes: tuple[int, int]
     congestion: str
     silent_s: float
+
+
+class Limited:
+    """For the journal, which strangers must not be able to fill: ten refusals a second, the others are counted."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+        self._second, self._count, self._left_out = 0, 0, 0
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        if kind in ("link_refused", "frame_refused"):
+            second = int(time.monotonic())
+            self._count = self._count + 1 if second == self._second else 1
+            self._second = second
+            if self._count > MOST_REFUSALS:
+                self._left_out += 1
+                return
+            if self._left_out:
+                fields["left_out"], self._left_out = self._left_out, 0
+        self._event(kind, **fields)
 
 
 def _nobody_listens(kind: str, **fields: Any) -> None:
@@ -126,6 +147,9 @@ class _Peer:
         return None if best is None or best.retiring or best.suspect else best.way()
 
 
+Keep = Callable[[_Peer, asyncio.Event], Coroutine[Any, Any, None]]
+
+
 class Pauses:
     """Between attempts: short where there is no link at all, longer where a better one is looked for; both grow."""
 
@@ -153,7 +177,7 @@ class Peers:
     def __init__(self, identity: Identity, admit: Admit, event: Event, proof: Proof, how: How) -> None:
         self.id: PeerId = identity.id
         self.budget = Budget(HELD_BYTES)
-        self._me, self._admit, self._proof, self._event = identity, admit, proof, event
+        self._me, self._admit, self._proof, self._event = identity, admit, proof, Limited(event)
         self._how = how
         self._boot = secrets.token_hex(8)
         self._listener = tcp.Listener(identity, self._welcome, self._on_tcp, self._on_stranger, how.congestion)
@@ -167,7 +191,6 @@ class Peers:
         self._punching = 0
         if how.punch:
             self.on(PUNCH, self._punched)
-        self._strangers = [0.0, 0.0]  # events in this second, when it began
 
     # api.Endpoint
 
@@ -224,7 +247,7 @@ class Peers:
                 keepers += [self._keep_quic, *([self._keep_punching] if self._how.punch and self.id < peer else [])]
             for keep in keepers:
                 event = asyncio.Event()
-                entry.keepers[asyncio.ensure_future(keep(entry, event))] = event
+                entry.keepers[asyncio.ensure_future(self._for_ever(keep, entry, event))] = event
 
     def forget(self, peer: PeerId) -> None:
         self._banned.add(peer)
@@ -335,13 +358,7 @@ class Peers:
             return f"its proof cannot be judged ({type(e).__name__})"
 
     def _on_stranger(self, at: str, why: str) -> None:
-        """Ten a second at most: a stranger must not fill the journal."""
-        now = time.monotonic()
-        if now - self._strangers[1] > 1:
-            self._strangers = [0.0, now]
-        self._strangers[0] += 1
-        if self._strangers[0] <= 10:
-            self._event("link_refused", peer="", at=at, reason=why)
+        self._event("link_refused", peer="", at=at, reason=why)
 
     def _on_tcp(self, proven: Proven, pipe: SecurePipe) -> None:
         if proven.greeting.bulk:
@@ -411,6 +428,15 @@ class Peers:
         return dialed == (self.id < old.peer)
 
     # Each known peer has a task a way, that looks for it as long as there is no better one.
+
+    async def _for_ever(self, keep: Keep, entry: _Peer, changed: asyncio.Event) -> None:
+        """A mistake here, or an error that iroh has not announced, must not leave a peer without anybody who looks."""
+        while True:
+            try:
+                await keep(entry, changed)
+            except Exception as e:
+                self._event("link_error", peer=entry.id, reason=f"{type(e).__name__}: {e}")
+            await asyncio.sleep(RETRY_S[1])
 
     async def _keep_tcp(self, entry: _Peer, changed: asyncio.Event) -> None:
         pauses = Pauses()
@@ -625,11 +651,14 @@ class Peers:
             late = now - before > HEARTBEAT_S  # this process stood still, so it cannot say who was silent
             for entry in list(self._peers.values()):
                 for carrier in list(entry.carriers):
-                    if beats % 2:
-                        carrier.tick(now)
-                        carrier.beat()
-                    if not late:
-                        self._listen_to(entry, carrier, now - carrier.heard_s)
+                    try:
+                        if beats % 2:
+                            carrier.tick(now)
+                            carrier.beat()
+                        if not late:
+                            self._listen_to(entry, carrier, now - carrier.heard_s)
+                    except Exception as e:  # of one link; the others' hearts go on beating
+                        carrier.close(f"{type(e).__name__}: {e}")
 
     def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
         # iroh sends a new connection by the old one's path as long as that one is there: it has to go first.

@@ -60,7 +60,7 @@ class Identity:
             text, mode = file.read_text(), file.stat().st_mode
         except (OSError, UnicodeDecodeError) as e:
             raise SetupError(f"The key {file} cannot be read ({e}).") from e
-        if mode & 0o077:
+        if mode & 0o077 and os.name != "nt":
             raise SetupError(f"The key {file} can be read by others: run `chmod 600 {file}`, or make a new one.")
         try:
             secret = bytes.fromhex(text.removeprefix(_FORM).strip()) if text.startswith(_FORM) else b""
@@ -97,6 +97,8 @@ class Identity:
 
 
 def _sync(folder: Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import socket
 import struct
 import sys
@@ -155,6 +154,8 @@ def own_hosts() -> list[str]:
     """The IPv4 addresses of this machine's interfaces, without loopback (which is left when there is no other)."""
     found: list[str] = []
     if sys.platform == "linux":
+        import fcntl
+
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):
