@@ -26,7 +26,7 @@ from shoal.fleet.emulate import Link, Site, Wan, possible
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path("demo-workspace/data")
-PLACE = Path("demo-workspace/swarm")  # a workspace for each peer
+PLACE = Path("demo-workspace/swarm")  # a workspace for each peer, in folders with their names
 RUN = "swarm"
 SHOAL = [sys.executable, "-m", "shoal"]
 CUT_S = 30.0
