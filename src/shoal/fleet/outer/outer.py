@@ -18,6 +18,7 @@ from shoal.fleet.outer.exact import F32
 from shoal.fleet.outer.robust import Payload, Reading, Verdict, judge
 from shoal.fleet.outer.rule import Rule
 
+THREADS_PAY_BYTES = 16 << 20
 BLOCK = 1 << 18  # numbers that are worked on at a time: what is in between stays in the cache
 
 
@@ -48,6 +49,10 @@ class Outer:
     def copy(self) -> Outer:
         momentum = None if self.momentum is None else self.momentum.copy()
         return Outer(self.theta.copy(), self.rule, self.round, momentum)
+
+    def become(self, other: Outer) -> None:
+        """Takes the state of another, whose arrays it has from now on."""
+        self.theta, self.momentum, self.round = other.theta, other.momentum, other.round
 
     def apply(self, record: Mapping[str, Any], parts: Mapping[str, Payload]) -> Applied:
         """Takes a record's parts, in its order. Records without parts change nothing but the round."""
@@ -92,7 +97,7 @@ class Outer:
             from blake3 import blake3
         except ImportError:
             raise needs_extra("blake3", "swarm", "training in a swarm") from None
-        h = blake3(max_threads=blake3.AUTO)
+        h = blake3(max_threads=blake3.AUTO if self.theta.nbytes >= THREADS_PAY_BYTES else 1)
         for name, values in (("theta", self.theta), ("momentum", self.momentum)):
             if values is not None:
                 h.update(f"{name} {len(values)}\n".encode())

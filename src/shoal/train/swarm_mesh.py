@@ -1,0 +1,206 @@
+"""What the processes of one peer do together: the first one decides and calls, the others follow.
+
+Every method that begins with `self._call` is a collective. On the first process it tells the others what comes; on the
+others `follow` does the same until told to leave. A peer of one process has nobody to tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.checkpoint import ledger, peers
+from shoal.checkpoint.publish import prune
+from shoal.checkpoint.saving import save
+from shoal.checkpoint.store import Folder
+from shoal.data.windows import Batch
+from shoal.fleet.inner import Inner
+from shoal.fleet.outer.exact import F32
+from shoal.fleet.outer.local import Move
+from shoal.spec.run import Run
+from shoal.track.rundir import RunDir
+from shoal.train.balance import balance, forget
+from shoal.train.evaluate import Evaluator
+from shoal.train.seed import seed_step
+from shoal.train.swarm_samples import Range, positions
+from shoal.train.swarm_weights import Weights
+from shoal.train.worker import Parts
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an inner step was."""
+
+    loss: float  # not finite: the step was not taken
+    targets: int
+    tokens: int
+    grad_norm: float
+    lr: float
+
+    @property
+    def taken(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Mesh:
+    def __init__(self, run: Run, run_dir: RunDir, parts: Parts, evaluator: Evaluator | None) -> None:
+        self._run, self._run_dir, self._parts, self._evaluator = run, run_dir, parts, evaluator
+        self._place, self._model = parts.place, parts.model
+        self._inner = Inner(parts.place.rank, parts.place.world)
+        self._ahead = _Ahead(parts, int(run.mesh.micro_batch))
+        self.weights = Weights(parts.model)
+        self.steps = 0  # inner steps, of this process's life
+
+    @property
+    def readers(self) -> int:
+        """A step's windows are shared equally by so many."""
+        return self._place.sizes.dp
+
+    def follow(self) -> None:
+        """What every process but the first does, until it is told to leave."""
+        while True:
+            name, args = self._inner.share(None)
+            if name == "leave":
+                return
+            getattr(self, name)(*args)
+
+    def _call(self, name: str, *args: Any) -> None:
+        if self._place.world > 1 and self._place.rank == 0:
+            self._inner.share([name, args])
+
+    def idle(self) -> None:
+        """Nothing to do, said now and then, so that nobody who waits believes that the first one is gone."""
+        self._call("idle")
+
+    def leave(self) -> None:
+        self._call("leave")
+        self._ahead.close()
+
+    def step(self, ranges: Sequence[Sequence[int]], then: Sequence[Sequence[int]], ratio: float) -> Step:
+        """One optimizer step on the windows at these positions. `then`: those of the next step, most likely."""
+        self._call("step", ranges, then, ratio)
+        batches = self._ahead.get(ranges)
+        self._ahead.prepare(then)
+        seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
+        mine = [sum(b.target_count for b in batches), sum(b.tokens.size for b in batches)]
+        targets, tokens = self._place.sum_of_batch(*mine)
+        loss = float(self._model.total(self._model.backward(batches))) / max(1.0, targets)
+        grad_norm, factor = self._model.norm(1 / max(1.0, targets), self._run.train.clip)
+        step = Step(loss, int(targets), int(tokens), float(grad_norm), 0.0)
+        if not step.taken or not targets:
+            self._parts.optimizers.forget()
+            forget(self._model)
+            return step
+        lr = self._parts.optimizers.step(ratio, factor)
+        self._model.spread()
+        self.steps += 1
+        balance(self._model, self.steps, lambda *_, **__: None)
+        return Step(loss, int(targets), int(tokens), float(grad_norm), lr)
+
+    def loss(self, ranges: Sequence[Sequence[int]]) -> float:
+        """The mean loss on windows of the training data, without a step."""
+        self._call("loss", ranges)
+        batches = self._ahead.get(ranges)
+        total = self._model.total(self._model.loss(batches))
+        (targets,) = self._place.sum_of_batch(sum(b.target_count for b in batches))
+        return float(total) / max(1.0, targets)
+
+    def evaluate(self, step: int) -> float | None:
+        """On held-out data, where there is some."""
+        self._call("evaluate", step)
+        return None if self._evaluator is None else self._evaluator(step)
+
+    def fresh(self, seed: int) -> None:
+        """The weights of a new run, and optimizers that know nothing."""
+        self._call("fresh", seed)
+        for decoder in self._model.decoders:
+            decoder.init_weights(seed)
+        self._parts.load_weights()
+        self._model.spread()
+        self._forget()
+
+    def calm(self) -> None:
+        """Optimizers as at the beginning."""
+        self._call("calm")
+        self._forget()
+
+    def _forget(self) -> None:
+        for tensor in self._parts.optimizers.tensors().values():
+            tensor.zero_()
+        self._parts.optimizers.set_step(0)
+
+    def read(self) -> F32:
+        self._call("read")
+        return self.weights.read()
+
+    def write(self, vector: F32 | None = None) -> None:
+        self._call("write")
+        self.weights.write(_mine(vector))
+
+    def add(self, moves: Iterable[Move] = ()) -> None:
+        self._call("add")
+        self.weights.add(moves)
+
+    def checkpoint(self, step: int, theta: F32 | None = None) -> dict[str, Any]:
+        """Theta as a checkpoint of the run, which `shoal sample` and `shoal export` read; fields for its record."""
+        self._call("checkpoint", step)
+        tensors: dict[str, torch.Tensor] = {}
+        if theta is not None:
+            at = 0
+            for name, p in self._model.named_parameters():
+                tensors[f"model.{name}"] = torch.from_numpy(theta[at : at + p.numel()]).view(p.shape)
+                at += p.numel()
+            tensors |= {f"model.{n}": t for n, t in self._model.saved().items() if f"model.{n}" not in tensors}
+        store, first = Folder(self._run_dir.checkpoints), self._place.rank == 0
+        term = peers.from_rank_0(ledger.claim([store], step) if first else 0)
+        holders = {name: [0] for name in tensors}
+        saved = save(store, step, tensors, self._parts.state.extra(step), term, holders)
+        if first:
+            keep = self._run.checkpoint
+            prune(store, keep.keep, keep.keep_every, keep.keep_best, term)
+        return {"bytes": saved.bytes, "path": str(saved.name), "stall_s": round(saved.seconds, 6), "persist_s": 0.0}
+
+
+class _Ahead:
+    """Batches, made in a thread before they are asked for."""
+
+    def __init__(self, parts: Parts, micro_batch: int) -> None:
+        self._parts, self._micro_batch = parts, micro_batch
+        self._thread = ThreadPoolExecutor(1, "shoal-swarm-feed")
+        self._next: tuple[list[Range], Future[list[Batch]]] | None = None
+
+    def prepare(self, ranges: Sequence[Sequence[int]]) -> None:
+        wanted = _ranges(ranges)
+        self._next = (wanted, self._thread.submit(self._make, wanted)) if wanted else None
+
+    def get(self, ranges: Sequence[Sequence[int]]) -> list[Batch]:
+        wanted = _ranges(ranges)
+        made, self._next = self._next, None
+        return made[1].result() if made is not None and made[0] == wanted else self._make(wanted)
+
+    def _make(self, ranges: list[Range]) -> list[Batch]:
+        place, all_of_them = self._parts.place, positions(ranges)
+        share = len(all_of_them) // place.sizes.dp
+        assert share * place.sizes.dp == len(all_of_them), "a step's windows are not shared equally"
+        mine = all_of_them[place.at["dp"] * share : (place.at["dp"] + 1) * share]
+        sources, windows = self._parts.order.pick(mine)
+        cuts = range(0, share, min(self._micro_batch, share))
+        size = min(self._micro_batch, share)
+        return [self._parts.windows.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _ranges(said: Sequence[Sequence[int]]) -> list[Range]:
+    return [(int(a), int(b)) for a, b in said]
+
+
+def _mine(vector: F32 | None) -> F32:
+    return np.empty(0, np.float32) if vector is None else vector
