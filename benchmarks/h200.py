@@ -1,11 +1,12 @@
 """Tokens/s and memory of one GPU against torchtitan and transformers + Liger, in one run.
 
     pip install --target FOLDER --no-deps torchtitan==0.2.2 torchdata tyro docstring_parser typeguard liger-kernel
-    python benchmarks/h200.py --peers FOLDER [--sizes 1b,3b,8b,1b-32k,1b-128k] [--warm "shoal bf16"] [--out FILE]
+    python benchmarks/h200.py --peers FOLDER [--sizes 1b,3b,8b,8b-4,1b-32k,1b-128k] [--warm "shoal bf16"] [--out FILE]
     python benchmarks/h200.py --measured FILE        judge what an earlier run has written
 
 Llama shapes, vocabulary 128,256, 4,096 tokens, untied head, float32 weights, AdamW, clipping, random tokens, no
-recomputation. Every system in a process of its own, one after the other, with nothing compiled before; the best of the
+recomputation but at 128k tokens, where each system takes the first way that fits (sizes.py has their order, `--ways`
+names others). Every system in a process of its own, one after the other, with nothing compiled before; the best of the
 rounds of each, so that a slow moment of the machine counts against nobody. Bars, for 1b and 3b: bf16 1.15 and fp8 1.40
 of torchtitan's bf16, bf16 1.3 of Liger, at no more memory; and for all no more than 5% below what data/h200/speed.json
 says was reached (the regression gate). `--warm` starts systems once more, with what they compiled: their first step is
@@ -20,16 +21,20 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from benchmarks.one_gpu.sizes import SIZES  # noqa: E402
+
 BASELINE = HERE / "data" / "h200" / "speed.json"
 SYSTEMS = {
-    "torchtitan bf16": ["benchmarks.one_gpu.run_torchtitan", "{size}", "{steps}"],
-    "transformers + Liger": ["benchmarks.one_gpu.run_liger", "{size}", "{steps}"],
-    "shoal bf16": ["benchmarks.one_gpu.run_shoal", "{size}", "bf16", "{steps}"],
-    "shoal fp8": ["benchmarks.one_gpu.run_shoal", "{size}", "fp8", "{steps}"],
+    "torchtitan bf16": ["benchmarks.one_gpu.run_torchtitan", "{size}", "{way}", "{steps}"],
+    "transformers + Liger": ["benchmarks.one_gpu.run_liger", "{size}", "{way}", "{steps}"],
+    "shoal bf16": ["benchmarks.one_gpu.run_shoal", "{size}", "bf16", "{way}", "{steps}"],
+    "shoal fp8": ["benchmarks.one_gpu.run_shoal", "{size}", "fp8", "{way}", "{steps}"],
 }
 BARS = [
     ("shoal bf16", "torchtitan bf16", 1.15),
@@ -48,6 +53,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="the folder that the peers were installed to")
     parser.add_argument("--sizes", default="1b,3b")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of: %(default)s")
+    parser.add_argument("--ways", default="", help="of recomputing, to be tried in this order; else the size's own")
     parser.add_argument("--warm", default="", help="systems that are started again, for the time to the first step")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=15)
@@ -59,36 +65,51 @@ def main() -> int:
         for _ in range(args.rounds):
             for size in args.sizes.split(","):
                 for system in args.systems.split(","):
-                    _run(told, size, system, args.steps, args.peers, again=system in args.warm.split(","))
+                    ways = args.ways.split(",") if args.ways else SIZES[size].ways
+                    _run(told, size, system, ways, args.steps, args.peers, again=system in args.warm.split(","))
                     if args.out:
                         args.out.write_text(json.dumps(told, indent=1))
     return judge(told, json.loads(BASELINE.read_text()) if BASELINE.exists() else {})
 
 
-def _run(told: Told, size: str, system: str, steps: int, peers: Path | None, again: bool) -> None:
-    with tempfile.TemporaryDirectory() as compiled:
-        now = _started(size, system, steps, peers, compiled)
-        if now and again and (warm := _started(size, system, 1, peers, compiled)):
-            now["warm_first_step_s"] = warm["first_step_s"]
-    if now is None:
+def _run(told: Told, size: str, system: str, ways: Sequence[str], steps: int, peers: Path | None, again: bool) -> None:
+    too_large = []
+    for way in ways:
+        with tempfile.TemporaryDirectory() as compiled:
+            now = _started(size, system, way, steps, peers, compiled)
+            if now and again and (warm := _started(size, system, way, 1, peers, compiled)):
+                now["warm_first_step_s"] = warm["first_step_s"]
+        if now is None:
+            return
+        if now:
+            break
+        too_large.append(way)
+        print(f"{size} {system}: out of memory with recompute {way}", flush=True)
+    else:
         return
+    if len(ways) > 1:
+        now |= {"recompute": way, "too_large": too_large}
     print(f"{size:<8} {system:<22} {now['tokens_s']:>8,} tokens/s {now['gb']:>7.1f} GB  {now}", flush=True)
     before = told.setdefault(size, {}).get(system)
     if before is None or now["tokens_s"] > before["tokens_s"]:
         told[size][system] = now
 
 
-def _started(size: str, system: str, steps: int, peers: Path | None, compiled: str) -> dict[str, Any] | None:
-    """What a process of its own tells; `compiled`: the folder that it finds and leaves compiled code in."""
-    module = [part.format(size=size, steps=steps) for part in SYSTEMS[system]]
+def _started(size: str, system: str, way: str, steps: int, peers: Path | None, compiled: str) -> dict[str, Any] | None:
+    """What a process of its own tells, nothing if its memory was not enough, None if it failed otherwise; `compiled`:
+    the folder that it finds and leaves compiled code in."""
+    module = [part.format(size=size, way=way, steps=steps) for part in SYSTEMS[system]]
     path = os.pathsep.join(str(p) for p in (HERE.parent, peers and peers.resolve(), os.environ.get("PYTHONPATH")) if p)
-    caches = {f"{name}_CACHE_DIR": f"{compiled}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
+    settings = {f"{name}_CACHE_DIR": f"{compiled}/{name}" for name in ("TORCHINDUCTOR", "TRITON")}
+    settings["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # as torchtitan's own launcher says
     out = subprocess.run(
         [sys.executable, "-m", *module],
         capture_output=True,
         text=True,
-        env={**os.environ, **caches, "PYTHONPATH": path},
+        env={**os.environ, **settings, "PYTHONPATH": path},
     )
+    if out.returncode and "OutOfMemoryError" in out.stderr:
+        return {}
     if out.returncode:
         print(f"{size} {system}: {out.stderr[-600:]}", flush=True)
         return None

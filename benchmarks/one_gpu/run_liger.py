@@ -1,4 +1,5 @@
-"""transformers with Liger's kernels, weights in float32 under autocast, fused AdamW. Arguments: size, steps."""
+"""transformers with Liger's kernels, weights in float32 under autocast, fused AdamW. Arguments: size, way
+of recomputing, steps."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from benchmarks.one_gpu.sizes import SIZES, VOCAB
 from benchmarks.one_gpu.timing import batches, measure
 
 
-def main(name: str, steps: int) -> None:
+def main(name: str, way: str, steps: int) -> None:
     began, size = time.time(), SIZES[name]
     from liger_kernel.transformers import apply_liger_kernel_to_llama  # type: ignore[import-not-found]
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,6 +32,10 @@ def main(name: str, steps: int) -> None:
     )
     with torch.device("cuda"):
         model = LlamaForCausalLM(config)
+    if way == "full":
+        model.gradient_checkpointing_enable()
+    elif way != "none":
+        sys.exit(f"transformers knows no way of recomputing that is called {way}")
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     ready = batches(size)
@@ -49,4 +54,4 @@ def main(name: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,5 @@
-"""Shoal's own step: what its loop does between two records, on random tokens. Arguments: size, precision, steps."""
+"""Shoal's own step: what its loop does between two records, on random tokens. Arguments: size, precision,
+way of recomputing, steps."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from shoal.spec.run import Run
 from shoal.train.optim import Optimizers
 
 
-def main(name: str, precision: str, steps: int) -> None:
+def main(name: str, precision: str, way: str, steps: int) -> None:
     began, size = time.time(), SIZES[name]
     shape = {"layers": size.layers, "dim": size.dim, "heads": size.heads, "kv_heads": size.kv_heads}
     axes = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"), 1)
@@ -33,7 +34,7 @@ def main(name: str, precision: str, steps: int) -> None:
                 "compile": True,
                 "optimizer": {"moments": size.moments},
             },
-            "mesh": {**axes, "micro_batch": size.batch, "recompute": size.recompute},
+            "mesh": {**axes, "micro_batch": size.batch, "recompute": way},
             "resources": {"device": "cuda", "processes": 1, "threads": 1},
         }
     )
@@ -56,4 +57,4 @@ def main(name: str, precision: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,6 +1,8 @@
-"""torchtitan's own model, loss, compilation and order of a step, as its trainer runs them on one device: autocast, no
-recomputation, fused AdamW, clipping. Its data loading and logging are left out (and with them what they import).
-Arguments: size, steps."""
+"""torchtitan's own model, loss, compilation and order of a step, as its trainer runs them on one device: autocast,
+fused AdamW, clipping. Its data loading and logging are left out (and with them what they import).
+
+Ways of recomputing: `selective` is its "op", which keeps attention and every second product; `attention` the same, told
+to keep no product; `full`. Arguments: size, way, steps."""
 
 from __future__ import annotations
 
@@ -22,10 +24,23 @@ from torchtitan.config.job_config import ActivationCheckpoint  # type: ignore[im
 from torchtitan.distributed.activation_checkpoint import apply_ac  # type: ignore[import-not-found]
 from torchtitan.distributed.utils import clip_grad_norm_  # type: ignore[import-not-found]
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # type: ignore[import-not-found]
-from torchtitan.models.llama3.infra.parallelize import apply_compile  # type: ignore[import-not-found]
+from torchtitan.models.llama3.infra.parallelize import (  # type: ignore[import-not-found]
+    _op_sac_save_list,
+    apply_compile,
+)
+
+WAYS = {
+    "selective": ActivationCheckpoint(mode="selective", selective_ac_option="op"),
+    "attention": ActivationCheckpoint(
+        mode="selective",
+        selective_ac_option="op",
+        per_op_sac_force_recompute_mm_shapes_by_fqns=["attention.w", "feed_forward.w"],
+    ),
+    "full": ActivationCheckpoint(mode="full"),
+}
 
 
-def main(name: str, steps: int) -> None:
+def main(name: str, way: str, steps: int) -> None:
     began, size = time.time(), SIZES[name]
     plain = int(2 * 4 * size.dim / 3)  # what it makes of dim by itself
     args = TransformerModelArgs(
@@ -44,8 +59,8 @@ def main(name: str, steps: int) -> None:
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cuda"))
     assert model.layers["0"].feed_forward.w1.weight.shape[0] == size.ffn_dim
-    if size.recompute != "none":
-        apply_ac(model, ActivationCheckpoint(mode=size.recompute), model_compile_enabled=True)
+    if way != "none":
+        apply_ac(model, WAYS[way], model_compile_enabled=True, op_sac_save_list=_op_sac_save_list)
     if size.moments == "bf16":
         for parameter in model.parameters():  # not `model.to`: that takes the imaginary half of its rotations
             parameter.data = parameter.data.to(torch.bfloat16)
@@ -71,4 +86,4 @@ def main(name: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -16,7 +16,7 @@ class Size:
     ffn_dim: int
     batch: int
     seq: int = 4096
-    recompute: str = "none"  # or full, as both systems mean it
+    ways: tuple[str, ...] = ("none",)  # of recomputing, the fastest first: a system takes the first that fits
     moments: str = "fp32"  # of AdamW; bf16: torchtitan then has all it holds in bf16, having no such choice
     few: int | None = None  # steps at most, where one takes many seconds; one more to warm up
 
@@ -30,6 +30,7 @@ SIZES = {
     "1b": Size(16, 2048, 32, 8, 8192, 8),
     "3b": Size(28, 3072, 24, 8, 8192, 4),
     "8b": Size(32, 4096, 32, 8, 14336, 2, moments="bf16"),
+    "8b-4": Size(32, 4096, 32, 8, 14336, 4, moments="bf16", ways=("none", "selective")),
     "1b-32k": Size(16, 2048, 32, 8, 8192, 1, 32768),
-    "1b-128k": Size(16, 2048, 32, 8, 8192, 1, 131072, recompute="full", few=2),
+    "1b-128k": Size(16, 2048, 32, 8, 8192, 1, 131072, ways=("selective", "attention", "full"), few=2),
 }

@@ -20,7 +20,7 @@ from tests.train.tiny import losses_of, make_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
-MODES = ("none", "selective", "full")
+MODES = ("none", "selective", "attention", "full")
 # Activations of 16k tokens outweigh the state of 100 million parameters many times.
 LARGE = {
     "resources.device": "cuda",
@@ -107,5 +107,7 @@ def test_every_mode_follows_the_float32_curve(exact: Trained, half: dict[tuple[b
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_more_is_recomputed_the_less_memory(half: dict[tuple[bool, str], Trained], compiled: bool) -> None:
-    none, selective, full = (half[compiled, mode].peak_bytes for mode in MODES)
-    assert none > selective > full
+    peaks = [half[compiled, mode].peak_bytes for mode in MODES]
+    assert sorted(peaks, reverse=True) == peaks
+    # Eagerly attention among documents is compiled code, whose insides torch does not see: it is computed again.
+    assert len(set(peaks)) == len(peaks) - (not compiled)

@@ -305,7 +305,7 @@ def exchanges_of_a_model(rank: int, world: int, mode: recompute.Mode) -> int:
 
 
 def test_only_full_recomputation_goes_around_the_ring_once_more() -> None:
-    for mode, a_block in (("none", 3), ("selective", 3), ("full", 4)):
+    for mode, a_block in (("none", 3), ("selective", 3), ("attention", 3), ("full", 4)):
         assert run_ranks(exchanges_of_a_model, 2, mode) == [a_block * SHAPE.layers] * 2
 
 

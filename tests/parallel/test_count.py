@@ -35,6 +35,14 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "TP": (2, {"tp": 2, "model.qk_norm": True, "micro_batch": 4}),
     "TP x FSDP, recomputed": (4, {"tp": 2, "dp_shard": 2, "recompute": "full", "micro_batch": 4}),
     "CP by all_to_all": (2, {"cp": 2, "cp_method": "all_to_all", "micro_batch": 4}),
+    "CP by all_to_all, all but attention recomputed": (
+        2,
+        {"cp": 2, "cp_method": "all_to_all", "recompute": "attention", "micro_batch": 4},
+    ),
+    "CP by ring x TP, all but attention recomputed": (
+        4,
+        {"cp": 2, "tp": 2, "cp_method": "ring", "recompute": "attention", "micro_batch": 4},
+    ),
     "CP by ring": (2, {"cp": 2, "cp_method": "ring", "recompute": "selective", "micro_batch": 4}),
     "PP, tied": (2, {"pp": 2, "model.tie_embeddings": True}),
     "PP interleaved x FSDP": (4, {"pp": 2, "dp_shard": 2, "schedule": "interleaved", **FOUR_LAYERS}),

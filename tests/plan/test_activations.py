@@ -20,7 +20,7 @@ from tests.plan.live import Live, plain
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 
-MODES = ("none", "selective", "full")
+MODES = ("none", "selective", "attention", "full")
 DENSE = {"dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 384}
 EXPERTS = {"count": 4, "top_k": 2, "ffn_dim": 192, "shared": 1}
 KINDS: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
     none       keeps all that autograd asks for
     selective  keeps its input and what is dear: results of matrix products, of attention, and of the collectives
                that bring other ranks' work; norms, rotary positions and the SwiGLU product are computed again
+    attention  keeps its input and attention's result, which is all that grows with the square of the window
     full       keeps its input only, and computes the whole block again
 
 It is the same computation, so losses and gradients are those of `none`, bit for bit where the kernels are
@@ -29,7 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import shoal.parallel.ring  # noqa: F401  # its operator is named below
 from shoal.model.decoder import Decoder
 
-Mode = Literal["none", "selective", "full"]
+Mode = Literal["none", "selective", "attention", "full"]
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 aten, funcol = torch.ops.aten, torch.ops._c10d_functional
@@ -40,6 +41,7 @@ ATTENTION = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.shoal.ring_attention.default,
+    torch.ops.higher_order.flex_attention,  # packed documents; where the block is compiled
 }
 # Not all-gathers: their results are as many times larger as there are ranks, and with tensor parallelism they alone
 # would outweigh everything else that is kept.
@@ -55,8 +57,13 @@ def apply(decoder: Decoder, mode: Mode) -> None:
     if mode == "none":
         return
     for block in decoder.blocks.values():
-        contexts = partial(_selective, _last_width(block)) if mode == "selective" else None
-        block.forward = _recomputed(block, contexts)
+        block.forward = _recomputed(block, _contexts(block, mode))
+
+
+def _contexts(block: nn.Module, mode: Mode) -> Contexts | None:
+    if mode == "selective":
+        return partial(_selective, _last_width(block))
+    return _attention_alone if mode == "attention" else None
 
 
 def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Tensor]:
@@ -77,7 +84,11 @@ def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Te
 
 
 def _attention_alone() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return create_selective_checkpoint_contexts([*ATTENTION])
+    return create_selective_checkpoint_contexts(_keep_attention)  # a list of operators may not name flex
+
+
+def _keep_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _selective(last_width: int | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

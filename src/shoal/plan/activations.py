@@ -13,6 +13,7 @@ of the stream between blocks, Q and K those of queries and of keys, F that of th
 
     selective                         x                     the block's input
                                       q, k, v, mixture, out, gate, up         products and attention, but for `down`
+    attention                         x, mixture            and the mixture's log-sum-exps
     full                              x
 
 In 8 bits (`fp8`) the inputs of products are kept as one byte a number, which goes for what only they need: both norms'
@@ -76,6 +77,7 @@ class Kept:
 
     none: float
     selective: float
+    attention: float
     full: float
     working: float  # beside all of `none`: what the backward pass of this block holds at its worst moment
 
@@ -105,9 +107,10 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     # gathered first.
     working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
     full = r * shape.dim / tp
+    mixed = full + (c * shape.q_dim + FLOAT32 * shape.heads) / tp
     if at.compiled and tp > 1:  # shoal.parallel.recompute has the reason
-        full += (c * shape.q_dim + FLOAT32 * shape.heads) / tp
-    return Kept(*(at.tokens * per_token for per_token in (none, selective, full, working)))
+        full = mixed
+    return Kept(*(at.tokens * per_token for per_token in (none, selective, mixed, full, working)))
 
 
 def shared_by_blocks(run: Run, shape: Shape) -> float:

@@ -86,6 +86,7 @@ class Cases:
     shard: Column
     micro_batch: Column
     recompute: Column  # not a number: as little as fits
+    attention_again: Column  # the same of attention alone; not a number: as of the rest
     dropped: Column
     under_way: Column
     kept: Column  # bytes a token and layer, where the trainer's own formula knows them; else not a number
@@ -196,6 +197,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "shard": plan.shard or max(1, dp * plan.cp),
         "micro_batch": plan.micro_batch,
         "recompute": float("nan") if plan.recompute is None else plan.recompute,
+        "attention_again": float("nan"),
         "dropped": next((x for x in (plan.dropped, plan.recompute) if x is not None), float("nan")),
         "under_way": float("nan") if plan.under_way is None else plan.under_way,
         "kept": float("nan"),

@@ -22,7 +22,7 @@ from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
-MODES = ("none", "selective", "full")
+MODES = ("none", "selective", "attention", "full")
 # Of a device's memory, what a plan may use: fragments and what other programs hold take the rest.
 USABLE = 0.9
 # Python, torch and its libraries in one process, before any tensor.

@@ -45,8 +45,9 @@ GPIPE, INTERLEAVED = ORDERS.index("gpipe"), ORDERS.index("interleaved")
 # Parts that a step has once, into however many shards an island's batch is cut.
 ONCE = ("update", "host")
 # Of a layer's forward work, what is done again: recomputation ends before the product with `down`, a quarter of the
-# products, as nothing needs its result (shoal.parallel.recompute). Selective: norms and activations.
-AGAIN = {"none": 0.0, "selective": 0.08, "full": 0.8}
+# products, as nothing needs its result (shoal.parallel.recompute). Selective: norms and activations. Attention
+# itself is done again by `full` alone.
+AGAIN = {"none": 0.0, "selective": 0.08, "attention": 0.8, "full": 0.8}
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def _cases(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases
     again = np.tile([AGAIN[mode] for mode in modes], len(every))
     mixed: dict[str, npt.NDArray[Any]] = {name: np.repeat(column, len(modes)) for name, column in columns.items()}
     mixed |= {"recompute": again, "dropped": again, "kept": _kept(asked, every, modes)}
+    mixed["attention_again"] = np.tile([float(mode == "full") for mode in modes], len(every))
     return Cases.spread(asked.case, mixed)
 
 

@@ -59,7 +59,12 @@ def step(cases: Cases, c: Constants) -> Parts:
     layers, rounds = cases.layers / cases.pp, cases.micro_batches
     products, attention, elementwise = _products(cases, c), _attention(cases, c), _elementwise(cases, c)
     tensor, context, experts = _tensor(cases, c), _context(cases, c, attention), _experts(cases, c)
-    again = recomputed(cases) * (products + attention + elementwise + tensor + context + experts).forward
+    # A ring is one operator with the attention that goes around it; what is exchanged is exchanged again.
+    exchanged = np.where(cases.all_to_all, context.forward, 0.0)
+    again = recomputed(cases)
+    of_attention = np.where(np.isnan(cases.attention_again), again, cases.attention_again)
+    again = again * ((products + elementwise + tensor + experts).forward + exchanged)
+    again = again + of_attention * (attention.forward + context.forward - exchanged)
     loss = _loss(cases, c)
     block = products.both + attention.both + elementwise.both + tensor.both + context.both + experts.both + again
     stage = layers * block

@@ -132,7 +132,7 @@ def _experts(step: Step, rows: Rows) -> None:
     s, e = step.sizes, step.shape.experts
     assert e is not None
     if s.ep > 1:
-        again = step.recompute == "full"  # selective recomputation keeps what has travelled
+        again = step.recompute in ("attention", "full")  # selective recomputation keeps what has travelled
         calls = sparse * step.micro_batches * step.peers
         _all_to_all(rows, "ep", s.ep, calls * (2 if again else 1), e.count * INT64)
         numbers = step.tokens // s.tp * e.top_k * step.shape.dim
@@ -161,7 +161,7 @@ def _tensor(step: Step, rows: Rows) -> None:
     if n == 1:
         return
     hidden = step.tokens * shape.dim / n  # numbers of one process's stretch
-    kept, full = step.recompute == "none", step.recompute == "full"
+    kept, full = step.recompute == "none", step.recompute in ("attention", "full")
     for layer in range(shape.layers):
         parts = 1 if shape.sparse(layer) and not _shared(shape) else 2  # attention, feed-forward
         # The scatter that ends a block is not done again: nothing in its backward pass needs the result.
@@ -189,7 +189,9 @@ def _context(step: Step, rows: Rows) -> None:
         return
     calls = shape.layers * step.micro_batches * step.peers
     q, kv = (step.tokens * dim // s.tp for dim in (shape.q_dim, shape.kv_dim))
-    times = 3 if step.recompute == "full" else 2  # selective recomputation keeps what has travelled
+    # Selective recomputation keeps what has travelled; attention's result is the ring's, but not the exchanges'.
+    again = step.recompute == "full" or (step.recompute == "attention" and step.cp_method == "all_to_all")
+    times = 3 if again else 2
     if step.cp_method == "all_to_all":
         for numbers in (q + 2 * kv, q):
             _all_to_all(rows, "cp", s.cp, times * calls, numbers * step.compute_bytes)
