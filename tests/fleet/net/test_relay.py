@@ -201,6 +201,24 @@ def test_what_is_no_request_is_answered_and_forgotten() -> None:
     finish(body())
 
 
+def test_one_address_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.fleet.net.relay.MOST_FROM_ONE", 3)
+
+    async def body() -> None:
+        async with relay() as r:
+            held = [await asyncio.open_connection("127.0.0.1", r.port) for _ in range(3)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+            assert b"503" in await reader.readline()
+            for _, other in (*held, (reader, writer)):
+                other.close()
+            await until(lambda: not r._connections)
+            async with client(r, ALICE) as alice:
+                assert alice.answer == b"\x02"
+            await until(lambda: not r._from)
+
+    finish(body())
+
+
 def masked(opcode: int, content: bytes, final: bool = True) -> bytes:
     head = bytearray(header(opcode, len(content)))
     head[0] = head[0] if final else head[0] & 0x7F

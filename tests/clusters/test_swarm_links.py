@@ -1,0 +1,100 @@
+"""Links that break in part: another way is found within seconds, and the better one again when it is there."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.fleet.net.talker import Talker
+from tests.namespaces import need_namespaces
+
+from shoal.fleet.emulate import Nat, Site, Wan
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+RELAY = (
+    "import asyncio\nfrom shoal.fleet.net.relay import Relay\nasync def main():\n    r = Relay()\n    await r.start()\n"
+)
+RELAY += "    await asyncio.sleep(1e6)\nasyncio.run(main())\n"
+
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    need_namespaces()
+
+
+@contextmanager
+def two(nat: Nat, **options: object) -> Iterator[tuple[Wan, Talker, Talker]]:
+    """That have found each other by the best way there is."""
+    with Wan([Site("relay"), Site("a", nat=nat), Site("b", nat=nat)], rtt_ms=60) as wan:
+        wan.run("relay", [sys.executable, "-c", RELAY])
+        relays = [f"http://{wan.address('relay')}:3340"]
+        a, b = (Talker(wan, name, relays=relays, **options) for name in "ab")
+        for peer in (a, b):
+            peer.until(lambda t: t.of("address_seen"), 30)
+        a.know(b)
+        b.know(a)
+        a.ask(b, timeout_s=20)
+        yield wan, a, b
+
+
+@pytest.mark.parametrize(
+    ("nat", "through_nats", "way"), [("open", True, "tcp"), ("cone", True, "tcp"), ("cone", False, "direct")]
+)
+def test_a_cut_link_goes_on_through_the_relay_and_comes_back(nat: Nat, through_nats: bool, way: str) -> None:
+    with two(nat, tcp_through_nats=through_nats) as (wan, a, b):
+        a.until(lambda t: t.link(b)["way"] == way, 20)
+        b.until(lambda t: t.link(a)["way"] == way, 20)
+        time.sleep(2)
+        wan.cut({"a"}, {"b"})
+        cut = time.monotonic()
+        while True:
+            try:
+                a.ask(b, timeout_s=0.5)
+                break
+            except ConnectionError:
+                assert time.monotonic() - cut < 20, a.events
+        stall_s = time.monotonic() - cut
+        assert a.link(b)["way"] == "relay"
+        wan.heal()
+        back_s = a.until(lambda t: t.link(b)["way"] == way, 60)
+        print(f"\n{nat}, {way}: through the relay after {stall_s:.1f} s, back after {back_s:.1f} s")
+        assert stall_s < 6
+        assert any(e["kind"] in ("link_failover", "link_lost") for e in a.events)
+        assert a.of("link_upgrade")[-1]["way"] == way
+
+
+def test_a_killed_peer_is_seen_within_seconds_and_its_successor_at_once() -> None:
+    with two("cone") as (wan, a, b):
+        secret = "07" * 32
+        c = Talker(wan, "b", secret=secret, relays=b.do("address")[0])
+        c.until(lambda t: t.of("address_seen"), 30)
+        a.know(c)
+        c.know(a)
+        a.ask(c, timeout_s=20)
+        wan.cut({"b"})  # a power cut: nobody says goodbye
+        c.kill()
+        began = time.monotonic()
+        a.until(lambda t: t.link(c)["way"] is None, 10)
+        assert time.monotonic() - began < 7
+        assert a.link(c)["heard_s"] > 2
+        wan.heal()
+        d = Talker(wan, "b", secret=secret, relays=b.do("address")[0])
+        d.until(lambda t: t.of("address_seen"), 30)
+        d.know(a)
+        assert d.ask(a, timeout_s=20) < 5
+        assert a.link(d)["way"] is not None
+
+
+def test_a_lossy_link_is_fast_and_its_loss_is_seen() -> None:
+    with two("open") as (wan, a, b):
+        wan.set(loss=0.01, between=("a", "b"))
+        took_s = a.ask(b, down=24 << 20, timeout_s=60)
+        link = a.link(b)
+        assert link["way"] == "tcp"
+        assert 24 * 8.39 / took_s > 20  # Mbit/s; one socket of CUBIC does 2
+        assert link["down_bytes_per_s"] > 2e6
+        b.until(lambda t: (t.link(a)["loss"] or 0) > 0.002, 5)  # who sends sees it
+        assert b.link(a)["loss"] < 0.1
