@@ -12,10 +12,12 @@ import asyncio
 import base64
 import ipaddress
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shoal import wire
 from shoal.errors import SetupError
 from shoal.fleet.net.api import Event, PeerId
 from shoal.fleet.net.relay_client import MOST_KNOWN, Client
@@ -23,6 +25,7 @@ from shoal.fleet.net.rendezvous import Rendezvous
 
 PORT = 3340
 MOST_CONNECTIONS = 4096
+MOST_FROM_ONE = 1024  # of one address: many peers may be behind one NAT, but nobody takes all places
 
 # Why a peer may not use the relay (empty: it may), given its proven key and what it sent as its Bearer token.
 Admit = Callable[[PeerId, str], str]
@@ -65,6 +68,7 @@ class Relay:
         self.host, self.port, self.counters = host, port, Counters()
         self._admit, self._public, self._event = admit, public, event
         self._connections: set[Client] = set()
+        self._from: Counter[str] = Counter()
         self._clients: dict[bytes, list[Client]] = {}  # the last one of a key gets its packets
         self._server: asyncio.Server | None = None
         self._rendezvous: Rendezvous | None = None
@@ -76,7 +80,7 @@ class Relay:
         except OSError as e:
             raise SetupError(f"TCP port {self.host}:{self.port} cannot be used ({e.strerror}).") from e
         self.port = self._server.sockets[0].getsockname()[1]
-        self._rendezvous = Rendezvous(f"{self.host}:{self.port}")
+        self._rendezvous = Rendezvous(wire.text_of((self.host, self.port)))
         try:
             await self._rendezvous.start()
         except SetupError:
@@ -98,7 +102,8 @@ class Relay:
 
     def opened(self, client: Client) -> bool:
         self._connections.add(client)
-        return len(self._connections) <= MOST_CONNECTIONS
+        self._from[client.host] += 1
+        return len(self._connections) <= MOST_CONNECTIONS and self._from[client.host] <= MOST_FROM_ONE
 
     def refusal(self, key: bytes, token: str) -> str:
         return "" if self._admit is None else self._admit(key.hex(), token)
@@ -112,6 +117,9 @@ class Relay:
 
     def left(self, client: Client) -> None:
         self._connections.discard(client)
+        self._from[client.host] -= 1
+        if not self._from[client.host]:
+            del self._from[client.host]
         same = self._clients.get(client.key, [])
         if client not in same:
             return
@@ -146,7 +154,7 @@ class Relay:
             "you": client.where,  # for TCP through NATs (punch.py)
         }
         if self._rendezvous is not None:
-            where = f"[{seen}]:{self.port}" if ":" in seen else f"{seen}:{self.port}"
+            where = wire.text_of((seen, self.port))
             told["rendezvous"] = {"id": self._rendezvous.id, "addr": where, "port": self.port}
         return {**told, "counters": asdict(self.counters)}
 

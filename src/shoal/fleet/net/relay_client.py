@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from shoal import wire
 from shoal.errors import needs_extra
 from shoal.fleet.net.identity import verify
 from shoal.fleet.net.websocket import BINARY, CLOSE, PING, PONG, BadFrame, Inbox, accept_key, header
@@ -67,7 +68,7 @@ class Client(asyncio.BufferedProtocol):
         self.key = b""  # once it is proven
         self.known: set[bytes] = set()
         self.protocol = ""
-        self.where = ""
+        self.host = self.where = ""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox | None = None  # None: still HTTP
@@ -86,7 +87,8 @@ class Client(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.where = "{}:{}".format(*transport.get_extra_info("peername")[:2])
+        self.host, port = (transport.get_extra_info("peername") or ("gone", 0))[:2]
+        self.where = wire.text_of((self.host, port))
         sock = transport.get_extra_info("socket")
         for level, option, value in _OPTIONS:
             with suppress(OSError):  # a kernel that lacks it
