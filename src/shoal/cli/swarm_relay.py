@@ -45,7 +45,10 @@ async def _serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     where = args.public or (args.host if args.host not in ("0.0.0.0", "::") else "ADDRESS")
-    print(f"Relay at http://{where}:{relay.port} (TCP and UDP {relay.port}); Ctrl-C ends it.", flush=True)
+    print(
+        f"Relay at http://{where}:{relay.port} (TCP and UDP {relay.port}), for `--relay` of peers; Ctrl-C ends it.",
+        flush=True,
+    )
     last = 0
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
