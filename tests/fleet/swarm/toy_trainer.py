@@ -147,6 +147,7 @@ class Toy:
     def run(self) -> None:
         self.say(kind="ready", params=self.count)
         said, busy, since = time.monotonic(), 0.0, time.monotonic()
+        worked: float | None = None
         while True:
             for message in self.heard():
                 self.hear(message)
@@ -154,7 +155,11 @@ class Toy:
             if one and (one["end"] or not one["left"]) and one["steps"]:
                 self.hand_in(self.rounds.pop(0))
             elif one and one["left"]:
+                if worked is not None and time.monotonic() - worked > 0.5:
+                    with open(self.folder / "stalls.jsonl", "a") as f:
+                        f.write(json.dumps({"seconds": time.monotonic() - worked, "t": time.time()}) + "\n")
                 self.step(one)
+                worked = time.monotonic()
                 busy += self.step_s
             elif one and one["end"]:
                 self.rounds.pop(0)

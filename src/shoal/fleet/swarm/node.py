@@ -74,7 +74,7 @@ class Node:
         self._quorum, self._overlap, self._robust = spec.quorum, spec.overlap, spec.robust
         silent_s = seconds(spec.silent)
         folder.mkdir(parents=True, exist_ok=True)
-        self.chain = Chain(swarm, Record("start", 0, (), ()), _verify, folder / "chain.jsonl")
+        self.chain = Chain(swarm, Record("start", 0, (), ()), verified, folder / "chain.jsonl")
         self.blobs = blobs or Blobs(folder / "blobs", endpoint, event)
         self.parts = Parts(self.blobs, self._sources, event)
         self.snapshots = Snapshots(folder / "snapshots", self.chain)
@@ -305,7 +305,7 @@ class Node:
         return 4 * params + (1 << 20)
 
     def _signed(self, part: Part) -> bool:
-        return _verify(part.peer, part.signed(self.chain.swarm), part.signature)
+        return verified(part.peer, part.signed(self.chain.swarm), part.signature)
 
     def complete(self, record: Record) -> bool:
         took = list(record.took)
@@ -606,7 +606,7 @@ class Node:
 
     async def _on_ack(self, peer: PeerId, said: Any) -> None:
         name, term, signature = str(said["hash"]), int(said["term"]), str(said["signature"])
-        if not _verify(peer, ack_text(self.chain.swarm, name, term), signature):
+        if not verified(peer, ack_text(self.chain.swarm, name, term), signature):
             raise BadRecord("a signature that is wrong")
         self._send(self.decider.agreed(peer, name, term, signature, time.monotonic()))
 
@@ -628,7 +628,7 @@ class Node:
         return Message("snapshots", {}, json.dumps([s.__dict__ for s in self.snapshots.all]).encode())
 
 
-def _verify(peer: PeerId, text: bytes, signature: str) -> bool:
+def verified(peer: PeerId, text: bytes, signature: str) -> bool:
     try:
         return verify(peer, text, bytes.fromhex(signature))
     except ValueError:

@@ -1,0 +1,156 @@
+"""A trainer that computes nothing and takes its time: steps and parts of a large model, as long and as large.
+
+python -m benchmarks.fleet.swarm_trainer {"params", "part_bytes", "step_s", "batch", "hand_in_s", "follow_s", "code_s"}
+
+A step of `batch` samples takes `step_s`. At the end of a round the weights leave the device (`hand_in_s`, which nothing
+hides); a part is encoded (`code_s`) and a record's parts are decoded (`code_s`) beside the next steps; the result goes
+back to the device (`follow_s`, not hidden). Weights are not kept: a digest is the hash of the records. Writes what it
+did to SHOAL_SWARM_FOLDER/times.jsonl: seconds of computing, of moving weights, and of waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Trainer:
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.asked = asked
+        self.folder = Path(os.environ["SHOAL_SWARM_FOLDER"])
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(os.environ["SHOAL_SWARM_SOCKET"])
+        self.sock.setblocking(False)
+        self.data, self.digest = b"", "0"
+        self.rounds: list[dict[str, Any]] = []
+        self.carried: list[list[int]] = []
+        self.handed_in: dict[int, list[list[int]]] = {}
+        self.later: list[tuple[float, dict[str, Any]]] = []  # what is encoded or decoded meanwhile
+        self.times = {"compute": 0.0, "moving": 0.0, "waiting": 0.0}
+        self.file = open(self.folder / "times.jsonl", "a")  # noqa: SIM115
+
+    def say(self, **message: Any) -> None:
+        self.sock.setblocking(True)
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+        self.sock.setblocking(False)
+
+    def passes(self, what: str, seconds: float) -> None:
+        """Meanwhile messages are read, and what is coded gets done."""
+        until = time.monotonic() + seconds
+        while True:
+            self.hear()
+            now = time.monotonic()
+            while self.later and self.later[0][0] <= now:
+                self.say(**self.later.pop(0)[1])
+            if now >= until:
+                break
+            time.sleep(min(0.02, until - now))
+        self.times[what] += seconds
+
+    def hear(self) -> None:
+        try:
+            while new := self.sock.recv(1 << 20):
+                self.data += new
+            raise SystemExit(0)
+        except BlockingIOError:
+            pass
+        *lines, self.data = self.data.split(b"\n")
+        for line in lines:
+            self.heard(json.loads(line))
+
+    def soon(self, **message: Any) -> None:
+        begin = max(time.monotonic(), self.later[-1][0] if self.later else 0.0)
+        self.later.append((begin + self.asked["code_s"], message))
+
+    def heard(self, said: dict[str, Any]) -> None:
+        match said["kind"]:
+            case "fresh" | "load":
+                if said["kind"] == "load":
+                    self.digest = json.loads((Path(said["path"]) / "state.json").read_text())["digest"]
+                self.rounds = []
+                self.say(kind="loaded", digest=self.digest)
+            case "begin":
+                one = {"round": said["round"], "left": said["ranges"], "used": [], "steps": 0, "end": False}
+                self.rounds.append(one)
+            case "end":
+                for one in self.rounds:
+                    one["end"] = one["end"] or one["round"] <= said["round"]
+            case "returned":
+                self.carried += self.handed_in.pop(said["round"], [])
+            case "apply" | "merge":
+                name = said["record"]["hash"]
+                self.digest = hashlib.sha256(f"{self.digest} {name}".encode()).hexdigest()
+                self.times["moving"] += self.asked["follow_s"]
+                self.soon(kind="applied", round=said["record"]["round"], hash=name, digest=self.digest, seconds=0.0)
+            case "save":
+                folder = self.folder / "snapshots" / f"{time.time_ns()}"
+                folder.mkdir(parents=True)
+                (folder / "state.json").write_text(json.dumps({"digest": self.digest}))
+                self.say(kind="saved", round=0, digest=self.digest, path=str(folder))
+            case "stop":
+                raise SystemExit(0)
+
+    def step(self, one: dict[str, Any]) -> None:
+        wanted = self.asked["batch"]
+        while wanted and one["left"]:
+            a, b = one["left"].pop(0)
+            n = min(wanted, b - a)
+            one["used"].append([a, a + n])
+            wanted -= n
+            if a + n < b:
+                one["left"].insert(0, [a + n, b])
+        one["steps"] += 1
+        self.passes("compute", self.asked["step_s"])
+
+    def hand_in(self, one: dict[str, Any]) -> None:
+        self.passes("moving", self.asked["hand_in_s"])
+        path = self.folder / f"{one['round']}.part"
+        path.write_bytes(os.urandom(self.asked["part_bytes"]))
+        used = _joined(one["used"] + self.carried)
+        self.carried, self.handed_in[one["round"]] = [], used
+        tokens = sum(b - a for a, b in used)
+        self.soon(
+            kind="part", round=one["round"], path=str(path), tokens=tokens, used=used, steps=one["steps"],
+            seconds=one["steps"] * self.asked["step_s"], loss=None,
+        )  # fmt: skip
+        self.file.write(json.dumps({"round": one["round"], "t": time.time(), **self.times}) + "\n")
+        self.file.flush()
+
+    def run(self) -> None:
+        self.say(kind="ready", params=self.asked["params"])
+        said = time.monotonic()
+        while True:
+            self.hear()
+            one = self.rounds[0] if self.rounds else None
+            if one and (one["end"] or not one["left"]) and one["steps"]:
+                self.hand_in(self.rounds.pop(0))
+            elif one and one["left"]:
+                self.step(one)
+            elif one and one["end"]:
+                self.rounds.pop(0)
+            else:
+                self.passes("waiting", 0.02)
+            if time.monotonic() - said > 1.0:
+                said = time.monotonic()
+                total = sum(self.times.values())
+                self.say(kind="status", busy=self.times["compute"] / total if total else 0.0)
+
+
+def _joined(ranges: list[list[int]]) -> list[list[int]]:
+    found: list[list[int]] = []
+    for a, b in sorted(ranges):
+        if found and found[-1][1] == a:
+            found[-1][1] = b
+        else:
+            found.append([a, b])
+    return found
+
+
+if __name__ == "__main__":
+    Trainer(json.loads(sys.argv[1])).run()
