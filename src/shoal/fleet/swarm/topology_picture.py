@@ -33,7 +33,8 @@ def _short(peer: PeerId) -> str:
 def picture(routes: Routes, name_of: _Name = _short) -> str:
     """In words, a line for each region and each pair of them."""
     found, crossing, everywhere = routes.regions, routes.crossing_bytes(), routes.all_to_all_bytes()
-    lines = [f"{len(routes.measured.peers)} peers in {len(found)} region{'s' * (len(found) != 1)}"]
+    peers = len(routes.measured.peers)
+    lines = [f"{peers} peer{'s' * (peers != 1)} in {len(found)} region{'s' * (len(found) != 1)}"]
     if len(found) > 1:
         lines[0] += f"; {size(crossing)} cross between them in a round, {size(everywhere)} if all sent to all"
     for i, region in enumerate(found):
