@@ -207,6 +207,25 @@ def test_the_address_is_learnt_from_the_greeting() -> None:
     asyncio.run(main())
 
 
+def test_many_addresses_of_one_peer_are_one_link() -> None:
+    async def main() -> None:
+        (a, said), (b, told) = end(), end(host="0.0.0.0")
+        await a.start()
+        await b.start()
+        a.know(b.id, Address(tcp=tuple(f"127.0.0.{i}:{b.listener.port}" for i in range(1, 9))))
+        await a.ask(b.id, Message("echo"))
+        await asyncio.sleep(1.5)  # longer than a connection that is replaced lives
+        assert (await b.ask(a.id, Message("echo"))).kind == "echo"
+        for e, other, journal in ((a, b, said), (b, a, told)):
+            assert len(e._peers[other.id].carriers) == 1
+            assert len(journal.of("link_up")) == 1
+            assert not [x for x in journal.said if x["kind"] in ("link_lost", "link_down", "link_refused")]
+        await a.close()
+        await b.close()
+
+    asyncio.run(main())
+
+
 def test_strangers_and_malformed_frames_end_their_connection_and_are_journaled() -> None:
     async def main() -> None:
         a, said = end()

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal import wire
-from shoal.fleet.net import punch, tcp
+from shoal.fleet.net import tcp
 from shoal.fleet.net.api import (
     MOST_PROOF,
     Address,
@@ -34,8 +32,11 @@ from shoal.fleet.net.api import (
 )
 from shoal.fleet.net.carrier import Budget, Carrier
 from shoal.fleet.net.identity import Identity, is_peer
-from shoal.fleet.net.pipe import Broken, Greeting, Pipe
+from shoal.fleet.net.journal import Limited
+from shoal.fleet.net.peer import RANK, Peer
+from shoal.fleet.net.pipe import Greeting, Pipe
 from shoal.fleet.net.secure import Proven, SecurePipe
+from shoal.fleet.net.seek import ALREADY, Seeker
 
 if TYPE_CHECKING:
     from shoal.fleet.net.quic import Quic
@@ -45,14 +46,7 @@ SUSPECT_S = 2.5  # a connection that is not heard of for so long: another way is
 STUCK_S = 3.2  # QUIC: it is given up, if a relay could carry it instead
 SILENT_S = 5.0  # and for so long: it is given up
 SIMULTANEOUS_S = 5.0  # two connections dialed by either side within this are one intention
-RETRY_S = (0.5, 20.0)  # between dials: at first, at most
-BETTER_S = (10.0, 120.0)  # between attempts to find a better way than the one there is: at first, at most
-HEAD_START_S = 0.4  # TCP's, before QUIC is tried
-PUNCH = "link punch"  # the endpoint's own kind of message
-MOST_PUNCHING = 16
-MOST_REFUSALS = 10  # a second, in the journal
 HELD_BYTES = 256 << 20  # of bodies that others have announced
-_RANK: dict[Way, int] = {"tcp": 0, "direct": 1, "relay": 2}
 
 
 def connect(
@@ -89,86 +83,8 @@ class How:
     silent_s: float
 
 
-class Limited:
-    """For the journal, which strangers must not be able to fill: ten refusals a second, the others are counted."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-        self._second, self._count, self._left_out = 0, 0, 0
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        if kind in ("link_refused", "frame_refused"):
-            second = int(time.monotonic())
-            self._count = self._count + 1 if second == self._second else 1
-            self._second = second
-            if self._count > MOST_REFUSALS:
-                self._left_out += 1
-                return
-            if self._left_out:
-                fields["left_out"], self._left_out = self._left_out, 0
-        self._event(kind, **fields)
-
-
 def _nobody_listens(kind: str, **fields: Any) -> None:
     pass
-
-
-@dataclass
-class _Peer:
-    id: PeerId
-    known: bool = False
-    told: Address = field(default_factory=Address)  # by whoever knows it
-    said: Address = field(default_factory=Address)  # by itself, in its greeting
-    carriers: list[Carrier] = field(default_factory=list)
-    keepers: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)  # set: something has changed
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    way: Way | None = None  # as last journaled
-    heard_s: float | None = None
-    rtt_s: float | None = None
-    loss: float | None = None
-    up: float | None = None
-    down: float | None = None
-    sent_bytes: int = 0  # of carriers that are gone
-    received_bytes: int = 0
-    failures: dict[str, str] = field(default_factory=dict)  # where, why: each is journaled once
-
-    def best(self) -> Carrier | None:
-        there = [c for c in self.carriers if not c.closed]
-        return min(there, key=lambda c: (c.retiring, c.suspect, _RANK[c.way()], -c.born_s), default=None)
-
-    def changed(self) -> None:
-        """A carrier more or less, one that is silent, another address."""
-        for event in self.keepers.values():
-            event.set()
-
-    def sound(self) -> Way | None:
-        """The best way of those that nothing speaks against."""
-        best = self.best()
-        return None if best is None or best.retiring or best.suspect else best.way()
-
-
-Keep = Callable[[_Peer, asyncio.Event], Coroutine[Any, Any, None]]
-
-
-class Pauses:
-    """Between attempts: short where there is no link at all, longer where a better one is looked for; both grow."""
-
-    def __init__(self) -> None:
-        self._retry_s, self._better_s = RETRY_S[0], BETTER_S[0]
-        self._address: Address | None = None
-
-    async def wait(self, changed: asyncio.Event, lost: bool | None, address: Address) -> None:
-        """`lost`: True, there is no link; False, there is one that could be better; None, all is well."""
-        if address != self._address or lost is None:
-            self._address, self._retry_s, self._better_s = address, RETRY_S[0], BETTER_S[0]
-        pause = None
-        if lost:
-            pause, self._retry_s = self._retry_s * random.uniform(0.7, 1.3), min(2 * self._retry_s, RETRY_S[1])
-        elif lost is False:
-            pause, self._better_s = self._better_s, min(2 * self._better_s, BETTER_S[1])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await changed.wait()
 
 
 class Peers:
@@ -177,30 +93,28 @@ class Peers:
     def __init__(self, identity: Identity, admit: Admit, event: Event, proof: Proof, how: How) -> None:
         self.id: PeerId = identity.id
         self.budget = Budget(HELD_BYTES)
-        self._me, self._admit, self._proof, self._event = identity, admit, proof, Limited(event)
-        self._how = how
+        self.me, self._admit, self._proof, self.event = identity, admit, proof, Limited(event)
+        self.how = how
         self._boot = secrets.token_hex(8)
-        self._listener = tcp.Listener(identity, self._welcome, self._on_tcp, self._on_stranger, how.congestion)
-        self._quic: Quic | None = None
+        self.listener = tcp.Listener(identity, self._welcome, self._on_tcp, self._on_stranger, how.congestion)
+        self.quic: Quic | None = None
         self._handlers: dict[str, tuple[Handler, int]] = {}
-        self._peers: dict[PeerId, _Peer] = {}
+        self._peers: dict[PeerId, Peer] = {}
         self._banned: set[PeerId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen_hosts: list[str] = []  # this machine's, as others see them
         self._closed = False
-        self._punching = 0
-        if how.punch:
-            self.on(PUNCH, self._punched)
+        self._seeker = Seeker(self)
 
     # api.Endpoint
 
     async def start(self) -> None:
-        await self._listener.start(self._how.host, self._how.port)
-        if self._how.quic:
+        await self.listener.start(self.how.host, self.how.port)
+        if self.how.quic:
             from shoal.fleet.net.quic import Quic
 
-            self._quic = Quic(self._me, self._how.relays, self._how.host, self._how.port, self._event, self._proof)
-            await self._quic.start(self._welcome, self._on_quic)
+            self.quic = Quic(self.me, self.how.relays, self.how.host, self.how.port, self.event, self._proof)
+            await self.quic.start(self._welcome, self._on_quic)
         self.spawn(self._heartbeat())
 
     async def close(self) -> None:
@@ -214,18 +128,18 @@ class Peers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._listener.close()
-        if self._quic is not None:
-            await self._quic.close()
+        await self.listener.close()
+        if self.quic is not None:
+            await self.quic.close()
 
     def address(self) -> Address:
-        port = self._listener.port
-        host = self._how.host
+        port = self.listener.port
+        host = self.how.host
         hosts = [host] if host not in ("", "0.0.0.0", "::") else [*tcp.own_hosts(), *self._seen_hosts]
         at = tuple(dict.fromkeys(wire.text_of((h, port)) for h in hosts if h)) if port else ()
-        if self._quic is None:
+        if self.quic is None:
             return Address((), (), at[:16])
-        return Address(self._quic.relays(), self._quic.direct()[:16], at[:16])
+        return Address(self.quic.relays(), self.quic.direct()[:16], at[:16])
 
     def on(self, kind: str, handler: Handler, most_body: int = 1 << 20) -> None:
         self._handlers[kind] = handler, most_body
@@ -240,14 +154,9 @@ class Peers:
             entry.changed()
         if not entry.known:
             entry.known = True
-            if self._quic is not None:
-                self._quic.use_relays(address.relays)
-            keepers = [self._keep_tcp]
-            if self._quic is not None:
-                keepers += [self._keep_quic, *([self._keep_punching] if self._how.punch and self.id < peer else [])]
-            for keep in keepers:
-                event = asyncio.Event()
-                entry.keepers[asyncio.ensure_future(self._for_ever(keep, entry, event))] = event
+            if self.quic is not None:
+                self.quic.use_relays(address.relays)
+            self._seeker.seek(entry)
 
     def forget(self, peer: PeerId) -> None:
         self._banned.add(peer)
@@ -261,7 +170,7 @@ class Peers:
                 waiting.set_exception(Unreachable("the peer was forgotten"))
         for carrier in list(entry.carriers):
             self.spawn(carrier.farewell("not a member"))
-        self._event("link_closed", peer=peer, way=entry.way, reason="forgotten")
+        self.event("link_closed", peer=peer, way=entry.way, reason="forgotten")
 
     async def ask(self, peer: PeerId, message: Message, timeout_s: float = 10.0, most_body: int = 1 << 20) -> Message:
         try:
@@ -279,7 +188,7 @@ class Peers:
 
     def links(self) -> dict[PeerId, LinkState]:
         now = time.monotonic()
-        return {p.id: _state(p, now) for p in self._peers.values()}
+        return {p.id: p.state(now) for p in self._peers.values()}
 
     # carrier.Host
 
@@ -295,7 +204,7 @@ class Peers:
         except Refused:
             raise
         except Exception as e:  # a handler's mistake must not take the link down; it is seen here and by who asked
-            self._event("handler_failed", peer=carrier.peer, message=message.kind, reason=f"{type(e).__name__}: {e}")
+            self.event("handler_failed", peer=carrier.peer, message=message.kind, reason=f"{type(e).__name__}: {e}")
             raise Refused(f"{message.kind!r} failed there ({type(e).__name__})") from e
 
     def heard(self, carrier: Carrier) -> None:
@@ -306,15 +215,15 @@ class Peers:
     def ended(self, carrier: Carrier, why: str, bad: bool) -> None:
         entry = self._peers.get(carrier.peer)
         if bad:
-            self._event("frame_refused", peer=carrier.peer, way=carrier.way(), reason=why)
+            self.event("frame_refused", peer=carrier.peer, way=carrier.way(), reason=why)
         if entry is None or carrier not in entry.carriers:
             return
-        _remember(entry, carrier)
+        entry.remember(carrier)
         entry.carriers.remove(carrier)
         entry.sent_bytes += carrier.sent_bytes
         entry.received_bytes += carrier.received_bytes
         if not carrier.retiring:
-            self._event("link_down", peer=carrier.peer, way=carrier.way(), reason=why)
+            self.event("link_down", peer=carrier.peer, way=carrier.way(), reason=why)
         self._note_way(entry, why)
         entry.changed()
         if not entry.known and not entry.carriers:
@@ -327,38 +236,42 @@ class Peers:
 
     # Connections come in, or are dialed.
 
-    def _greeting(self, link: str, bulk: bool, you_are: str, own_host: str = "") -> Greeting:
+    def greeting(self, link: str, bulk: bool, you_are: str, own_host: str = "") -> Greeting:
         if bulk:
             return Greeting(self._boot, link, True)
         address = self.address()
-        if own_host and self._listener.port:
-            at = wire.text_of((own_host, self._listener.port))
+        if own_host and self.listener.port:
+            at = wire.text_of((own_host, self.listener.port))
             address = Address(address.relays, address.direct, tuple(dict.fromkeys((at, *address.tcp)))[:16])
         return Greeting(self._boot, link, False, address, you_are, self._proof()[:MOST_PROOF])
 
     def _welcome(self, peer: PeerId, said: Greeting, seen: str) -> Greeting | str:
-        why = self._objection(peer, said)
+        why = self.objection(peer, said)
         if why:
-            self._event("link_refused", peer=peer, at=seen, reason=why)
+            if why != ALREADY:
+                self.event("link_refused", peer=peer, at=seen, reason=why)
             return why
-        return self._greeting(said.link, said.bulk, seen)
+        return self.greeting(said.link, said.bulk, seen)
 
-    def _objection(self, peer: PeerId, said: Greeting) -> str:
+    def objection(self, peer: PeerId, said: Greeting) -> str:
         if self._closed:
             return "it is leaving"
         if peer == self.id:
             return "it has the same key as this peer"
         if peer in self._banned:
             return "not a member"
+        there = self._carrier(peer, said.link) is not None
         if said.bulk:
-            return "" if self._carrier(peer, said.link) is not None else "a connection for bulk of no link"
+            return "" if there else "a connection for bulk of no link"
+        if there:  # it has dialed all our addresses at once, and another one was faster
+            return ALREADY
         try:
             return "" if self._admit(peer, said.proof) else "not invited"
         except Exception as e:  # a proof that breaks the judge is no proof
             return f"its proof cannot be judged ({type(e).__name__})"
 
     def _on_stranger(self, at: str, why: str) -> None:
-        self._event("link_refused", peer="", at=at, reason=why)
+        self.event("link_refused", peer="", at=at, reason=why)
 
     def _on_tcp(self, proven: Proven, pipe: SecurePipe) -> None:
         if proven.greeting.bulk:
@@ -368,8 +281,8 @@ class Peers:
             else:
                 carrier.add_bulk(pipe)
             return
-        self._learn_host(proven.greeting.you_are)
-        self._adopt(proven.peer, proven.greeting, pipe, False, _tcp, None)
+        self.learn_host(proven.greeting.you_are)
+        self.adopt(proven.peer, proven.greeting, pipe, False, tcp.way, None)
 
     def _on_quic(self, peer: PeerId, said: Greeting, pipe: Pipe, way: Callable[[], Way]) -> None:
         if said.bulk:
@@ -379,9 +292,9 @@ class Peers:
             else:
                 carrier.add_bulk(pipe)
             return
-        self._adopt(peer, said, pipe, False, way, None)
+        self.adopt(peer, said, pipe, False, way, None)
 
-    def _adopt(
+    def adopt(
         self,
         peer: PeerId,
         said: Greeting,
@@ -392,13 +305,13 @@ class Peers:
     ) -> None:
         entry = self._entry(peer)
         entry.said = said.address
-        stripes = self._how.stripes[way() != "tcp"]
+        stripes = self.how.stripes[way() != "tcp"]
         carrier = Carrier(self, peer, said.boot, said.link, control, dialed, way, open_bulk, stripes)
         before = list(entry.carriers)
         entry.carriers.append(carrier)
         for old in before:
             if old.boot != said.boot:
-                self._event("link_taken_over", peer=peer, way=old.way(), reason="the peer was started again")
+                self.event("link_taken_over", peer=peer, way=old.way(), reason="the peer was started again")
                 old.retiring = True
                 old.close("the peer was started again")
             elif (old.way() == "tcp") == (way() == "tcp") and not old.retiring:
@@ -427,181 +340,16 @@ class Peers:
             return True
         return dialed == (self.id < old.peer)
 
-    # Each known peer has a task a way, that looks for it as long as there is no better one.
-
-    async def _for_ever(self, keep: Keep, entry: _Peer, changed: asyncio.Event) -> None:
-        """A mistake here, or an error that iroh has not announced, must not leave a peer without anybody who looks."""
-        while True:
-            try:
-                await keep(entry, changed)
-            except Exception as e:
-                self._event("link_error", peer=entry.id, reason=f"{type(e).__name__}: {e}")
-            await asyncio.sleep(RETRY_S[1])
-
-    async def _keep_tcp(self, entry: _Peer, changed: asyncio.Event) -> None:
-        pauses = Pauses()
-        while True:
-            changed.clear()
-            if entry.sound() != "tcp":
-                await self._dial_tcp(entry)
-            way = entry.sound()
-            await pauses.wait(changed, None if way == "tcp" else way is None, entry.told)
-
-    async def _keep_quic(self, entry: _Peer, changed: asyncio.Event) -> None:
-        if entry.told.tcp:
-            await asyncio.sleep(HEAD_START_S)  # QUIC is for those that TCP does not reach
-        pauses = Pauses()
-        while True:
-            changed.clear()
-            way = entry.sound()
-            if way is None:
-                await self._dial_quic(entry)
-            elif way == "relay" and self.id < entry.id:  # one of the two is enough
-                await self._dial_quic(entry, better=True)
-            way = entry.sound()
-            await pauses.wait(changed, None if way in ("tcp", "direct") else way is None, entry.told)
-
-    async def _keep_punching(self, entry: _Peer, changed: asyncio.Event) -> None:
-        """One of the two asks, the other does the same."""
-        pauses = Pauses()
-        while True:
-            changed.clear()
-            if entry.sound() in ("direct", "relay"):
-                await self._punch_tcp(entry)
-            await pauses.wait(changed, False if entry.sound() in ("direct", "relay") else None, entry.told)
-
-    async def _dial_tcp(self, entry: _Peer) -> None:
-        """All its addresses at once; the first that answers."""
-        own = set(self.address().tcp)
-        found = [at for at in dict.fromkeys((*entry.told.tcp, *entry.said.tcp)) if at not in own]
-        dials = {asyncio.ensure_future(self._dial_tcp_at(entry, at)) for at in found}
-        try:
-            while dials and entry.sound() != "tcp":
-                done, dials = await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
-                for dial in done:
-                    dial.result()
-        finally:
-            for dial in dials:
-                dial.cancel()
-
-    async def _dial_tcp_at(self, entry: _Peer, at: str) -> None:
-        link = secrets.token_hex(8)
-        if at not in entry.failures:
-            self._event("link_dial", peer=entry.id, way="tcp", at=at)
-        try:
-            proven, pipe = await self._reach_tcp(entry.id, at, link, False)
-        except (Broken, Refused) as e:
-            self._note_failure(entry, "tcp", at, e)
-            return
-        if any(c.dialed and c.way() == "tcp" and not c.suspect for c in entry.carriers):  # another address was faster
-            pipe.close()
-            return
-        if why := self._objection(entry.id, proven.greeting):
-            self._event("link_refused", peer=entry.id, at=at, reason=why)
-            pipe.close()
-            return
-        self._learn_host(proven.greeting.you_are)
-        self._adopt(entry.id, proven.greeting, pipe, True, _tcp, partial(self._bulk_tcp, entry.id, at, link))
-
-    async def _bulk_tcp(self, peer: PeerId, at: str, link: str) -> Pipe:
-        return (await self._reach_tcp(peer, at, link, True))[1]
-
-    async def _reach_tcp(self, peer: PeerId, at: str, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
-        return await tcp.reach(self._me, peer, at, partial(self._greeting, link, bulk, at), self._how.congestion)
-
-    # TCP through NATs: the link that there is tells both where and when.
-
-    async def _punch_tcp(self, entry: _Peer) -> None:
-        if not self.address().relays:
-            return
-        link = secrets.token_hex(8)
-        if "punch" not in entry.failures:
-            self._event("link_punch", peer=entry.id, way="tcp", at=" ".join(self.address().relays))
-        try:
-            proven, pipe = await self._reach_punched(entry.id, link, False)
-        except (Broken, Refused, Unreachable) as e:
-            self._note_failure(entry, "tcp", "punch", e)
-            return
-        if why := self._objection(entry.id, proven.greeting):
-            self._event("link_refused", peer=entry.id, at=pipe.seen, reason=why)
-            pipe.close()
-            return
-        self._adopt(entry.id, proven.greeting, pipe, True, _tcp, partial(self._bulk_punched, entry.id, link))
-
-    async def _bulk_punched(self, peer: PeerId, link: str) -> Pipe:
-        return (await self._reach_punched(peer, link, True))[1]
-
-    async def _reach_punched(self, peer: PeerId, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
-        mine = await punch.door(self.address().relays[0])
-        try:
-            answer = await self.ask(peer, Message(PUNCH, {"at": mine.seen}), 2 * punch.ASK_S)
-            theirs = answer.fields.get("at")
-            if not isinstance(theirs, str):
-                raise Broken("it does not tell where it is seen")
-            sock = await punch.meet(mine, theirs)
-            return await tcp.reach(
-                self._me, peer, sock, partial(self._greeting, link, bulk, theirs), self._how.congestion
-            )
-        except ValueError as e:
-            raise Broken("it does not tell where it is seen") from e
-        finally:
-            mine.close()
-
-    async def _punched(self, peer: PeerId, message: Message) -> Message:
-        at, relays = message.fields.get("at"), self.address().relays
-        if not isinstance(at, str) or not relays or self._punching >= MOST_PUNCHING:
-            raise Refused("no TCP through this NAT now")
-        self._punching += 1
-        try:
-            mine = await punch.door(relays[0])
-        except Broken as e:
-            self._punching -= 1
-            raise Refused(str(e)) from e
-        self.spawn(self._meet(mine, at))
-        return Message(PUNCH, {"at": mine.seen})
-
-    async def _meet(self, mine: punch.Door, at: str) -> None:
-        try:
-            sock = await punch.meet(mine, at)
-        except (Broken, ValueError):
-            return  # the other one journals it
-        finally:
-            mine.close()
-            self._punching -= 1
-        await self._listener.take(sock)
-
-    async def _dial_quic(self, entry: _Peer, better: bool = False) -> None:
-        assert self._quic is not None
-        address = _union(entry.told, entry.said)
-        if not (address.direct or address.relays):
-            return
-        link = secrets.token_hex(8)
-        if "quic" not in entry.failures:
-            kind = "link_punch" if better or (address.relays and address.direct) else "link_dial"
-            way = "direct" if address.direct else "relay"
-            self._event(kind, peer=entry.id, way=way, at=" ".join((*address.direct, *address.relays)))
-        try:
-            dialed = await self._quic.dial(entry.id, address, partial(self._greeting, link, False, ""), better)
-        except (Broken, Refused) as e:
-            self._note_failure(entry, "direct", "quic", e)
-            return
-        if why := self._objection(entry.id, dialed.greeting):
-            self._event("link_refused", peer=entry.id, at="quic", reason=why)
-            dialed.pipe.close()
-            return
-        bulk = partial(self._quic.dial_bulk, entry.id, address, partial(self._greeting, link, True, ""))
-        self._adopt(entry.id, dialed.greeting, dialed.pipe, True, dialed.pipe.way, bulk)
-
     # Small things.
 
-    def _entry(self, peer: PeerId) -> _Peer:
-        return self._peers.setdefault(peer, _Peer(peer))
+    def _entry(self, peer: PeerId) -> Peer:
+        return self._peers.setdefault(peer, Peer(peer))
 
     def _carrier(self, peer: PeerId, link: str) -> Carrier | None:
         entry = self._peers.get(peer)
         return next((c for c in entry.carriers if c.link == link and not c.dialed), None) if entry else None
 
-    def _learn_host(self, you_are: str) -> None:
+    def learn_host(self, you_are: str) -> None:
         """A public address of a machine that has only a private one of its own; of use where its port is open."""
         with contextlib.suppress(ValueError):
             host = wire.address_of(you_are)[0]
@@ -620,7 +368,7 @@ class Peers:
             entry.waiting.append(waiting)
             await waiting
 
-    def _note_way(self, entry: _Peer, why: str) -> None:
+    def _note_way(self, entry: Peer, why: str) -> None:
         """Journals what the link has become, where that is something else."""
         best = entry.best()
         way = best.way() if best is not None else None
@@ -628,19 +376,12 @@ class Peers:
             return
         before, entry.way = entry.way, way
         if way is None:
-            self._event("link_lost", peer=entry.id, way=before, reason=why)
+            self.event("link_lost", peer=entry.id, way=before, reason=why)
         elif before is None:
-            self._event("link_up", peer=entry.id, way=way, reason=why)
+            self.event("link_up", peer=entry.id, way=way, reason=why)
         else:
-            kind = "link_upgrade" if _RANK[way] < _RANK[before] else "link_failover"
-            self._event(kind, peer=entry.id, way=way, before=before, reason=why)
-
-    def _note_failure(self, entry: _Peer, way: Way, at: str, error: Exception) -> None:
-        why = str(error) or type(error).__name__
-        if entry.failures.get(at) != why:
-            entry.failures[at] = why
-            kind = "link_denied" if isinstance(error, Refused) else "link_failed"
-            self._event(kind, peer=entry.id, way=way, at=at, reason=why)
+            kind = "link_upgrade" if RANK[way] < RANK[before] else "link_failover"
+            self.event(kind, peer=entry.id, way=way, before=before, reason=why)
 
     async def _heartbeat(self) -> None:
         beats = 0
@@ -660,55 +401,16 @@ class Peers:
                     except Exception as e:  # of one link; the others' hearts go on beating
                         carrier.close(f"{type(e).__name__}: {e}")
 
-    def _listen_to(self, entry: _Peer, carrier: Carrier, silent_s: float) -> None:
+    def _listen_to(self, entry: Peer, carrier: Carrier, silent_s: float) -> None:
         # iroh sends a new connection by the old one's path as long as that one is there: it has to go first.
-        stuck = carrier.way() == "direct" and silent_s > STUCK_S and bool(_union(entry.told, entry.said).relays)
-        if silent_s > self._how.silent_s or stuck:
+        stuck = carrier.way() == "direct" and silent_s > STUCK_S and bool(entry.address().relays)
+        if silent_s > self.how.silent_s or stuck:
             carrier.close(f"silent for {silent_s:.0f} s")
-        elif (silent_s > min(SUSPECT_S, 0.6 * self._how.silent_s)) != carrier.suspect:
+        elif (silent_s > min(SUSPECT_S, 0.6 * self.how.silent_s)) != carrier.suspect:
             carrier.suspect = not carrier.suspect
             if carrier.suspect:
-                self._event(
+                self.event(
                     "link_silent", peer=entry.id, way=carrier.way(), reason=f"nothing heard for {silent_s:.1f} s"
                 )
                 entry.changed()
             self._note_way(entry, "silent" if carrier.suspect else "heard again")
-
-
-def _tcp() -> Way:
-    return "tcp"
-
-
-def _union(a: Address, b: Address) -> Address:
-    def both(x: tuple[str, ...], y: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*x, *y)))
-
-    return Address(both(a.relays, b.relays), both(a.direct, b.direct), both(a.tcp, b.tcp))
-
-
-def _remember(entry: _Peer, carrier: Carrier) -> None:
-    """What was measured stays when the connection goes."""
-    entry.heard_s = max(entry.heard_s or 0.0, carrier.heard_s)
-    entry.rtt_s = carrier.rtt_s or entry.rtt_s
-    entry.loss = carrier.loss.share if carrier.loss.share is not None else entry.loss
-    entry.up = carrier.up_bytes_per_s or entry.up
-    entry.down = carrier.down.bytes_per_s or entry.down
-
-
-def _state(entry: _Peer, now: float) -> LinkState:
-    best = entry.best()
-    for carrier in entry.carriers:
-        entry.heard_s = max(entry.heard_s or 0.0, carrier.heard_s)
-    if best is not None:
-        _remember(entry, best)
-    return LinkState(
-        entry.id,
-        best.way() if best is not None else None,
-        entry.rtt_s if best is not None else None,
-        entry.loss,
-        entry.up,
-        entry.down,
-        None if entry.heard_s is None else now - entry.heard_s,
-        entry.sent_bytes + sum(c.sent_bytes for c in entry.carriers),
-        entry.received_bytes + sum(c.received_bytes for c in entry.carriers),
-    )

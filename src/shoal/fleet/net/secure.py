@@ -4,8 +4,7 @@ Modelled on SIGMA-I (Krawczyk 2003) with TLS 1.3's parts (RFC 8446): ephemeral X
 with its ed25519 key under a label of its role, the dialer shows itself only after the other has been proven, and all
 keys are derived (HKDF-SHA256) from the secret and the hash of everything said so far. So a recorded handshake cannot
 be replayed (the other's ephemeral key is new), none can be spliced into another, and a stolen long-term key does not
-open old traffic. Not Noise or TLS themselves: the first has no maintained Python package, and TLS wants certificates
-whose keys are these, which Python's `ssl` cannot check for both sides (docs/decisions/037).
+open old traffic. Why neither TLS nor Noise as they are: docs/decisions/037.
 
 Records are AES-256-GCM with the record's number as nonce, which is not sent: one that is dropped, repeated, moved or
 changed cannot be opened, and ends the connection.

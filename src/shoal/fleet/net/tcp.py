@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import wire
-from shoal.fleet.net.api import PeerId, Refused
+from shoal.fleet.net.api import PeerId, Refused, Way
 from shoal.fleet.net.frames import MOST_BULK_FRAME, MOST_FRAME, PIECE
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.pipe import Broken, Counts, Greeting
@@ -121,6 +121,10 @@ async def reach(
         _abort(writer)
         raise
     return proven, _pipe(reader, writer, proven, greeting.bulk)
+
+
+def way() -> Way:
+    return "tcp"
 
 
 def tune(writer: asyncio.StreamWriter, congestion: str) -> None:
