@@ -17,8 +17,9 @@ from shoal.data.windows import Windows
 from shoal.fleet.stages.squeeze import Squeeze
 from shoal.fleet.stages.subspace import Space, confine
 from shoal.model.decoder import Decoder
+from shoal.spec.model import Model
 from shoal.spec.run import Data, Optimizer, Schedule
-from shoal.spec.shape import Shape
+from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
@@ -110,7 +111,8 @@ def train(
     return float(torch.stack(tail).mean()), some / count, there_.nbytes(1)
 
 
-def ladder(data: Path, shape: Shape, steps: int, batch: int, seq_len: int, seeds: int, lr: float) -> None:
+def ladder(data: Path, steps: int, batch: int = 32, seq_len: int = 256, seeds: int = 1, lr: float = 1e-3) -> None:
+    shape = shape_of(Model(dim=512, layers=8, heads=8, kv_heads=4, vocab_size=2048, tie_embeddings=False))
     print(f"dim {shape.dim}, {shape.layers} layers over 4 stages, {steps} steps of {batch} x {seq_len} tokens")
     print("activations  gradients  rank   bytes/token  less than bf16  train loss   gap    held-out   gap    time")
     first: list[tuple[float, float]] = []

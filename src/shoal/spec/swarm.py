@@ -14,6 +14,23 @@ DurationOrAuto = Annotated[Auto | _Duration, Says("`auto`, or a time such as `30
 Codec = Literal["bf16", "int8", "int4", "2bit", "topk"]
 
 
+class Stages(Strict):
+    """A model that no peer holds alone: its layers on several peers, one after the other."""
+
+    count: Positive = Field(1, description="Stretches that the layers are cut into; 1: every peer holds the model.")
+    activations: Literal["fp32", "bf16", "int8", "int4", "int2"] = Field(
+        "int8", description="How hidden states and their gradients travel from stage to stage."
+    )
+    rank: int = Field(
+        0, ge=0, description="Dimensions that blocks write to, and that travel; 0: all of model.dim. 1/8 of it is safe."
+    )
+    gradients: Codec = Field("int8", description="How peers of the same stage exchange their summed gradients.")
+    in_flight: int = Field(
+        0, ge=0, description="Micro-batches that a first peer has begun and not finished; 0: all of a step."
+    )
+    save_every: Positive = Field(50, description="Steps between saves, for a stage that loses all its peers.")
+
+
 class Swarm(Strict):
     """Peers without a common store: rounds of training, and compressed exchanges between them."""
 
@@ -40,3 +57,4 @@ class Swarm(Strict):
     )
     silent: Duration = Field("5 s", validate_default=True, description="A peer not heard of for so long is away.")
     snapshot_every: Positive = Field(20, description="Rounds between states that newcomers begin with.")
+    stages: Stages = Field(default_factory=Stages, description="A model cut over peers.")

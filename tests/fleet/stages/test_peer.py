@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from shoal.fleet.net.api import Message, Refused
+from shoal.fleet.stages.routes import Plan
 from tests.fleet.stages.toy import Pond, alone
 
 
@@ -14,7 +16,7 @@ def weights(pond: Pond) -> list[list[float]]:
     return [[pond.toys[p].w for p in stage] for stage in pond.layout]
 
 
-async def finished(pond: Pond, within_s: float = 30.0) -> None:
+async def finished(pond: Pond, within_s: float = 90.0) -> None:
     async with asyncio.timeout(within_s):
         await asyncio.gather(*pond.tasks.values())
 
@@ -27,7 +29,7 @@ async def begun(pond: Pond) -> None:
         pond.run(peer)
 
 
-@pytest.mark.parametrize("counts", [[1], [1, 1, 1], [2, 1], [2, 3, 2]])
+@pytest.mark.parametrize("counts", [[1], [1, 1, 1], [2, 3]])
 def test_any_layout_takes_the_steps_of_one_process(counts: list[int]) -> None:
     async def main() -> None:
         pond = Pond(counts, micro_batches=6, steps=4)
@@ -49,7 +51,7 @@ def test_a_peer_lost_in_the_middle_of_a_step_costs_its_micro_batches_again_and_n
     who: tuple[int, int],
 ) -> None:
     async def main() -> None:
-        pond = Pond([2, 2, 1], micro_batches=8, steps=6)
+        pond = Pond([2, 2, 1], micro_batches=8, steps=6, silent_s=2.0)
         await begun(pond)
         victim = pond.layout[who[0]][who[1]]
         hit = asyncio.Event()
@@ -64,7 +66,7 @@ def test_a_peer_lost_in_the_middle_of_a_step_costs_its_micro_batches_again_and_n
 
         for toy in pond.toys.values():
             toy.before = before
-        await asyncio.wait_for(hit.wait(), 20)
+        await asyncio.wait_for(hit.wait(), 60)
         await pond.kill(victim)
         await finished(pond)
         right, _ = alone(3, 8, 6)
@@ -84,7 +86,7 @@ def test_a_peer_lost_in_the_middle_of_a_step_costs_its_micro_batches_again_and_n
 
 def test_a_peer_that_comes_back_learns_from_its_sibling_while_the_others_go_on() -> None:
     async def main() -> None:
-        pond = Pond([1, 2], micro_batches=6, steps=60)
+        pond = Pond([1, 2], micro_batches=6, steps=60, silent_s=2.0)
         await begun(pond)
         for toy in pond.toys.values():
             toy.before = lambda what, m: time.sleep(0.002)
@@ -96,7 +98,7 @@ def test_a_peer_that_comes_back_learns_from_its_sibling_while_the_others_go_on()
         await pond.until(lambda: len(other.plan.members) == 2 if other.plan else False)
         await pond.start(victim)
         pond.run(victim)
-        await finished(pond, 60)
+        await finished(pond)
         right, _ = alone(2, 6, 60)
         assert weights(pond)[1] == pytest.approx([right[1]] * 2, abs=1e-12)
         assert pond.seen("joined")
@@ -107,7 +109,7 @@ def test_a_peer_that_comes_back_learns_from_its_sibling_while_the_others_go_on()
 
 def test_when_all_of_a_stage_are_gone_the_others_wait_and_go_on_with_its_saved_state() -> None:
     async def main() -> None:
-        pond = Pond([1, 1, 1], micro_batches=4, steps=12)
+        pond = Pond([1, 1, 1], micro_batches=4, steps=12, silent_s=2.0)
         await begun(pond)
         for toy in pond.toys.values():
             toy.before = lambda what, m: time.sleep(0.005)
@@ -146,5 +148,29 @@ def test_more_micro_batches_go_to_the_faster_sibling() -> None:
         assert shares[0] == 6
         assert 2 <= shares[4] <= 4
         await pond.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_lead_may_say_what_is_done_and_only_neighbours_send() -> None:
+    async def main() -> None:
+        pond = Pond([1, 1, 1], micro_batches=2, steps=1)
+        for stage in pond.layout:
+            for peer in stage:
+                await pond.start(peer)
+        first, _, last = (stage[0] for stage in pond.layout)
+        plan = Plan(9, 9, 1, 0, (last,), ((first, last, last),) * 2, lead=last)
+        wrong = [
+            Message("plan", {"plan": plan.to_json()}),
+            Message("act", {"era": 1, "step": 0, "m": 0}, b"x" * 8),
+            Message("part", {"era": 1, "step": 0, "of": [0]}, b"x" * 8),
+            Message("state", {"era": 1, "least": 0}),
+            Message("act", {}),
+        ]
+        for message in wrong:
+            with pytest.raises(Refused):
+                await pond.endpoints[first].ask(last, message)
+        for endpoint in pond.endpoints.values():
+            await endpoint.close()
 
     asyncio.run(main())

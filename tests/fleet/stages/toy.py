@@ -18,12 +18,13 @@ from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import Commit, Layout
 
 LR = 0.05
+Make = Callable[[int, PeerId], Any]
 
 
 class Toy:
     """Implements `shoal.fleet.stages.work.Work`."""
 
-    message_bytes, part_bytes = 64, 64
+    message_bytes = part_bytes = state_bytes = 64
 
     def __init__(self, stage: int, stages: int, micro_batches: int, disk: dict[int, float]) -> None:
         self.stage, self.last, self.micro_batches = stage, stage == stages - 1, micro_batches
@@ -120,29 +121,39 @@ def alone(stages: int, micro_batches: int, steps: int) -> tuple[list[float], lis
 class Pond:
     """The peers of a pipeline in this process, each with a real endpoint of its own."""
 
-    def __init__(self, counts: list[int], micro_batches: int, steps: int, **settings: Any) -> None:
+    def __init__(
+        self, counts: list[int], micro_batches: int, steps: int, make: Make | None = None, silent_s: float = 10.0
+    ) -> None:
+        """`make`: the work of a peer of a stage; a toy otherwise."""
         self.ids = [[Identity.new() for _ in range(n)] for n in counts]
         self.layout: Layout = tuple(tuple(i.id for i in stage) for stage in self.ids)
-        self.micro_batches, self.steps, self.settings = micro_batches, steps, settings
+        self.micro_batches, self.steps, self.make, self.silent_s = micro_batches, steps, make, silent_s
         self.endpoints: dict[PeerId, Peers] = {}
         self.peers: dict[PeerId, Peer] = {}
         self.toys: dict[PeerId, Toy] = {}
+        self.works: dict[PeerId, Any] = {}
         self.tasks: dict[PeerId, asyncio.Task[None]] = {}
         self.disks: dict[PeerId, dict[int, float]] = {p: {} for stage in self.layout for p in stage}
         self.events: list[tuple[PeerId, str, dict[str, Any]]] = []
 
     async def start(self, peer: PeerId) -> None:
         stage, identity = next((s, i) for s, ids in enumerate(self.ids) for i in ids if i.id == peer)
-        endpoint = connect(identity, lambda p, proof: p in self.disks, host="127.0.0.1", quic=False, silent_s=1.5)
+        endpoint = connect(
+            identity, lambda p, proof: p in self.disks, host="127.0.0.1", quic=False, silent_s=self.silent_s
+        )
         await endpoint.start()
         for other, there in self.endpoints.items():
             endpoint.know(other, there.address())
             there.know(peer, endpoint.address())
-        toy = Toy(stage, len(self.layout), self.micro_batches, self.disks[peer])
+        work: Any
+        if self.make is None:
+            work = self.toys[peer] = Toy(stage, len(self.layout), self.micro_batches, self.disks[peer])
+        else:
+            work = self.make(stage, peer)
         note = lambda kind, **fields: self.events.append((peer, kind, fields))  # noqa: E731
-        settings: dict[str, Any] = {"silent_s": 1.5, "save_every": 3, **self.settings}
-        self.endpoints[peer], self.toys[peer] = endpoint, toy
-        self.peers[peer] = Peer(endpoint, self.layout, toy, self.steps, event=note, **settings)
+        settings: dict[str, Any] = {"silent_s": self.silent_s, "save_every": 3}
+        self.endpoints[peer], self.works[peer] = endpoint, work
+        self.peers[peer] = Peer(endpoint, self.layout, work, self.steps, event=note, **settings)
 
     def run(self, peer: PeerId) -> None:
         self.tasks[peer] = asyncio.create_task(self.peers[peer].run())
@@ -161,7 +172,7 @@ class Pond:
     def seen(self, kind: str) -> list[dict[str, Any]]:
         return [fields for _, k, fields in self.events if k == kind]
 
-    async def until(self, true: Callable[[], bool], within_s: float = 20.0) -> None:
+    async def until(self, true: Callable[[], bool], within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s):
             while not true():
                 for task in self.tasks.values():

@@ -17,17 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import xxhash
-
+from shoal.errors import ShoalError
 from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.stages.handover import Donor, fetch
 from shoal.fleet.stages.lead import Lead
 from shoal.fleet.stages.outbox import Outbox
 from shoal.fleet.stages.routes import Commit, Layout, Plan
 from shoal.fleet.stages.work import Work
 
-PIECE = 1 << 20  # of a state that travels to a newcomer
-PIECES_AT_ONCE = 4
 LOOK_S = 0.25  # how often a peer looks who leads
+BEATS_S = 2.5  # in which a peer that is there is heard
 T = TypeVar("T")
 Sent = tuple[str, int]  # "act" or "grad", and the micro-batch
 
@@ -77,6 +76,7 @@ class Peer:
         self.news = asyncio.Event()  # for the lead: a report has come
         self._era = 0  # of that state
         self._began = time.monotonic()
+        self._stood = (0.0, 0.0)  # until when it is forgiven that others were silent, and for how long
         self._save_every, self._in_flight = save_every, in_flight or 1 << 30
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-stage")
         self._changed = asyncio.Event()
@@ -89,7 +89,6 @@ class Peer:
         self._lost = False  # a member without the state that the plan begins with
         self._learning: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
-        self._snapshot: tuple[int, int, bytes, str] | None = None
         self.seconds = 0.0  # of a micro-batch here, there and back, as measured
         most = work.message_bytes
         endpoint.on("act", self._on_message, most)
@@ -98,8 +97,7 @@ class Peer:
         endpoint.on("plan", self._on_plan, 1 << 16)
         endpoint.on("report", self._on_report, 1 << 16)
         endpoint.on("where", self._on_where, 1 << 16)
-        endpoint.on("state", self._on_state, 1 << 16)
-        endpoint.on("piece", self._on_piece, 1 << 16)
+        Donor(endpoint, layout[self.stage], self._state)
 
     async def run(self) -> None:
         """Until the last step counts."""
@@ -155,7 +153,10 @@ class Peer:
         return Message("ok")
 
     async def _on_plan(self, peer: PeerId, message: Message) -> Message:
-        self.take(Plan.of_json(message.fields["plan"]))
+        plan = Plan.of_json(message.fields["plan"])
+        if plan.lead != peer:
+            raise Refused("a plan comes from its lead")
+        self.take(plan)
         return Message("ok")
 
     async def _on_report(self, peer: PeerId, message: Message) -> Message:
@@ -167,32 +168,15 @@ class Peer:
         plan = {"plan": self.plan.to_json()} if self.plan is not None and message.fields.get("plan") else {}
         return Message("here", {**self.report(), **plan})
 
-    async def _on_state(self, peer: PeerId, message: Message) -> Message:
-        """A newcomer of this stage: the state as it is now, unless that is older than it can use."""
-        era, least = int(message.fields["era"]), int(message.fields["least"])
-        if peer not in self.layout[self.stage]:
-            raise Refused("no sibling")
-        if self._era != era or self.at < least:
-            return Message("later")
-        if self._snapshot is None or self._snapshot[0] != era or self._snapshot[1] < least:
-            step, data = await self._compute(lambda: (self.at, self.work.state()))
-            self._snapshot = era, step, data, xxhash.xxh3_128_hexdigest(data)
-        _, step, data, digest = self._snapshot
-        return Message("state", {"step": step, "bytes": len(data), "digest": digest})
-
-    async def _on_piece(self, peer: PeerId, message: Message) -> Message:
-        if self._snapshot is None or self._snapshot[3] != message.fields["digest"]:
-            raise Refused("that state is no longer here")
-        at = int(message.fields["at"])
-        return Message("piece", {}, self._snapshot[2][at : at + PIECE])
-
     # Who is there, and who leads.
 
     def alive(self, peer: PeerId) -> bool:
         if peer == self.me:
             return True
         link = self.endpoint.links().get(peer)
-        return link is not None and link.heard_s is not None and link.heard_s < self.silent_s
+        until, stood_s = self._stood
+        limit_s = self.silent_s + (stood_s if time.monotonic() < until else 0.0)
+        return link is not None and link.heard_s is not None and link.heard_s < limit_s
 
     def report(self) -> dict[str, Any]:
         """How this peer stands; to the lead, when it asks and when there is something new."""
@@ -218,7 +202,11 @@ class Peer:
             leads = self._leading is not None and not self._leading.done()
             if not leads and self._should_lead():
                 self._leading = asyncio.create_task(Lead(self).run())
+            before = time.monotonic()
             await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            if now - before > 4 * LOOK_S:  # this process stood still: who was silent for so long may have spoken
+                self._stood = now + BEATS_S, now - before
 
     def _should_lead(self) -> bool:
         if self.plan is None:  # somebody else may lead: it would have said so by then
@@ -423,38 +411,24 @@ class Peer:
 
     # Newcomers.
 
+    async def _state(self) -> tuple[int, int, bytes]:
+        return await self._compute(lambda: (self._era, self.at, self.work.state()))
+
     async def _learn(self) -> None:
         """The state of a sibling; the parts of the steps since then are coming in meanwhile."""
         self._lost = False
         while self.plan is not None and self.me in self.plan.learners:
-            plan = self.plan
-            least = min(
-                step for era, step in self._plans if era == plan.era and self.me in self._plans[era, step].learners
-            )
+            plan, donor = self.plan, self.plan.learners[self.me]
+            told = [step for (era, step), p in self._plans.items() if era == plan.era and self.me in p.learners]
             with contextlib.suppress(Unreachable, Refused):
-                asked = {"era": plan.era, "least": least}
-                answer = await self.endpoint.ask(plan.learners[self.me], Message("state", asked), timeout_s=60.0)
-                if answer.kind == "state":
-                    data = await self._pieces(plan.learners[self.me], answer.fields)
-                    await self._compute(self.work.restore, int(answer.fields["step"]), data)
-                    self.at, self._era, self._step = int(answer.fields["step"]), plan.era, None
-                    self.event("fetched", step=self.at, bytes=len(data), source=plan.learners[self.me])
+                found = await fetch(self.endpoint, donor, plan.era, min(told), self.work.state_bytes)
+                if found is not None:
+                    await self._compute(self.work.restore, *found)
+                    self.at, self._era, self._step = found[0], plan.era, None
+                    self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
                     self._changed.set()
                     return
             await asyncio.sleep(LOOK_S)
-
-    async def _pieces(self, donor: PeerId, about: dict[str, Any]) -> bytes:
-        size, limit = int(about["bytes"]), asyncio.Semaphore(PIECES_AT_ONCE)
-
-        async def piece(at: int) -> bytes:
-            async with limit:
-                asked = Message("piece", {"digest": about["digest"], "at": at})
-                return bytes((await self.endpoint.ask(donor, asked, timeout_s=60.0, most_body=PIECE)).body)
-
-        data = b"".join(await asyncio.gather(*(piece(at) for at in range(0, size, PIECE))))
-        if xxhash.xxh3_128_hexdigest(data) != about["digest"]:
-            raise Refused("the state has changed on its way")
-        return data
 
     # Sending.
 
@@ -500,7 +474,13 @@ class Peer:
         return self._outboxes[peer, control]
 
     async def _compute(self, do: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *args)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, do, *args)
+        except ValueError as e:  # BadPayload, of either codec
+            raise ShoalError(
+                f"Stage {self.stage + 1} was sent something it cannot read in step {self.at + 1} ({e}): "
+                "its neighbours run another version or another run file; give all peers the same."
+            ) from e
 
 
 def in_turn(layout: Layout) -> list[list[PeerId]]:

@@ -13,6 +13,7 @@ class Work(Protocol):
     micro_batches: int  # of each step
     message_bytes: int  # the most that hidden states or their gradients of a micro-batch take
     part_bytes: int  # the most that a summed gradient takes
+    state_bytes: int  # the most that weights and optimizer take
 
     def begin(self, step: int) -> None:
         """A step from its beginning: what was summed up so far is of no use."""

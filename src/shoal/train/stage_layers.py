@@ -1,0 +1,224 @@
+"""One stage of a model that is cut over peers: forwards, backwards, the step, and its state. `shoal.fleet.stages` knows
+it as a `Work`, whose messages are bytes."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from safetensors.torch import load, save
+from torch import Tensor
+
+from shoal.data.order import Order
+from shoal.data.sources import open_sources
+from shoal.data.windows import Batch, Windows
+from shoal.errors import NumericsError, SpecError
+from shoal.fleet.codec import codec
+from shoal.fleet.flat import Flat
+from shoal.fleet.stages.routes import Commit
+from shoal.fleet.stages.squeeze import Squeeze
+from shoal.fleet.stages.subspace import Space, confine, whole
+from shoal.model.decoder import Decoder
+from shoal.parallel.clip import TINY
+from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
+from shoal.spec.stages import stretches
+from shoal.train.optim import Optimizers
+from shoal.train.schedule import lr_ratio
+
+KEPT = 2  # saved states: a stage may be lost while the others save
+
+
+class StageLayers:
+    """Implements `shoal.fleet.stages.work.Work`. Every peer reads the data itself: only hidden states travel."""
+
+    def __init__(self, run: Run, stage: int, folder: Path, device: torch.device) -> None:
+        settings = run.swarm.stages
+        sources = open_sources(run.data.train, run.data, folder)
+        self.run, self.device, self._folder = run, device, folder
+        self.shape = shape_of(run.model, sources[0].vocab_size)
+        _check(run, self.shape.tie_embeddings, self.shape.experts is not None)
+        self._windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+        self._order = Order(self._windows.sizes, [s.weight for s in run.data.train], run.seed)
+        self._rows = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
+        if run.train.batch % self._rows:
+            raise SpecError(
+                f"train.batch {run.train.batch} is no multiple of mesh.micro_batch {self._rows}: change one of them."
+            )
+        self.micro_batches = run.train.batch // self._rows
+        self._space = Space(self.shape, settings.rank, run.seed, device) if settings.rank else None
+        self._squeeze = Squeeze(settings.activations, settings.rank or self.shape.dim)
+        layers = stretches(self.shape, settings.count, "1f1b", run.data.seq_len)[stage]
+        self.decoder = Decoder(self.shape, layers)
+        if self._space is not None:
+            confine(self.decoder, self._space)
+        self.decoder.to_empty(device=device)
+        self.decoder.init_weights(run.seed)
+        bf16 = run.train.precision == "bf16" or (run.train.precision == "auto" and device.type == "cuda")
+        self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+        self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters())
+        self._flat = Flat(self.decoder.parameters())
+        self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
+        self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
+        self._left = self._residual  # the same once the running step counts
+        self._sum = self._flat.empty()
+        self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
+        self.part_bytes = self._codec.most_bytes(self._flat.count)
+        self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
+        self.begin(0)
+
+    # A step.
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        sources, windows = self._order.at(step * self.run.train.batch, self.run.train.batch)
+        self._samples = sources, windows
+        self._batches: dict[int, Batch] = {}
+        self._graphs: dict[int, tuple[Tensor | None, Tensor]] = {}  # what came in and what went out
+        self._losses: dict[int, float] = defaultdict(float)
+        self._flat.forget()
+
+    def forward(self, m: int, message: bytes | None) -> bytes | None:
+        batch = self._batch(m)
+        tokens, positions, targets = (self._here(a) for a in (batch.tokens, batch.positions, batch.targets))
+        documents = self._here(batch.documents) if batch.documents.any() else None
+        came: Tensor | None = None
+        x = tokens
+        if message is not None:
+            shape = (*tokens.shape, self._squeeze.width)
+            came = self._squeeze.decode(message, shape, self.device).requires_grad_()
+            x = came if self._space is None else self._space.widen(came, tokens)
+        with self._autocast:
+            y = self.decoder(x, positions, documents, targets if self.decoder.last else None)
+        if self.decoder.last:
+            self._losses[m] = float(y.detach())
+            y.backward()
+            return self._back(came)
+        out = y if self._space is None else self._space.narrow(y.float(), tokens)
+        self._graphs[m] = came, out
+        return self._encode(out)
+
+    def backward(self, m: int, message: bytes) -> bytes | None:
+        came, out = self._graphs.pop(m)
+        out.backward(self._squeeze.decode(message, tuple(out.shape), self.device).to(out.dtype))
+        return self._back(came)
+
+    def _back(self, came: Tensor | None) -> bytes | None:
+        if came is None:
+            return None
+        assert came.grad is not None
+        return self._encode(came.grad)
+
+    def _encode(self, values: Tensor) -> bytes:
+        try:
+            return self._squeeze.encode(values)
+        except FloatingPointError as e:
+            raise NumericsError(f"In step {self._step + 1} {e}: lower train.optimizer.lr, or look at the data.") from e
+
+    def loss(self) -> float:
+        return sum(self._losses[m] for m in sorted(self._losses))
+
+    def part(self) -> bytes:
+        self._left = self._residual.copy()  # a part may be made again, when there are more micro-batches in it
+        return self._codec.encode(self._flat.gather(self._flat.empty()).numpy(), self._left, 1.0)
+
+    def total(self, parts: list[bytes] | None) -> float:
+        if parts is None:
+            self._flat.gather(self._sum)
+            self._left = self._residual
+        else:
+            total = self._sum.zero_().numpy()
+            for part in parts:
+                self._codec.add(part, total, 1.0)
+        return float(self._sum.double().square().sum())
+
+    def factor(self, step: int, squares: float, loss: float) -> Commit:
+        targets = sum(self._batch(m).target_count for m in range(self.micro_batches))
+        norm, limit = squares**0.5 / targets, self.run.train.clip
+        clipped = 1.0 if limit is None else min(1.0, limit / (norm + TINY))
+        return Commit(step, clipped / targets, loss / targets, norm)
+
+    def apply(self, commit: Commit) -> None:
+        self._flat.install(self._sum)
+        ratio = lr_ratio(self.run.train.schedule, commit.step, self.run.train.steps)
+        self._optimizers.step(ratio, torch.tensor(commit.factor, device=self.device))
+        self._residual = self._left
+
+    # Its state.
+
+    def digest(self) -> str:
+        hashed = xxhash.xxh3_128()
+        for p in self.decoder.parameters():
+            hashed.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return hashed.hexdigest()
+
+    def state(self) -> bytes:
+        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()})
+
+    def restore(self, step: int, state: bytes) -> None:
+        tensors = load(state)
+        for name, t in self._tensors().items():
+            t.copy_(tensors[name])
+        self._forget(step)
+
+    def save(self, step: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._file(step)
+        beside = file.with_suffix(".part")
+        with open(beside, "wb") as f:
+            f.write(self.state())
+            f.flush()
+            os.fsync(f.fileno())
+        beside.rename(file)
+        for old in sorted(self.saved())[1:-KEPT]:
+            self._file(old).unlink(missing_ok=True)
+
+    def saved(self) -> list[int]:
+        return [0, *(int(f.stem.removeprefix("step-")) for f in self._folder.glob("step-*.safetensors"))]
+
+    def load(self, step: int) -> None:
+        if step:
+            self.restore(step, self._file(step).read_bytes())
+            return
+        self.decoder.init_weights(self.run.seed)
+        for t in self._optimizers.tensors().values():
+            t.zero_()
+        self._forget(0)
+
+    def whole(self) -> dict[str, Tensor]:
+        """This stage's share of a plain model."""
+        return {name: t.cpu().contiguous() for name, t in whole(self.decoder).items()}
+
+    def _forget(self, step: int) -> None:
+        self._optimizers.set_step(step)
+        self._residual = np.zeros_like(self._residual)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**{name: p.detach() for name, p in self.decoder.named_parameters()}, **self._optimizers.tensors()}
+
+    def _file(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}.safetensors"
+
+    def _batch(self, m: int) -> Batch:
+        if m not in self._batches:
+            rows = slice(m * self._rows, (m + 1) * self._rows)
+            self._batches[m] = self._windows.batch(self._samples[0][rows], self._samples[1][rows])
+        return self._batches[m]
+
+    def _here(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _check(run: Run, tied: bool, experts: bool) -> None:
+    """What cannot be cut over peers."""
+    if tied and run.swarm.stages.count > 1:
+        raise SpecError("swarm.stages cannot share an embedding between two peers: set model.tie_embeddings to false.")
+    if experts:
+        raise SpecError("swarm.stages does not balance experts over peers: take a model without model.experts.")
+    if run.train.precision == "fp8":
+        raise SpecError("swarm.stages computes in fp32 or bf16: set train.precision to auto.")

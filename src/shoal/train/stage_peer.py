@@ -1,0 +1,145 @@
+"""A peer of a model that is cut over peers (`swarm.stages`).
+
+    python -m shoal.train.stage_peer key peer.key              makes a key and prints its id
+    python -m shoal.train.stage_peer run RUN.yaml --peers PEERS.json --key peer.key --folder FOLDER
+
+PEERS.json says who holds what, stage by stage: [[{"id": "…", "tcp": ["host:port"]}, …], …]. A peer may be started
+before the others, killed, and started again with the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal import wire
+from shoal.errors import SpecError, Stopped
+from shoal.fleet.net.api import Address, PeerId
+from shoal.fleet.net.endpoint import connect
+from shoal.fleet.net.identity import Identity
+from shoal.fleet.stages.peer import Peer
+from shoal.fleet.stages.routes import Layout
+from shoal.fleet.stages.work import Work
+from shoal.spec import load
+from shoal.spec.duration import seconds
+from shoal.spec.run import Run
+from shoal.track.journal import Journal
+from shoal.train.stage_layers import StageLayers
+from shoal.train.worker import exit_code
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shoal.train.stage_peer", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    key = verbs.add_parser("key", help="make a key")
+    key.add_argument("file", type=Path)
+    run = verbs.add_parser("run", help="train")
+    run.add_argument("file", type=Path, metavar="RUN.yaml")
+    run.add_argument("--peers", type=Path, required=True, metavar="PEERS.json")
+    run.add_argument("--key", type=Path, required=True)
+    run.add_argument("--folder", type=Path, required=True, help="where the journal and the saved states are")
+    run.add_argument("--listen", default="", metavar="HOST:PORT", help="the first address of PEERS.json without this")
+    args, overrides = parser.parse_known_args(argv)
+    if args.verb == "key":
+        print(Identity.at(args.file).id)
+        return 0
+    return exit_code(lambda: _run(args, overrides))
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> int:
+    spec = load(args.file, overrides).run
+    identity = Identity.load(args.key)
+    layout, addresses = peers_of(args.peers, spec)
+    stage = next((s for s, peers in enumerate(layout) if identity.id in peers), None)
+    if stage is None:
+        raise SpecError(f"{args.peers} does not name the key {args.key}, whose id is {identity.id}.")
+    torch.set_num_threads(1 if spec.resources.threads == "auto" else spec.resources.threads)
+    cuda = spec.resources.device == "cuda" or (spec.resources.device == "auto" and torch.cuda.is_available())
+    work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"))
+    host, port = wire.address_of(args.listen or addresses[identity.id].tcp[0])
+    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port))
+    return 0
+
+
+def peers_of(file: Path, spec: Run) -> tuple[Layout, dict[PeerId, Address]]:
+    try:
+        stages = json.loads(file.read_text())
+        layout = tuple(tuple(str(peer["id"]) for peer in stage) for stage in stages)
+        addresses = {p["id"]: Address(tcp=tuple(p["tcp"])) for stage in stages for p in stage}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise SpecError(f"{file} is no list of stages, each a list of peers with id and tcp ({e}).") from e
+    if len(layout) != spec.swarm.stages.count or not all(layout):
+        raise SpecError(
+            f"{file} has {len(layout)} stages and swarm.stages.count says {spec.swarm.stages.count}; "
+            "each stage needs a peer at least."
+        )
+    return layout, addresses
+
+
+async def train(
+    spec: Run,
+    identity: Identity,
+    layout: Layout,
+    addresses: dict[PeerId, Address],
+    work: Work,
+    folder: Path,
+    host: str,
+    port: int,
+) -> None:
+    """Until the last step counts, or until told to stop: what is saved then is of the last step that counted."""
+    journal = Journal(folder / "journal.jsonl")
+    began = time.monotonic()
+
+    def event(kind: str, **fields: Any) -> None:
+        journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
+        if kind == "step":
+            print(f"step {fields['step']} of {spec.train.steps}: loss {fields['loss']:.4f}", flush=True)
+        elif "text" in fields:
+            print(fields["text"], flush=True)
+
+    silent_s = seconds(spec.swarm.silent)
+    endpoint = connect(
+        identity, lambda peer, proof: peer in addresses, event, host=host, port=port, quic=False, silent_s=silent_s
+    )
+    await endpoint.start()
+    for other, address in addresses.items():
+        endpoint.know(other, address)
+    stages = spec.swarm.stages
+    options: dict[str, Any] = {"silent_s": silent_s, "save_every": stages.save_every, "in_flight": stages.in_flight}
+    peer = Peer(endpoint, layout, work, spec.train.steps, event=event, **options)
+    event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
+    task = asyncio.ensure_future(peer.run())
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        told = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if told:
+            work.save(peer.at)
+            raise Stopped(f"stopped after step {peer.at} of {spec.train.steps}; started again, it goes on from there.")
+        sent = {p[:8]: link.sent_bytes for p, link in endpoint.links().items()}
+        event("finished", step=peer.at, digest=work.digest(), sent=sent)
+    finally:
+        await endpoint.close()
+        journal.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
