@@ -9,6 +9,7 @@ import time
 from shoal.cli.options import add_workspace
 from shoal.cli.swarm_create import add_expires, expiry
 from shoal.cli.swarm_shared import find, keep, kept
+from shoal.cli.swarm_status import read
 from shoal.errors import UsageError
 
 
@@ -29,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
     roster = Roster.load(config.roster_file, Identity.load(config.identity_file))
     me = roster.entry(roster.me.id)
     others = [e for e in roster.others().values() if e.address.direct or e.address.tcp or e.address.relays]
+    status = read(config.status_file) or {}
+    linked = {m.get("peer") for m in status.get("members") or [] if isinstance(m, dict) and m.get("way")}
+    others.sort(key=lambda e: e.peer not in linked)  # those who are there now first
     peers = {e.peer: e.address for e in [*([me] if me is not None else []), *others]}
     peers = dict(list(peers.items())[:MOST_PEERS])
     if args.new:

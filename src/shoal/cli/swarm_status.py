@@ -73,17 +73,20 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
         told.append(f"this peer is not running; it was {duration(max(age, 0.0))} ago")
     elif age > STALE_S:
         told.append(f"its node has not said anything for {duration(age)}")
-    rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOSS", "HEARD", "SHARE", "TOKENS/S", "BUSY", "STATE"]]
+    rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOST", "HEARD", "SHARE", "TOKENS/S", "BUSY", "LOSS", "STATE"]]
     rows += [_row(m, status) for m in members]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     told += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
     events = [e for e in status.get("events") or [] if isinstance(e, dict)][-EVENTS:]
-    told += [""] * bool(events) + [_event(e) for e in events]
+    names = {str(m.get("peer")): str(m.get("name")) for m in members if m.get("name")}
+    told += [""] * bool(events) + [_event(e, names) for e in events]
     return told
 
 
 def _head(name: str, status: Status, members: int) -> str:
     parts = [f"round {status.get('round', '-')}", f"{members} peer{'s' * (members != 1)}"]
+    if status.get("done") is not None and status.get("total"):
+        parts.append(f"{float(status['done']) / float(status['total']):.1%} of {count(float(status['total']))} samples")
     if status.get("branch"):
         parts.append(f"on a branch of its own ({status['branch']})")
     if status.get("round_s") is not None:
@@ -102,6 +105,8 @@ def _row(member: Status, status: Status) -> list[str]:
     me = member.get("peer") == status.get("self")
     behind = member.get("head") not in (None, status.get("head"))
     state = "late" if member.get("late") else "another head" if behind else "in step"
+    if member.get("member") is False:
+        state = "not in yet"
     return [
         "*" if me else "",
         str(member.get("name") or str(member.get("peer"))[:8]),
@@ -114,6 +119,7 @@ def _row(member: Status, status: Status) -> list[str]:
         _said(member, "share", lambda v: f"{v:.1%}"),
         _said(member, "tokens_per_s", count),
         _said(member, "busy", lambda v: f"{v:.1%}"),
+        _said(member, "step_loss", lambda v: f"{v:.3f}"),
         state,
     ]
 
@@ -127,12 +133,28 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"
 
 
-def _event(event: Status) -> str:
+def _event(event: Status, names: Mapping[str, str]) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(float(event.get("time") or 0)))
-    rest = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in ("time", "kind") and v not in (None, ""))
-    return f"{when} {event.get('kind', '')} {rest}".rstrip()
+    kind = str(event.get("kind", ""))
+    if kind == "record":
+        return f"{when} {_record(event, names)}"
+    rest = [f"{k} {_short(v, names)}" for k, v in event.items() if k not in ("time", "kind") and v not in (None, "")]
+    return f"{when} {kind.replace('_', ' ').replace('-', ' ')}: {', '.join(rest)}"
 
 
-def _short(value: object) -> str:
+def _record(event: Status, names: Mapping[str, str]) -> str:
+    took, joined, left = event.get("took") or [], event.get("joined") or [], event.get("left") or {}
+    words = [f"round {event.get('round')}", f"parts of {len(took)} of {event.get('members')}"]
+    if isinstance(event.get("exchange_s"), int | float):
+        words.append(f"exchange {duration(float(event['exchange_s']))}")
+    words += [f"{_short(peer, names)} joined" for peer in joined]
+    words += [f"{_short(peer, names)} left ({why})" for peer, why in dict(left).items()]
+    return ", ".join(words)
+
+
+def _short(value: object, names: Mapping[str, str]) -> str:
+    """A peer by its name, also where only the beginning of its key is told."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text[:8] if len(text) == 64 and text.isalnum() else text[:80]
+    if len(text) >= 8 and all(c in "0123456789abcdef" for c in text):
+        return next((name for peer, name in names.items() if peer.startswith(text)), text[:8])
+    return text[:80]

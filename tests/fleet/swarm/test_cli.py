@@ -38,12 +38,19 @@ STATUS = {
             "loss": 0.001, "heard_s": 0.4, "share": 0.5, "tokens_per_s": 9000, "busy": None, "head": "11" * 32,
         },
         {"peer": "cc" * 32, "late": True},
+        {"peer": "dd" * 32, "member": False, "step_loss": 3.21},
     ],
     "exchange_s": 9.8,
     "round_s": 61.0,
     "utilisation": 0.961,
     "predicted": 0.97,
-    "events": [{"time": 1.0, "kind": "link_up", "peer": "bb" * 32, "way": "relay"}],
+    "done": 50,
+    "total": 200,
+    "events": [
+        {"time": 1.0, "kind": "link_up", "peer": "bb" * 32, "way": "relay"},
+        {"time": 2.0, "kind": "record", "round": 12, "members": 3, "took": ["a", "b"], "exchange_s": 2.0,
+         "joined": ["bbbbbbbb"], "left": {"cccccccc": "silent"}},
+    ],
 }  # fmt: skip
 
 
@@ -173,6 +180,10 @@ def test_status_as_people_programs_and_browsers_read_it(tmp_path: Path, capsys: 
     assert "busy 96.1% (97.0% predicted)" in out
     assert "10 Mbit/s" in out
     assert "another head" in out
+    assert "not in yet" in out
+    assert "25.0% of 200 samples" in out
+    assert "link up: peer <bergen>, way relay" in out
+    assert "round 12, parts of 2 of 3, exchange 2.0 s, <bergen> joined, cccccccc left (silent)" in out
     assert "not running" not in out
     ET.parse(tmp_path / "swarm.svg")
     assert main([*typed, "--json"]) == 0
@@ -186,6 +197,6 @@ def test_a_picture_is_well_formed_whatever_peers_call_themselves() -> None:
     links = [{"a": "bb" * 32, "b": "cc" * 32, "way": "tcp", "rtt_s": 0.02, "up": 1e6, "loss": 0.1}, {"a": 1}, None]
     drawn = picture({**STATUS, "links": links})
     root = ET.fromstring(drawn)
-    assert len(root.findall(".//{*}circle")) == 3
+    assert len(root.findall(".//{*}circle")) == 4
     assert "&lt;bergen&gt;" in drawn
     ET.fromstring(picture({}))
