@@ -70,6 +70,16 @@ def test_without_documents_to_keep_apart_there_is_no_mask_to_keep() -> None:
     assert kept_by_a_layer(run, packed=False) == pytest.approx(planned, rel=0.03)
 
 
+def test_on_a_gpu_documents_are_told_apart_without_a_matrix() -> None:
+    """Of 128k tokens it would be 17 GB. Torch's own kernels need it all the same."""
+    gpu = {"resources.device": "cuda", "train.precision": "bf16", "data.seq_len": 131072}
+    fast, plain_kernels = (closed(DENSE, **gpu, **{"train.kernels": kernels}) for kernels in ("auto", "plain"))
+    of_fast, of_plain = (activations.shared_by_blocks(run, shape_of(run.model)) for run in (fast, plain_kernels))
+    assert of_plain - of_fast == 2 * 131072**2
+    blocks = [activations.block(run, shape_of(run.model), layer=1).none for run in (fast, plain_kernels)]
+    assert blocks[1] - blocks[0] == 2 * 131072 * 2 * 131072
+
+
 def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
     meshes: list[tuple[str, dict[str, Any]]] = [
         ("dense", {"mesh.tp": 2}),

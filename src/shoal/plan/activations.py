@@ -89,7 +89,7 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     at = setting(run)
     tp, c, r = at.sizes.tp, at.compute, at.stream
     attention, exchanged = _attention(at, shape)
-    masked = _masked(run, shape, layer) and not at.ring
+    masked = _masked(run, shape, layer) and not at.ring and not _by_rule(run, shape)
     ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.dim, shape.ffn_dim)
     norms = 2 * _norm_input(at) * shape.dim / tp
     if at.compiled:
@@ -117,7 +117,7 @@ def shared_by_blocks(run: Run, shape: Shape) -> float:
     """Masks and rotary positions, made once a forward pass."""
     at = setting(run)
     angles = at.tokens * FLOAT32 * shape.head_dim
-    if at.ring or not _masked(run, shape, shape.layers - 1):
+    if at.ring or _by_rule(run, shape) or not _masked(run, shape, shape.layers - 1):
         return angles
     both = 2 if run.data.mask_documents and shape.sliding_window and shape.full_attention_layers else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2
@@ -171,6 +171,13 @@ def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
     if c == FLOAT32 and at.sizes.tp == 1:
         shared -= c * shape.dim  # its input is the router's
     return none + shared, selective + shared_selective + c * shape.dim * own, max(width, rows * e.ffn_dim)
+
+
+def _by_rule(run: Run, shape: Shape) -> bool:
+    """Whether documents are told apart by a rule instead of a matrix (shoal.model.documents)."""
+    fast = run.resources.device == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
+    width = shape.head_dim
+    return fast and run.data.mask_documents and run.mesh.cp == 1 and width >= 16 and not width & (width - 1)
 
 
 def _masked(run: Run, shape: Shape, layer: int) -> bool:
