@@ -50,6 +50,7 @@ def test_messages_small_and_large_arrive_and_the_link_is_one() -> None:
             assert link.sent_bytes > len(body)
             assert link.received_bytes > len(body)
             assert [e["way"] for e in said_a.of("link_up")] == ["tcp"]
+            assert said_a.of("net_up")[0]["tcp"] == list(a.address().tcp)
             assert not said_a.of("link_lost")
 
     asyncio.run(main())

@@ -127,8 +127,8 @@ class Carrier:
         self._farewells = self._done_there = False
 
     def start(self) -> None:
-        self._run(self._read(self.control))
-        self._run(self._write_control())
+        self._run(self._read, self.control)
+        self._run(self._write_control)
 
     # What goes out.
 
@@ -175,8 +175,8 @@ class Carrier:
             pipe.close()
             return
         self._bulk.append(pipe)
-        self._run(self._read(pipe))
-        self._run(self._write_bulk(pipe))
+        self._run(self._read, pipe)
+        self._run(self._write_bulk, pipe)
 
     async def retire(self) -> None:
         """A better one is there: nothing new goes on this one, and it ends when both sides have all that was on it.
@@ -258,7 +258,7 @@ class Carrier:
         if self._open_bulk is None:
             self._post(frames.more())
         else:
-            self._run(self._open(self._open_bulk))
+            self._run(self._open, self._open_bulk)
 
     async def _open(self, one: Callable[[], Awaitable[Pipe]]) -> None:
         async def add() -> None:
@@ -461,14 +461,14 @@ class Carrier:
             self._serving -= 1
             self._host.budget.give(paid)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(self._guard(work))
+    def _run(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
+        task = asyncio.ensure_future(self._guard(work, *given))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
         try:
-            await work
+            await work(*given)
         except BadFrame as e:
             self.close(str(e), bad=True)
         except (Broken, OSError) as e:

@@ -116,6 +116,8 @@ class Peers:
             self.quic = Quic(self.me, self.how.relays, self.how.host, self.how.port, self.event, self._proof)
             await self.quic.start(self._welcome, self._on_quic)
         self.spawn(self._heartbeat())
+        here, control = self.address(), tcp.congestion_control(self.how.congestion)
+        self.event("net_up", tcp=list(here.tcp), direct=list(here.direct), relays=list(here.relays), congestion=control)
 
     async def close(self) -> None:
         self._closed = True

@@ -19,7 +19,7 @@ from shoal.fleet.net.secure import Proven, SecurePipe
 if TYPE_CHECKING:
     from shoal.fleet.net.endpoint import Peers
 
-RETRY_S = (0.5, 20.0)  # between dials: at first, at most
+RETRY_S = (0.5, 5.0)  # between dials: at first, at most
 BETTER_S = (10.0, 120.0)  # between attempts to find a better way than the one there is: at first, at most
 HEAD_START_S = 0.4  # TCP's, before QUIC is tried
 PUNCH = "link punch"  # the endpoint's own kind of message

@@ -22,6 +22,8 @@ GREETING_S = 5.0  # for a stranger to become a friend
 MOST_STRANGERS = 128  # at the greeting at a time
 _CONGESTION = 13  # TCP_CONGESTION; in `socket` only on Linux
 _NOTSENT_LOWAT = 25  # TCP_NOTSENT_LOWAT
+# A connection for bulk may be idle for hours: what forgets it on the way (a NAT) must be noticed, and reminded.
+_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 _RETRANSMITTED_AT, _SENT_AT = 100, 156  # in struct tcp_info: tcpi_total_retrans, tcpi_data_segs_out
 _SIOCGIFADDR = 0x8915
 
@@ -133,12 +135,26 @@ def tune(writer: asyncio.StreamWriter, congestion: str) -> None:
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _ALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if congestion and sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without it has its own default
             sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, congestion.encode())
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, 2 * PIECE)
     writer.transport.set_write_buffer_limits(high=PIECE)
+
+
+def congestion_control(wanted: str) -> str:
+    """Which one this kernel gives who asks for that one: unprivileged programs may get its default."""
+    if sys.platform != "linux":
+        return "the system's"
+    with socket.socket() as sock:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, _CONGESTION, wanted.encode())
+        return sock.getsockopt(socket.IPPROTO_TCP, _CONGESTION, 16).rstrip(b"\0").decode()
 
 
 def counts(writer: asyncio.StreamWriter) -> Counts:
