@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.track.rundir import RunDir
 
 BACKENDS = ("local", "slurm", "kubernetes", "ray")  # of --on
 
@@ -11,3 +17,14 @@ def add_workspace(parser: argparse.ArgumentParser, holds: str = "runs/") -> None
     parser.add_argument(
         "--workspace", metavar="DIR", help=f"the folder that holds {holds} (default: $SHOAL_WORKSPACE or here)"
     )
+
+
+def no_swarm(run_dir: RunDir) -> None:
+    """Refuses a peer of a swarm, whose history is the swarm's."""
+    if run_dir.in_swarm:
+        from shoal.observe.commands import command
+
+        raise UsageError(
+            f"run '{run_dir.name}' is a peer of a swarm: {command('swarm join', run_dir)} starts it again; "
+            "name=OTHER trains a run of your own."
+        )

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shoal.cli.launch import tell
-from shoal.cli.options import BACKENDS, add_workspace
+from shoal.cli.options import BACKENDS, add_workspace, no_swarm
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard.begin import Asked, write_spec, writing
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folder = workspace(args.workspace)
+    no_swarm(RunDir.of(args.run, folder))
     job = launched(args.run, folder)
     if job is not None or args.on is not None:
         return _launch(job, folder, args)

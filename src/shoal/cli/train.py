@@ -10,7 +10,7 @@ import argparse
 from contextlib import ExitStack
 
 from shoal.checkpoint.find import published
-from shoal.cli.options import add_workspace
+from shoal.cli.options import add_workspace, no_swarm
 from shoal.errors import SpecError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, set_aside, writing
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.file, overrides).run
     trainable(spec)
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
+    no_swarm(run_dir)
     if run_dir.exists() and not args.fresh:
         return _go_on(run_dir, spec)
     return _begin(run_dir, spec, args.fresh)

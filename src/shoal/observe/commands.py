@@ -22,5 +22,5 @@ def needs_mending(exit_code: object) -> bool:
 
 def going_on(run_dir: RunDir, exit_code: object) -> str:
     """How a run that has ended before its last step goes on."""
-    resume = command("resume", run_dir)
+    resume = command("swarm join" if run_dir.in_swarm else "resume", run_dir)
     return f"fix the cause (docs/runbooks), then {resume}" if needs_mending(exit_code) else f"{resume} goes on"

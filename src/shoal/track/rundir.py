@@ -71,8 +71,14 @@ class RunDir:
 
     @property
     def pid_file(self) -> Path:
-        """Held with an exclusive lock by the supervisor while the run is alive (JSON: pid, host, started)."""
+        """Held with an exclusive lock by the supervisor, of a swarm's peer the node, while the run is alive (JSON: pid,
+        host, started)."""
         return self.path / "supervisor.lock"
+
+    @property
+    def in_swarm(self) -> bool:
+        """Whether it is a peer's, which its node starts and ends (`shoal swarm`)."""
+        return (self.path / "swarm" / "charter.json").exists()
 
     def exists(self) -> bool:
         return self.journal_file.exists()

@@ -96,6 +96,9 @@ def test_create_makes_a_swarm_whose_invitation_others_can_use(
     secret = [config.organiser_file, config.identity_file, config.roster_file, *config.invitations.iterdir()]
     assert all(file.stat().st_mode & 0o077 == 0 for file in secret)
     assert load(config.run).run.train.steps == 9
+    for verb in (["resume", "fishes"], ["train", str(tmp_path / "home" / "run.yaml")]):
+        assert main([*verb, "--workspace", str(tmp_path)]) == 2
+        assert "is a peer of a swarm" in capsys.readouterr().err
     again = ["swarm", "create", str(tmp_path / "home" / "run.yaml"), "--workspace", str(tmp_path)]
     assert main(again) == 2
     assert "is a swarm already" in capsys.readouterr().err

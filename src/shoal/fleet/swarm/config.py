@@ -85,11 +85,6 @@ class NodeConfig:
         return self.folder / "commands"
 
     @property
-    def lock_file(self) -> Path:
-        """Held by the running node."""
-        return self.folder / "node.lock"
-
-    @property
     def trainer_command(self) -> tuple[str, ...]:
         return self.trainer or (sys.executable, "-m", "shoal.train.swarm_worker", str(self.run_dir.path))
 

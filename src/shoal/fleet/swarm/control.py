@@ -1,4 +1,4 @@
-"""How commands reach a node that runs: files in its folder, and a lock that says whether it does.
+"""How commands reach a node that runs: files in its folder, and the run's lock, which says whether it does.
 
 `shoal swarm leave` and `revoke` write a file; the node looks once a second (`obey`), and the file is gone when it has
 been obeyed. A file survives what a socket does not, and needs no port.
@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ MOST_COMMAND = 1 << 20
 
 @contextmanager
 def alone(config: NodeConfig) -> Iterator[None]:
-    """This process is the peer's node, as long as it lives."""
+    """This process is the peer's node, as long as it lives: it holds the run as a supervisor does, so `shoal ps` and
+    `shoal stop` know it too."""
     config.folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(config.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = os.open(config.run_dir.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,24 +38,16 @@ def alone(config: NodeConfig) -> Iterator[None]:
                 f"this peer is running already; `shoal swarm status {config.run_dir.name}` shows it, "
                 f"`shoal swarm leave {config.run_dir.name}` ends it."
             ) from None
+        os.ftruncate(fd, 0)
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        os.pwrite(fd, json.dumps(about).encode() + b"\n", 0)
         yield
     finally:
         os.close(fd)
 
 
 def running(config: NodeConfig) -> bool:
-    """The kernel drops the lock the moment the node dies, however it dies."""
-    try:
-        fd = os.open(config.lock_file, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return config.run_dir.supervised()
 
 
 def tell(config: NodeConfig, what: str, **fields: Any) -> None:
