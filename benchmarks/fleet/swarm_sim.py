@@ -62,7 +62,7 @@ class Way:
     name: str
     rule: Rule
     every: int = 8  # H
-    delay: int = 4
+    delay: int = 2
     ring: bool = False  # parts are added up on their way, as in an all-reduce
     attack: Attack | None = None
     hostile: int = 0

@@ -23,6 +23,7 @@ import torch
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, SetupError, TransientError
+from shoal.fleet.codec import codec, warm
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
 from shoal.spec.run import Run
@@ -81,6 +82,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lam
     if place.rank:
         mesh.follow()
         return
+    warm(codec(run.swarm.codec, run.swarm.chunk, run.swarm.keep))
     tell("start", step=0, world=place.world, resumed_from=None, **parts.about())
     link = Link.to(Path(os.environ[SOCKET]))
     try:
