@@ -3,6 +3,7 @@ it as a `Work`, whose messages are bytes."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -41,6 +42,7 @@ class StageLayers:
         settings = run.swarm.stages
         sources = open_sources(run.data.train, run.data, folder)
         self.run, self.device, self._folder = run, device, folder
+        self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
         _check(run, self.shape.tie_embeddings, self.shape.experts is not None)
         self._windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
@@ -71,6 +73,18 @@ class StageLayers:
         self.part_bytes = self._codec.most_bytes(self._flat.count)
         self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
         self.begin(0)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that peers must agree on; where data lies and what computes it may differ."""
+        run = self.run
+        spec = [
+            run.seed,
+            run.model.model_dump(exclude={"weights"}),
+            run.train.model_dump(exclude={"compile", "kernels"}),
+        ]
+        spec += [run.swarm.stages.model_dump(), run.data.seq_len, run.data.mask_documents, self._rows, self._data]
+        return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 
     # A step.
 
@@ -182,6 +196,8 @@ class StageLayers:
         return [0, *(int(f.stem.removeprefix("step-")) for f in self._folder.glob("step-*.safetensors"))]
 
     def load(self, step: int) -> None:
+        for newer in (s for s in self.saved() if s > step):  # of a history that is not gone on with
+            self._file(newer).unlink()
         if step:
             self.restore(step, self._file(step).read_bytes())
             return

@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     cuda = spec.resources.device == "cuda" or (spec.resources.device == "auto" and torch.cuda.is_available())
     work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"))
     host, port = wire.address_of(args.listen or addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port))
+    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port, work.fingerprint))
     return 0
 
 
@@ -94,6 +94,7 @@ async def train(
     folder: Path,
     host: str,
     port: int,
+    fingerprint: str = "",
 ) -> None:
     """Until the last step counts, or until told to stop: what is saved then is of the last step that counted."""
     journal = Journal(folder / "journal.jsonl")
@@ -115,7 +116,7 @@ async def train(
         endpoint.know(other, address)
     stages = spec.swarm.stages
     options: dict[str, Any] = {"silent_s": silent_s, "save_every": stages.save_every, "in_flight": stages.in_flight}
-    peer = Peer(endpoint, layout, work, spec.train.steps, event=event, **options)
+    peer = Peer(endpoint, layout, work, spec.train.steps, fingerprint=fingerprint, event=event, **options)
     event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
     task = asyncio.ensure_future(peer.run())
     told = False

@@ -137,3 +137,14 @@ def killed(data: Path, folder: Path, network: Network) -> None:
     assert done.losses()[-1] < done.losses()[0] - 0.3
     assert len(done.events("rerouted")) == 1
     assert not done.events("went_back")
+
+
+def test_peers_with_other_settings_or_data_are_told_apart(data: Path, tmp_path: Path) -> None:
+    def fingerprint(where: Path, **changes: Any) -> str:
+        return StageLayers(a_run(where, **{"swarm.stages": {"count": 2}, **changes}), 0, tmp_path, CPU).fingerprint
+
+    (tmp_path / "data").symlink_to(data)
+    other = make_data(tmp_path / "other", seed=1)
+    same = fingerprint(data)
+    assert same == fingerprint(tmp_path / "data")
+    assert len({same, fingerprint(other), fingerprint(data, seed=4), fingerprint(data, **{"train.clip": 1.0})}) == 4

@@ -174,3 +174,22 @@ def test_only_the_lead_may_say_what_is_done_and_only_neighbours_send() -> None:
             await endpoint.close()
 
     asyncio.run(main())
+
+
+def test_a_peer_with_another_run_is_left_out_and_named() -> None:
+    async def main() -> None:
+        pond = Pond([1, 2], micro_batches=4, steps=3, silent_s=1.0)
+        for stage in pond.layout:
+            for peer in stage:
+                await pond.start(peer)
+        strange = pond.layout[1][1]
+        pond.peers[strange].fingerprint = "other"
+        for peer in pond.peers:
+            pond.run(peer)
+        await pond.until(lambda: all(pond.toys[p].w != pond.toys[p]._first() for p in pond.toys if p != strange))
+        await asyncio.gather(*(t for p, t in pond.tasks.items() if p != strange))
+        assert strange[:8] in pond.seen("left_out")[0]["text"]
+        assert pond.toys[strange].w == pond.toys[strange]._first()
+        await pond.close()
+
+    asyncio.run(main())

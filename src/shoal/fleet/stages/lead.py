@@ -32,6 +32,7 @@ class Lead:
         self._began = time.monotonic()
         self._asking: set[asyncio.Task[None]] = set()
         self._said = ""
+        self._warned: set[str] = set()
 
     async def run(self) -> None:
         """Until the end, or until somebody else leads."""
@@ -108,6 +109,10 @@ class Lead:
     def _decide(self) -> None:
         reports, plan = self.peer.reports, self.plan
         here = [p for p in self.peer.roster if self.peer.alive(p) and p in reports]
+        strange = [p for p in here if reports[p]["run"] != self.peer.fingerprint]
+        if strange:
+            self._warn(f"Peer {strange[0][:8]} has another run file or other data than this one: it is left out.")
+            here = [p for p in here if p not in strange]
         if plan is None:
             self._begin(here)
             return
@@ -219,10 +224,9 @@ class Lead:
         return ready is not None and tuple(ready["order"]) == plan.order
 
     def _has_learnt(self, plan: Plan, peer: PeerId) -> bool:
-        ready = self.peer.reports[peer]["ready"]
-        if ready is None or (ready["era"], ready["step"]) != (plan.era, plan.step):
-            return False
-        return bool(ready["digest"] == self.peer.reports[plan.learners[peer]]["ready"]["digest"])
+        """It has the weights that its sibling has, and the sum of this step."""
+        reports, donor = self.peer.reports, plan.learners[peer]
+        return self._is_ready(plan, peer) and reports[peer]["ready"]["digest"] == reports[donor]["ready"]["digest"]
 
     def _odd(self, plan: Plan) -> list[PeerId]:
         """Members whose weights are not those of the first of their stage."""
@@ -251,6 +255,12 @@ class Lead:
         self.peer.outbox(peer, control=True).put(message, lambda: self.plan is plan and self.peer.alive(peer))
 
     def _say(self, text: str) -> None:
+        """What is waited for, once."""
         if text != self._said:
             self._said = text
             self.peer.event("waiting", text=text)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self.peer.event("left_out", text=text)

@@ -61,11 +61,13 @@ class Peer:
         silent_s: float = 5.0,
         save_every: int = 50,
         in_flight: int = 0,
+        fingerprint: str = "",
         event: Event = lambda kind, **fields: None,
     ) -> None:
-        """`in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit."""
+        """`in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
+        `fingerprint`: of all that peers must agree on, the run and its data."""
         self.endpoint, self.layout, self.work, self.steps = endpoint, layout, work, steps
-        self.me, self.silent_s, self.event = endpoint.id, silent_s, event
+        self.me, self.silent_s, self.event, self.fingerprint = endpoint.id, silent_s, event, fingerprint
         self.roster = [p for peers in in_turn(layout) for p in peers]
         self.stage = next(s for s, peers in enumerate(layout) if self.me in peers)
         self.first, self.last = self.stage == 0, self.stage == len(layout) - 1
@@ -188,6 +190,7 @@ class Peer:
             ready |= {"square": step.square, "loss": step.loss, "digest": step.digest}
         return {
             "born": self.born,
+            "run": self.fingerprint,
             "at": self.at,
             "era": self._era,
             "order": list(plan.order) if plan else [-1, 0],
