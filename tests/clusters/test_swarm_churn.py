@@ -17,9 +17,8 @@ from tests.require import unavailable
 
 from shoal.fleet.emulate import Site, Wan, possible
 from shoal.fleet.swarm.chain import Chain
-from shoal.fleet.swarm.node import verified
 from shoal.fleet.swarm.ranges import count, union
-from shoal.fleet.swarm.record import Record
+from shoal.fleet.swarm.record import Record, verified
 
 pytestmark = pytest.mark.cluster
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from shoal.checkpoint.ledger import Fenced
 from shoal.errors import NumericsError, ShoalError
+from shoal.fleet.net.identity import canonical
 from shoal.fleet.outer import snapshot
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.robust import Verdict
 from shoal.fleet.outer.rule import Rule
-from shoal.fleet.swarm.record import canonical
 from shoal.spec.run import Run
 from shoal.train.loop import Tell
 from shoal.train.swarm_keeper import Keeper, Work

@@ -83,7 +83,7 @@ def test_a_trainer_that_dies_and_a_peer_that_comes_back_go_on_where_they_were(tm
     async def story() -> None:
         async with swarm(tmp_path, 3) as it:
             await it.until(lambda: it.agree() and it.peers[0].round >= 4)
-            it.peers[0].node.trainer.kill()
+            it.peers[0].node.training.process.kill()
             await it.until(lambda: any(e["kind"] == "trainer-gone" for e in it.peers[0].events))
             at = it.peers[0].round
             await it.until(lambda: it.agree() and it.peers[0].round >= at + 3)

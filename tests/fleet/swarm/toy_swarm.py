@@ -88,8 +88,8 @@ class Peer:
     async def kill(self) -> None:
         """As if the machine had lost power."""
         self.task.cancel()
-        if self.node.trainer is not None:
-            self.node.trainer.kill()
+        if self.node.training.process is not None:
+            self.node.training.process.kill()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self.task
         await self.endpoint.close()

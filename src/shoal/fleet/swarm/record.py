@@ -7,7 +7,6 @@ Whatever comes from another peer is checked here, field by field, before anythin
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from shoal.fleet.net.api import PeerId
+from shoal.fleet.net.identity import canonical, verify
 from shoal.fleet.swarm.ranges import MOST, Ranges, parse
 
 Kind = Literal["start", "round", "branch", "merge"]
@@ -26,11 +26,6 @@ _DIGEST = re.compile(r"[0-9a-f]{1,128}\Z")
 
 class BadRecord(ValueError):
     """Not what a record may be."""
-
-
-def canonical(value: Any) -> bytes:
-    """The one spelling of a JSON value, which is signed and hashed."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 @dataclass(frozen=True)
@@ -199,6 +194,14 @@ class Record:
 def ack_text(swarm: str, name: str, term: int) -> bytes:
     """What a member signs when it agrees to a record."""
     return canonical({"ack": name, "term": term, "swarm": swarm})
+
+
+def verified(peer: PeerId, text: bytes, signature: str) -> bool:
+    """Signatures of the history are hexadecimal."""
+    try:
+        return verify(peer, text, bytes.fromhex(signature))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,15 @@ class Router:
             self._event("routes", regions=[[peer[:8] for peer in region] for region in self.routes.regions])
         return self.routes
 
+    def between(self) -> list[dict[str, Any]]:
+        """The links that others have told of, for pictures."""
+        return [
+            {"a": a, "b": b, "way": link.way, "rtt_s": link.rtt_s, "up": link.up_bytes_per_s}
+            for a, links in self._said.items()
+            for b, link in links.items()
+            if a < b or a not in self._said.get(b, {})
+        ]
+
     def choice(self, owner: PeerId) -> Choice | None:
         """From whom to take a part; None before anything is chosen, or of a stranger."""
         if self.routes is None or owner not in self.routes.measured.peers:

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.fleet.net.api import LinkState, PeerId
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.ranges import count
+from shoal.fleet.swarm.topology_predict import predict
 
 
 def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -32,14 +33,16 @@ def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
         "exchange_s": node.exchange_s,
         "round_s": node.round_s,
         "utilisation": sum(busy) / len(busy) if busy else None,
-        "predicted": None,
+        "predicted": _predicted(node),
+        "regions": [] if node.router.routes is None else [list(region) for region in node.router.routes.regions],
+        "links": node.router.between(),
         "events": events,
     }
 
 
 def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dict[str, Any]:
     head = node.chain.head
-    told = node.work.status if peer == node.me else node.others.get(peer, {}).get("status", {})
+    told = node.work.status if peer == node.me else node.talk.others.get(peer, {}).get("status", {})
     took = {part.peer: part for part in head.took}
     samples = sum(count(part.used) for part in head.took)
     heard = node.decider.heard.get(peer)
@@ -60,6 +63,15 @@ def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dic
         "head": head.hash if peer == node.me else None if heard is None else heard.head,
         "late": bool(head.took) and peer in head.members and peer not in took,
     }
+
+
+def _predicted(node: Node) -> float | None:
+    """How busy the peers should be, by these links."""
+    routes = node.router.routes
+    if routes is None or len(routes.sizes) < 2:
+        return None
+    overlap = node.run_spec.swarm.overlap
+    return predict(routes, node.round_s, overlap=overlap, deadline_s=2 * node.deadline_s).busy
 
 
 def _number(said: object) -> float | None:

@@ -42,6 +42,7 @@ class Work:
         self._say, self._overlap, self._save_every, self._seed = say, overlap, save_every, seed
         self.ready = False  # it has a model
         self.told: str | None = None  # the record that its state stands at, when it has done all it was told
+        self._from: str | None = None  # the record whose state it is loading
         self.applied: str | None = None
         self.digests: dict[str, str] = {}  # of the weights after a record
         self.begun = 0  # the newest round that it was given samples for
@@ -58,7 +59,7 @@ class Work:
 
     def started_anew(self) -> None:
         """What it had not handed in is lost with it, and so is what was returned to it."""
-        self.ready, self.told, self.applied = False, None, None
+        self.ready, self.told, self.applied, self._from = False, None, None, None
         self._given.clear()
         self._returned, self._saving = (), []
         self._ended = self.begun
@@ -74,6 +75,7 @@ class Work:
             path = str(self._snapshots.path(snapshot))
             self._say({"kind": "load", "path": path, "digest": snapshot.digest})
             self.told = snapshot.hash
+        self._from = self.told
 
     # Following the history.
 
@@ -214,9 +216,9 @@ class Work:
             del self.digests[next(iter(self.digests))]
 
     def has_loaded(self, said: Said) -> None:
-        assert self.told is not None
-        self.applied = self.told
-        self.digests[self.told] = str(said["digest"])
+        if self._from is not None:  # `told` may be further by now
+            self.applied, self._from = self._from, None
+            self.digests[self.applied] = str(said["digest"])
 
     def has_saved(self, said: Said) -> tuple[Record, Path, str] | None:
         if not self._saving:

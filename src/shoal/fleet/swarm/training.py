@@ -1,0 +1,193 @@
+"""A peer's trainer, seen from its node: started, fed, asked, started again when it dies; and where it begins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.errors import ShoalError
+from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
+from shoal.fleet.swarm.record import Part
+from shoal.fleet.swarm.snapshots import Snapshot
+from shoal.fleet.swarm.trainer_link import Said, Trainer
+from shoal.fleet.swarm.work import Work
+
+if TYPE_CHECKING:
+    from shoal.fleet.swarm.node import Node
+
+SCORED = 2  # parts of others that a peer tries each round
+QUICK_DEATH_S = 60.0
+MOST_ANSWER = 1 << 20
+
+
+class Training:
+    """Without a command this peer helps others and computes nothing."""
+
+    def __init__(self, node: Node, command: tuple[str, ...] | None) -> None:
+        self._node = node
+        self.process = None if command is None else Trainer(command, node.folder, self._heard, self._gone)
+        spec = node.run_spec.swarm
+        self.work = Work(
+            node.me,
+            node.chain,
+            node.blobs,
+            node.parts,
+            node.snapshots,
+            self._say,
+            overlap=spec.overlap,
+            save_every=spec.snapshot_every,
+            seed=node.run_spec.seed,
+        )
+        self._robust = spec.robust
+        self._scores: dict[PeerId, float] = {}
+        self._deaths: list[float] = []
+        self._basing = False
+
+    async def start(self) -> None:
+        if self.process is not None:
+            await self.process.start()
+
+    async def stop(self, now: bool) -> None:
+        if self.process is not None:
+            if now:
+                self.process.kill()
+            await self.process.stop()
+
+    def tick(self) -> None:
+        node = self._node
+        self.work.follow()
+        if self.process is not None and self.work.ready and self.work.told is None and not self._basing:
+            self._basing = True
+            node.spawn(self._find_base())
+        self.steer()
+
+    def steer(self) -> None:
+        node = self._node
+        self.work.steer(node.computing, node.me in node.chain.head.members and not node.leaving)
+
+    def _say(self, message: Said) -> None:
+        if self.process is not None:
+            self.process.say(message)
+
+    def _heard(self, said: Said) -> None:
+        match said.get("kind"):
+            case "ready":
+                self.work.ready = True
+                self.work.status["params"] = int(said["params"])
+            case "part":
+                self._node.spawn(self._hand_in(said))
+            case "applied":
+                self.work.has_applied(said)
+                self._score_some()
+            case "loaded":
+                self.work.has_loaded(said)
+            case "saved":
+                self._node.spawn(self._saved(said))
+            case "scored":
+                self._scores = {str(p): float(x) for p, x in said["scores"].items()}
+            case "status":
+                self.work.has_status({"params": self.work.status.get("params", 0), **said})
+            case "failed":
+                self._node.event("trainer-failed", why=str(said.get("why"))[:500])
+
+    def _gone(self, code: int) -> None:
+        """It is started again, unless it cannot work or dies at once again and again."""
+        if self._node.ending:
+            return
+        now = time.monotonic()
+        self._node.event("trainer-gone", code=code)
+        self.work.started_anew()
+        self._deaths = [at for at in self._deaths if now - at < QUICK_DEATH_S] + [now]
+        if code in (2, 78) or len(self._deaths) > self._node.run_spec.guard.restarts:
+            error = ShoalError(f"the trainer of this peer has ended with exit code {code}; its last words are above.")
+            error.exit_code = code if code > 0 else error.exit_code
+            self._node.fail(error)
+        elif self.process is not None:
+            self._node.spawn(self._restart(min(30.0, 2.0 ** len(self._deaths))))
+
+    async def _restart(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        assert self.process is not None
+        await self.process.start()
+
+    async def _hand_in(self, said: Said) -> None:
+        blob, size = await self._node.blobs.add(Path(said["path"]))
+        number, used = self.work.has_part(said)
+        if number <= self._node.chain.head.round:
+            return
+        scores, self._scores = self._scores, {}
+        loss = said.get("loss")
+        part = Part(
+            self._node.me,
+            number,
+            blob,
+            size,
+            int(said["tokens"]),
+            int(said["steps"]),
+            used,
+            None if loss is None else float(loss),
+            float(said.get("seconds", 0.0)),
+            scores,
+        )
+        part = Part(**{**part.__dict__, "signature": self._node.sign(part.signed(self._node.chain.swarm))})
+        self._node.parts.announced(part, self._node.chain.head.round, time.monotonic())
+        self._node.router.size(part.peer, part.size)
+        self._node.talk.announce(part)
+
+    async def _saved(self, said: Said) -> None:
+        found = self.work.has_saved(said)
+        if found is None:
+            return
+        record, path, digest = found
+        place = self._node.snapshots.place(record)
+        if path != place:
+            if place.exists():
+                return
+            path.rename(place)
+        blob, size = await self._node.blobs.add(place)
+        self._node.snapshots.add(Snapshot(record.hash, record.round, blob, size, digest))
+        self._node.tidy()
+
+    def _score_some(self) -> None:
+        """A few parts of the newest record, each peer others, tried on data of one's own."""
+        record = self._node.chain.head
+        others = [part for part in record.took if part.peer != self._node.me]
+        if not self._robust or len(record.took) < 3 or self.work.applied != record.hash:
+            return
+        chosen = random.Random(f"{self._node.me} {record.hash}").sample(others, min(SCORED, len(others)))
+        paths = {part.peer: str(path) for part in chosen if (path := self._node.blobs.path(part.blob)) is not None}
+        if paths:
+            self._say({"kind": "score", "round": record.round, "parts": paths})
+
+    async def _find_base(self) -> None:
+        """A state to begin with: our own newest one, or one of others that is much newer."""
+        try:
+            head = self._node.chain.head.hash
+            own = self._node.snapshots.before(head)
+            best, sources = own, list[PeerId]()
+            for peer in self._node.talk.linked():
+                with contextlib.suppress(Unreachable, Refused, ValueError):
+                    answer = await self._node.endpoint.ask(peer, Message("snapshots"), 5.0, MOST_ANSWER)
+                    for found in map(Snapshot.of, json.loads(bytes(answer.body))):
+                        if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
+                            continue
+                        if best is None or found.round > best.round + (3 if best is own else 0):
+                            best, sources = found, [peer]
+                        elif found == best and best is not own:
+                            sources.append(peer)
+            if best is not None and best is not own:
+                await self._node.blobs.fetch_folder(best.blob, best.size, sources, self._node.snapshots.path(best))
+                self._node.snapshots.add(best)
+            if self.work.ready and self.work.told is None:
+                self.work.begin_from(best)
+                self._node.event("base", round=0 if best is None else best.round, sources=len(sources))
+        except (OSError, ValueError, ShoalError) as e:
+            self._node.event("base-failed", why=str(e)[:200])
+            await asyncio.sleep(1.0)
+        finally:
+            self._basing = False
