@@ -88,6 +88,18 @@ def test_a_killed_peer_is_seen_within_seconds_and_its_successor_at_once() -> Non
         assert a.link(d)["way"] is not None
 
 
+def test_a_peer_that_was_cut_off_is_back_seconds_after_the_cut() -> None:
+    with two("cone") as (wan, a, b):
+        wan.cut({"b"})
+        a.until(lambda t: t.link(b)["way"] is None, 15)
+        time.sleep(8)
+        wan.heal()
+        back_s = a.until(lambda t: t.link(b)["way"] is not None, 30)
+        print(f"\nback after {back_s:.1f} s")
+        assert a.ask(b, timeout_s=10) < 5
+        assert back_s < 12
+
+
 def test_a_lossy_link_is_fast_and_its_loss_is_seen() -> None:
     with two("open") as (wan, a, b):
         wan.set(loss=0.01, between=("a", "b"))

@@ -208,6 +208,34 @@ def test_the_address_is_learnt_from_the_greeting() -> None:
     asyncio.run(main())
 
 
+def test_a_peer_that_takes_no_answers_is_refused_more_of_them() -> None:
+    async def main() -> None:
+        a, _ = end()
+        await a.start()
+
+        async def large(peer: PeerId, message: Message) -> Message:
+            return Message("large", {}, bytes(12 << 20))
+
+        a.on("large", large)
+        greet = lambda own: Greeting("boot", "link", False)  # noqa: E731
+        _, pipe = await tcp.reach(Identity.new(), a.id, a.address().tcp[0], greet, "")
+        refused: list[str] = []
+        for i in range(12):  # and it opens no connection for what it has asked for
+            await pipe.send(frames.head("ask", i, Message("large")))
+            frame = None
+            while not isinstance(frame, frames.Head | frames.Refuse):
+                frame = frames.parse(await pipe.receive())
+            if isinstance(frame, frames.Refuse):
+                refused.append(frame.why)
+        assert len(refused) == 6
+        assert "too much" in refused[0]
+        pipe.close()
+        await until(lambda: not a.links())
+        await a.close()
+
+    asyncio.run(main())
+
+
 def test_many_addresses_of_one_peer_are_one_link() -> None:
     async def main() -> None:
         (a, said), (b, told) = end(), end(host="0.0.0.0")

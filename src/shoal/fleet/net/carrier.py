@@ -22,6 +22,7 @@ from shoal.fleet.net.profile import Loss, Rate
 
 MOST_QUEUED = 4 << 20  # control bytes that wait for the connection; beyond it nothing more is told or asked
 MOST_WAITING_TELLS = 64 << 20  # bytes of bodies of tells that wait for their turn
+MOST_WAITING = 64 << 20  # bytes of answers that a peer has asked for and does not take
 MOST_AT_ONCE = 256  # questions of one peer that are being answered
 HEAD_S = 10.0  # a piece may overtake the head of its message by so much
 STALLED_S = 30.0  # a body that does not come
@@ -390,8 +391,8 @@ class Carrier:
             why = f"nobody answers {head.kind!r} here"
         elif head.body_bytes > most:
             why = f"a body of {head.body_bytes} bytes, where {head.kind!r} has at most {most}"
-        elif self._serving >= MOST_AT_ONCE:
-            why = "too many questions at once; ask again later"
+        elif self._serving >= MOST_AT_ONCE or sum(out.body.nbytes - out.offset for out in self._outbox) > MOST_WAITING:
+            why = "too much at once; ask again later"
         elif not head.whole and not self._host.budget.try_take(head.body_bytes):
             why = "no room for the body now; ask again later"
         else:
