@@ -20,16 +20,21 @@ from urllib.parse import urlsplit
 
 from shoal import wire
 from shoal.fleet.net.api import LinkState, PeerId, Refused, Unreachable
-from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm.config import NodeConfig
-from shoal.fleet.swarm.enter import Heard, visit
+from shoal.fleet.swarm.enter import Heard, newcomer, visit
 from shoal.fleet.swarm.invite import SKEW_S, Invitation
-from shoal.fleet.swarm.roster import Roster
 from shoal.observe.words import duration, short
 
 LOOK_S = 12.0
 HTTP_S = 5.0
 FAR = ("2001:db8::1", 9)  # an address of no machine: whether there is a way towards it is asked of this one alone
+_PRIVATE = [
+    ipaddress.ip_network(net)
+    for net in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+        *("::1/128", "fc00::/7", "fe80::/10"),
+    )
+]
 Level = Literal["good", "note", "bad"]
 
 
@@ -43,11 +48,7 @@ class Finding:
 async def examine(invitation: Invitation, config: NodeConfig, look_s: float = LOOK_S) -> list[Finding]:
     """In the order in which one would look."""
     heard = Heard()
-    me = Identity.at(config.identity_file)
-    roster = Roster(
-        invitation.swarm, invitation.ticket.organiser, me, invitation.admit(me.id), name=config.name, event=heard
-    )
-    roster.trust(invitation.peers)
+    roster = newcomer(invitation, config, heard)
     relays = await asyncio.gather(*(asyncio.to_thread(relay_answers, url) for url in config.relays))
     async with visit(config, roster, heard) as (endpoint, gossip):
         for peer, address in invitation.peers.items():
@@ -79,8 +80,10 @@ async def examine(invitation: Invitation, config: NodeConfig, look_s: float = LO
 def _seen_all(invitation: Invitation, config: NodeConfig, links: dict[PeerId, LinkState], heard: Heard) -> bool:
     settled = {e["peer"] for e in heard.of("link_denied")}
     settled |= {peer for peer, link in links.items() if link.way is not None}
-    told = {e.get("at") for e in heard.of("relay_up", "relay_down")}
-    return settled >= invitation.peers.keys() and (config.tcp_only or told >= set(config.relays))
+    told = {e.get("at") for e in heard.of("relay_down", "relay_refused")}
+    told |= {e.get("by") for e in heard.of("address_seen")}
+    udp = config.tcp_only or bool(heard.of("rendezvous_failed")) or told >= set(config.relays)
+    return settled >= invitation.peers.keys() and udp
 
 
 def relay_answers(url: str) -> str:
@@ -125,7 +128,7 @@ def _udp(config: NodeConfig, answered: dict[str, str], heard: Heard) -> list[Fin
     if config.tcp_only:
         return [Finding("note", "UDP", "not looked at: --tcp-only")]
     alive = [url for url, why in answered.items() if not why]
-    if any(e.get("at") in alive for e in heard.of("relay_up")):
+    if heard.of("address_seen"):
         return [Finding("good", "UDP", "packets come through")]
     if alive:
         return [
@@ -238,7 +241,9 @@ def _own_hosts() -> set[str]:
 
 
 def _private(host: str) -> bool:
+    """Of a home, an office or a carrier: who sees it is on the same side of the NAT."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_private
+        at = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return True
+    return any(at.version == net.version and at in net for net in _PRIVATE)

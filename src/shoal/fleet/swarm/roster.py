@@ -263,8 +263,9 @@ class Roster:
         if not isinstance(found, dict) or found.get("peer") != peer:
             self._tell("an uninvited peer", "it has no proof", peer)
             return False
-        if peer not in self._entries or found.get("seq") != self._entries[peer].seq:
-            self.take([found], sender=peer)
+        known = self._entries.get(peer)
+        if known is None or type(found.get("seq")) is not int or found["seq"] > known.seq:
+            self.take([found], sender=peer)  # an older one is no replay: its key is proven, and its folder a copy
         return peer in self._entries
 
     # What this peer says
