@@ -1,6 +1,7 @@
 """A peer of a model that is cut over peers (`swarm.stages`).
 
-    python -m shoal.train.stage_peer key peer.key              makes a key and prints its id
+    python -m shoal.train.stage_peer local RUN.yaml --counts 1,2,1 --folder FOLDER      all peers on this machine
+    python -m shoal.train.stage_peer key peer.key                                       makes a key, prints its id
     python -m shoal.train.stage_peer run RUN.yaml --peers PEERS.json --key peer.key --folder FOLDER
 
 PEERS.json says who holds what, stage by stage: [[{"id": "…", "tcp": ["host:port"]}, …], …]. A peer may be started
@@ -34,6 +35,7 @@ from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
 from shoal.train.stage_layers import StageLayers
+from shoal.train.stage_local import run_here
 from shoal.train.worker import exit_code
 
 
@@ -48,11 +50,25 @@ def main(argv: list[str]) -> int:
     run.add_argument("--key", type=Path, required=True)
     run.add_argument("--folder", type=Path, required=True, help="where the journal and the saved states are")
     run.add_argument("--listen", default="", metavar="HOST:PORT", help="the first address of PEERS.json without this")
+    local = verbs.add_parser("local", help="all peers on this machine, to try it out")
+    local.add_argument("file", type=Path, metavar="RUN.yaml")
+    local.add_argument("--counts", type=_counts, required=True, help="peers of each stage, such as 1,2,1")
+    local.add_argument("--folder", type=Path, required=True)
     args, overrides = parser.parse_known_args(argv)
     if args.verb == "key":
         print(Identity.at(args.file).id)
         return 0
+    if args.verb == "local":
+        more = [f"swarm.stages.count={len(args.counts)}", *overrides]
+        return exit_code(lambda: run_here(args.file, args.counts, args.folder, more))
     return exit_code(lambda: _run(args, overrides))
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(n) for n in text.split(",")]
+    if min(counts) < 1:
+        raise ValueError("every stage needs a peer")
+    return counts
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
