@@ -4,7 +4,7 @@
   shoal swarm join INVITE              gets the run and its data from the peers, and trains; no open port needed
   shoal swarm join RUN                 starts a peer again that was in before
   shoal swarm invite RUN               prints the invitation again, with the addresses of now; --new makes another
-  shoal swarm status RUN               who is in, how each link stands, how busy all are; --watch, --picture FILE.svg
+  shoal swarm status RUN               who is in, how each link stands, how busy all are; --watch, --picture FILE
   shoal swarm leave RUN                ends this peer with a word to the others, who go on
   shoal swarm revoke RUN PEER|INVITE   the organiser puts somebody out, or ends an invitation
   shoal swarm doctor INVITE            says before training what keeps this machine from the others

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.cli.options import add_workspace
 from shoal.cli.swarm_shared import find
-from shoal.errors import TransientError, UsageError
+from shoal.errors import TransientError
 from shoal.observe.commands import command
 from shoal.observe.words import count, duration, short
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run's name")
     parser.add_argument("--json", action="store_true", help="as an object, for programs")
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
-    parser.add_argument("--picture", metavar="FILE.svg", help="draw the peers and the links between them")
+    parser.add_argument("--picture", metavar="FILE", help="draw peers and links (.svg, .png, .pdf)")
     add_workspace(parser)
 
 
@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
     from shoal.fleet.swarm.control import running
 
     config = find(args.run, args.workspace)
-    if args.picture and not args.picture.endswith(".svg"):
-        raise UsageError(f"--picture {args.picture}: it draws .svg files, which every browser shows.")
     while True:
         alive = running(config)
         status = read(config.status_file)
@@ -49,12 +47,21 @@ def run(args: argparse.Namespace) -> int:
                 text = "\n".join(lines(config.run_dir.name, status, alive, time.time()))
                 print(f"{_CLEAR if args.watch and sys.stdout.isatty() else ''}{text}", flush=True)
             if args.picture:
-                from shoal.cli.swarm_picture import picture
-
-                Path(args.picture).write_text(picture(status), encoding="utf-8")
+                _draw(status, Path(args.picture))
         if not args.watch:
             return 0
         time.sleep(1.0)
+
+
+def _draw(status: Status, file: Path) -> None:
+    from shoal.fleet.swarm.router import routes_of
+    from shoal.fleet.swarm.topology_picture import draw
+
+    if not status.get("links"):
+        raise TransientError(f"{file}: this peer has measured no links yet; try again when it has.")
+    members = {str(m["peer"]): m for m in status.get("members") or []}
+    busy = {peer: float(m["busy"]) for peer, m in members.items() if m.get("busy") is not None}
+    draw(routes_of(status), file, lambda peer: str(members.get(peer, {}).get("name") or peer[:8]), busy)
 
 
 def read(file: Path) -> Status | None:
@@ -77,6 +84,8 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
     rows += [_row(m, status) for m in members]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     told += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
+    if isinstance(status.get("topology"), str):
+        told += ["", *status["topology"].splitlines()]
     events = [e for e in status.get("events") or [] if isinstance(e, dict)][-EVENTS:]
     names = {str(m.get("peer")): str(m.get("name")) for m in members if m.get("name")}
     told += [""] * bool(events) + [_event(e, names) for e in events]

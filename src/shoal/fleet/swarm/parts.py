@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
+from shoal.errors import ShoalError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.record import Part, Record
@@ -70,7 +71,7 @@ class Parts:
             now = loop.time()
             self.came.setdefault(part.round, {})[part.peer] = now
             self._event("part", peer=part.peer, round=part.round, bytes=part.size, seconds=round(now - began, 3))
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, ShoalError) as e:
             self._event("part-missing", peer=part.peer, round=part.round, why=str(e)[:200])
             await asyncio.sleep(1.0)  # whoever needs it asks again
         finally:

@@ -63,20 +63,24 @@ class Router:
             self._event("routes", regions=[[peer[:8] for peer in region] for region in self.routes.regions])
         return self.routes
 
-    def between(self) -> list[dict[str, Any]]:
-        """The links that others have told of, for pictures."""
-        return [
-            {"a": a, "b": b, "way": link.way, "rtt_s": link.rtt_s, "up": link.up_bytes_per_s}
-            for a, links in self._said.items()
-            for b, link in links.items()
-            if a < b or a not in self._said.get(b, {})
-        ]
+    def told(self, links: Mapping[PeerId, LinkState]) -> dict[str, Any]:
+        """All that the routes are chosen from, for `routes_of`."""
+        said = {peer: self.telling(theirs) for peer, theirs in self._said.items()}
+        return {"links": {**said, self._me: self.telling(links)}, "sizes": dict(self._sizes)}
 
     def choice(self, owner: PeerId) -> Choice | None:
         """From whom to take a part; None before anything is chosen, or of a stranger."""
         if self.routes is None or owner not in self.routes.measured.peers:
             return None
         return self.routes.choice(self._me, owner)
+
+
+def routes_of(told: Mapping[str, Any]) -> Routes:
+    """The routes by what `Router.told` says; for those who look from outside."""
+    router = Router("")
+    for peer, links in told["links"].items():
+        router.hear(peer, links)
+    return routes(sorted(told["links"]), router._said, told["sizes"])
 
 
 def _rounded(value: float | None) -> float | None:

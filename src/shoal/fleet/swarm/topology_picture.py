@@ -72,6 +72,7 @@ def draw(routes: Routes, path: Path, name_of: _Name = _short, busy: Mapping[Peer
 
 def _write(axes: Axes, text: str, place: _Place, below: int = 0) -> None:
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+    text = text.replace("$", r"\$")  # not the beginning of a formula
     axes.annotate(
         text,
         place,

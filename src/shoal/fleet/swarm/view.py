@@ -8,6 +8,7 @@ from typing import Any
 from shoal.fleet.net.api import LinkState, PeerId
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.ranges import count
+from shoal.fleet.swarm.topology_picture import picture
 from shoal.fleet.swarm.topology_predict import predict
 
 
@@ -15,6 +16,9 @@ def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
     head, links, now = node.chain.head, node.links(), time.monotonic()
     branch = next((r for r in node.chain.past(head.hash) if r.kind in ("branch", "merge")), None)
     peers = dict.fromkeys([*head.members, node.me, *(p for p, link in links.items() if link.way is not None)])
+    regions = [] if node.router.routes is None else [list(region) for region in node.router.routes.regions]
+    place = {peer: i for i, peer in enumerate(peer for region in regions for peer in region)}
+    peers = dict.fromkeys(sorted(peers, key=lambda peer: place.get(peer, len(place))))  # neighbours beside each other
     members = [_member(node, peer, links.get(peer), now) for peer in peers]
     busy = [m["busy"] for m in members if m["busy"] is not None]
     return {
@@ -34,8 +38,8 @@ def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
         "round_s": node.round_s,
         "utilisation": sum(busy) / len(busy) if busy else None,
         "predicted": _predicted(node),
-        "regions": [] if node.router.routes is None else [list(region) for region in node.router.routes.regions],
-        "links": node.router.between(),
+        "topology": None if node.router.routes is None else picture(node.router.routes, node.name_of),
+        **node.router.told(links),
         "events": events,
     }
 
