@@ -129,9 +129,9 @@ def killed(data: Path, folder: Path, network: Network) -> None:
     (folder / "run.yaml").write_text(dump(a_run(data, **changes)))
     command = [sys.executable, "-m", "shoal.train.stage_peer", "run", str(folder / "run.yaml")]
     with Peers(command, [1, 2], folder, network) as peers:
-        peers.until(lambda: peers.steps(1, 1) >= 3, 90)
+        peers.until(lambda: peers.steps(1, 1) >= 3, 240)
         peers.kill(1, 1)
-        done = peers.finish(90)
+        done = peers.finish(240)
     for stage in (0, 1):
         assert [r["step"] for r in done.steps(stage)] == list(range(1, steps + 1))
     assert done.losses()[-1] < done.losses()[0] - 0.3
