@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ from shoal.fleet.net.rendezvous import call, where
 MOST_RELAYS = 4
 CALL_S = 10.0
 AGAIN_S = 2.0  # between two attempts to reach one
+HOME_S = 3.0  # for iroh to choose another home
+SETTLE_S = 0.3  # for it to connect there
 WHERE_S = 15.0  # between two questions to a rendezvous: a NAT forgets a mapping after 30 s at the earliest
 MOST_LINE = 64 << 10
 
@@ -118,11 +121,23 @@ class Relays:
                 removed = True
                 with contextlib.suppress(iroh.IrohError):
                     await self._endpoint.remove_relay(url)
-                self._lost(url)
+                self._spawn(self._leave(url))
             if not told:
                 told = True
                 self._event("relay_down", at=url, reason=why)
             await asyncio.sleep(AGAIN_S * random.uniform(0.5, 1.5))
+
+    async def _leave(self, url: str) -> None:
+        """What went through it is dialed again once there is another home: QUIC repeats a first packet that was too
+        early after 1, 3 and 7 s only."""
+        begun = time.monotonic()
+        while self._up and time.monotonic() - begun < HOME_S:
+            home = self._endpoint.addr().relay_url() if self._endpoint is not None else None
+            if home is not None and plain(home) != url:
+                await asyncio.sleep(SETTLE_S)
+                break
+            await asyncio.sleep(0.05)
+        self._lost(url)
 
     async def _ask(self, url: str, peer: str, at: str) -> None:
         """For ever: the address may change, and asking keeps the NAT's mapping alive."""
