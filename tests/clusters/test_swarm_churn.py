@@ -22,7 +22,7 @@ from shoal.fleet.swarm.record import Record, verified
 
 pytestmark = pytest.mark.cluster
 
-ROUND_S = 5.0
+ROUND_S = 10.0
 STALL_S = 5.0
 CUT_S = 60.0
 

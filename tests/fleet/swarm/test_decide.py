@@ -60,6 +60,9 @@ class Peer:
     def complete(self, record: Record) -> bool:
         return self.sim.rng.random() < 0.7
 
+    def mergeable(self, other: str) -> bool:
+        return self.sim.rng.random() < 0.7
+
     def sign(self, text: bytes) -> str:
         return signature_of(self.me, text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from shoal.errors import Stopped
 from shoal.fleet.swarm.ranges import count, union
 from tests.fleet.swarm.toy_swarm import Swarm, swarm
 
@@ -113,6 +114,27 @@ def test_slow_peers_do_what_they_can_and_nobody_waits_for_them(tmp_path: Path) -
             assert steps[slow.me]
             assert sum(steps[slow.me]) / len(steps[slow.me]) < fast / 3
             assert it.peers[0].node.work.status["busy"] > 0.5
+            used_once(it)
+
+    asyncio.run(story())
+
+
+def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 3) as it:
+            await it.until(lambda: it.agree() and it.peers[0].round >= 4)
+            goes = it.peers[1]
+            goes.node.leave()
+            await it.until(lambda: goes.task.done(), 20)
+            assert isinstance(goes.task.exception(), Stopped)
+            await it.until(lambda: it.agree(), 10)
+            chain = it.peers[0].node.chain
+            record = next(r for r in chain.past(chain.head.hash) if goes.me in r.left)
+            assert record.left[goes.me] == "goodbye"
+            handed_in = goes.node.work.handed_in
+            last = next(r for r in chain.past(chain.head.hash) if any(p.peer == goes.me for p in r.took))
+            assert last.round == handed_in
+            assert goes.me not in chain.head.ledger.held
             used_once(it)
 
     asyncio.run(story())

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import Stopped
 from shoal.fleet.net.api import Endpoint, Handler, LinkState, Message, PeerId, Unreachable
 from shoal.fleet.net.endpoint import connect
 from shoal.fleet.net.identity import Identity
@@ -21,7 +22,7 @@ COUNT = 4096
 
 
 def spec(**swarm: Any) -> Run:
-    swarm = {"peers": 3, "round": "1 s", "silent": "2 s", "snapshot_every": 3, **swarm}
+    swarm = {"peers": 3, "round": "1 s", "deadline": "2 s", "silent": "2 s", "snapshot_every": 3, **swarm}
     train = {"steps": swarm.pop("steps", 4000), "batch": 8}
     return Run.model_validate({"name": "toy", "data": {"train": "none"}, "train": train, "swarm": swarm})
 
@@ -130,8 +131,9 @@ class Swarm:
         end = time.monotonic() + within_s
         while not true():
             for peer in self.peers:
-                if peer.task.done() and not peer.task.cancelled() and peer.task.exception():
-                    raise AssertionError("a node has failed") from peer.task.exception()
+                wrong = peer.task.exception() if peer.task.done() and not peer.task.cancelled() else None
+                if wrong is not None and not isinstance(wrong, Stopped):
+                    raise AssertionError("a node has failed") from wrong
             if time.monotonic() > end:
                 raise AssertionError(f"not within {within_s} s: {self}")
             await asyncio.sleep(0.05)

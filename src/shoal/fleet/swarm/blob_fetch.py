@@ -87,7 +87,8 @@ class Fetch:
         """More of them, also while it is under way."""
         for peer in sources:
             if peer != self._endpoint.id and peer not in self._sources:
-                self._sources[peer] = Source(peer)
+                # Two to begin with: a line that has just been opened is slow, which says nothing about it.
+                self._sources[peer] = Source(peer, wanted=min(2, MOST_LANES))
                 self._start(self._lane(self._sources[peer]))
 
     async def run(self) -> Path:
@@ -136,6 +137,8 @@ class Fetch:
                     if self.have is None or source.have is None:
                         await self._look(source)
                         progress = source.have not in (None, 0)
+                        if progress and source.lanes < source.wanted:
+                            self._start(self._lane(source))
                     else:
                         progress = await self._one(source)
                 except (Unreachable, Refused, TimeoutError):
@@ -245,6 +248,8 @@ class Fetch:
         return await self._endpoint.ask(source.peer, Message(KIND, fields), PIECE_S, MOST_BODY)
 
     def _blame(self, source: Source, why: str) -> None:
+        if source.lied:  # another lane has found out
+            return
         source.lied = True
         self._lied(source.peer, why)
         self._event("refused", what="a blob", why=why, peer=source.peer, blob=self.name)

@@ -72,6 +72,10 @@ class World(Protocol):
         """Whether all that the record refers to is here; what is not is fetched."""
         ...
 
+    def mergeable(self, other: str) -> bool:
+        """Whether all of another branch is here; what is not is fetched."""
+        ...
+
     def sign(self, text: bytes) -> str: ...
 
     def remember(self, term: int, acked: tuple[int, Record] | None) -> None:
@@ -91,6 +95,7 @@ class Decider:
         self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
         self.term, self.acked = 0, None  # type: int, tuple[int, Record] | None
         self.mode: Mode = "wait"
+        self.leaving = False
         self._pending: tuple[int, Record, PeerId] | None = None
         self._proposal: _Proposal | None = None
         self._promises: dict[PeerId, tuple[int, Record] | None] = {}
@@ -172,7 +177,7 @@ class Decider:
     def _next_members(self, here: set[PeerId], now: float) -> tuple[PeerId, ...]:
         """Those who are heard, in their order, and who wants to come. Who leaves is left out."""
         head = self.chain.head
-        leaving = {p for p, h in self.heard.items() if h.leaving}
+        leaving = {p for p, h in self.heard.items() if h.leaving} | ({self.me} if self.leaving else set())
         stay = [p for p in head.members if p in here and p not in leaving]
         new = [p for p, h in self.heard.items() if p in here and h.wants and h.head == head.hash and p not in leaving]
         return tuple(stay + sorted(p for p in new if p not in stay))
@@ -183,7 +188,7 @@ class Decider:
         if self._lacking is None:
             self._lacking = now
         group = self._group(here)
-        patience = 2 * self.rules.silent_s if head.members else SAY_AGAIN_S
+        patience = self.rules.silent_s if head.members else SAY_AGAIN_S
         may = self.rules.branches if head.members else len(group) >= self.rules.peers
         if not may or now - self._lacking < patience:
             self.mode = "wait"
@@ -207,33 +212,42 @@ class Decider:
         return sorted(found, key=lambda p: (place.get(p, len(place)), p))
 
     def _held_up(self, now: float) -> bool:
-        """Branches that hear each other merge before either goes on; not for ever, since that may fail."""
+        """Branches that can be merged are, before either goes on; not for ever, since that may fail."""
         if now - self._merging < 2 * self.rules.silent_s:
             return True
-        if not any(p in self.heard and now - self.heard[p].at < self.rules.silent_s for p in self.apart):
+        if not any(self.world.mergeable(other) for other in self._branches(now)):
             self._met = None
             return False
         if self._met is None:
             self._met = now
-        return now - self._met < 4 * self.rules.silent_s
+        return now - self._met < 2 * self.rules.silent_s
 
-    def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
-        """The first of the larger branch proposes the merge."""
-        if self._proposal is not None or self.mode not in ("lead", "branch"):
-            return []
-        if self.mode == "branch" and self._group(here)[0] != self.me:
-            return []
+    def _branches(self, now: float) -> dict[str, set[PeerId]]:
+        """Other branches that are heard: their heads, and by whom."""
         heads: dict[str, set[PeerId]] = {}
         for peer, head in self.apart.items():
             if peer in self.heard and now - self.heard[peer].at < self.rules.silent_s and head in self.chain:
                 heads.setdefault(head, set()).add(peer)
+        return heads
+
+    def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
+        """The first of the larger branch proposes the merge."""
+        branches, p = self._branches(now), self._proposal
+        if p is not None and p.record.kind == "merge" and not set(p.record.parents) & set(branches):
+            self._proposal = self._pending = p = None  # the other branch has gone on
+        if p is not None or self.mode not in ("lead", "branch"):
+            return []
+        if self.mode == "branch" and self._group(here)[0] != self.me:
+            return []
         mine = self.chain.head
-        for other, peers in sorted(heads.items()):
+        for other, peers in sorted(branches.items()):
             theirs = self.chain.get(other)
             if not majority(peers, theirs.members) or not majority(here, mine.members):
                 continue
             if (len(theirs.members), theirs.hash) > (len(mine.members), mine.hash):
                 continue  # it is theirs to propose
+            if not self.world.mergeable(other):
+                continue
             members = tuple(dict.fromkeys([*(p for p in mine.members if p in here), *sorted(peers)]))
             record = self.world.offer("merge", members, other, now)
             if record is not None:

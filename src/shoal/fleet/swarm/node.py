@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 
 TICK_S = 0.2
-LEAVE_S = 10.0  # for the others to take note that we go
+LEAVE_S = 60.0  # for the last part to count, and the others to take note that we go
 LINGER_S = 10.0  # after the end, for those who are still behind
 FORGET_S = 600.0  # a peer that was lost: its samples go to others
 
@@ -84,7 +84,7 @@ class Node:
         self.talk = Talk(self)
         self.ended, self.ended_at = self.chain.head.round, self._started  # the newest round whose time is over
         self._began = self._started  # of the round that is being trained
-        self.leaving = False
+        self.winding_up = self.leaving = self._hurry = False  # told to leave; all is handed in; told so twice
         self._end = asyncio.Event()
         self._failure: ShoalError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -100,7 +100,7 @@ class Node:
             await self._end.wait()
             if self._failure is not None:
                 raise self._failure
-            if self.leaving and not self.finished:
+            if self.winding_up and not self.finished:
                 await self._leave()
                 raise Stopped("this peer has left the swarm; the others go on, and `shoal swarm join` comes back.")
             await self._finish()
@@ -113,8 +113,12 @@ class Node:
             await self.parts.close()
 
     def leave(self) -> None:
-        """Soon, and with a word to the others."""
-        self.leaving = True
+        """Soon: what is trained is handed in, and the others are told. Said twice: at once."""
+        if self.winding_up and not self.leaving:
+            self._hurry = True
+        elif not self.winding_up:
+            self.winding_up = True
+            self.event("leaving", round=self.work.begun)
         self._end.set()
 
     def fail(self, error: ShoalError) -> None:
@@ -140,10 +144,14 @@ class Node:
         return self.total - self.chain.head.ledger.done < self.batch and self.chain.head.round > 0
 
     async def _leave(self) -> None:
-        self.talk.pulse()
         until = time.monotonic() + LEAVE_S
-        while time.monotonic() < until and self.me in self.chain.head.members and len(self.chain.head.members) > 1:
+        while not self._hurry and time.monotonic() < until and self.me in self.chain.head.members:
+            if len(self.chain.head.members) == 1 and self.leaving:
+                break
+            self.leaving = self.decider.leaving = self.leaving or not self.work.owes
             await asyncio.sleep(TICK_S)
+        self.leaving = True
+        self.talk.pulse()
 
     async def _finish(self) -> None:
         """The others may need what we have until they are at the end too."""
@@ -220,7 +228,7 @@ class Node:
             took = self._good(self.parts.here(number), head)
             if self.ended < number or not self._time_to_decide(number, took, now):
                 return None
-        leaving = [p for p, h in self.decider.heard.items() if h.leaving]
+        leaving = [p for p, h in self.decider.heard.items() if h.leaving] + [self.me] * self.leaving
         return offer.next_record(
             head,
             kind,
@@ -286,11 +294,18 @@ class Node:
         return [owner, *(p for p in self.chain.head.members if p not in (owner, self.me))]
 
     def complete(self, record: Record) -> bool:
-        took = list(record.took)
         if record.kind == "merge":
-            before = self.chain.common(*record.parents).round
-            took += [p for x in record.parents for r in self.chain.past(x) if r.round > before for p in r.took]
-        return self.parts.fetch(took, [record.by, *record.members], urgent=True)
+            return self._have_both(record.parents, [record.by, *record.members])
+        return self.parts.fetch(record.took, [record.by, *record.members], urgent=True)
+
+    def mergeable(self, other: str) -> bool:
+        return self._have_both((self.chain.head.hash, other), self.chain.get(other).members)
+
+    def _have_both(self, heads: tuple[str, ...], sources: Sequence[PeerId]) -> bool:
+        """All parts of two branches since they parted."""
+        before = {record.hash for record in self.chain.past(self.chain.common(*heads).hash)}
+        since = {r.hash: r for head in heads for r in self.chain.past(head) if r.hash not in before}
+        return self.parts.fetch([part for r in since.values() for part in r.took], sources, urgent=True)
 
     def sign(self, text: bytes) -> str:
         return self._identity.sign(text).hex()

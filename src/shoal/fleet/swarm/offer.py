@@ -97,7 +97,7 @@ def objection(
     strangers = [peer for peer in record.members if not admitted(peer)]
     if strangers:
         return f"{strangers[0][:8]} is to be a member and was not admitted"
-    if record.by not in record.members:
+    if not any(record.by in known for known in (record.members, *(chain.get(x).members for x in record.parents))):
         return "whoever made it is no member"
     if record.kind == "merge":
         expected = merge_record(chain, record.parents, record.members, record.by, record.time, total)

@@ -46,6 +46,8 @@ class Log:
         self.recent.append({"time": time.time(), "kind": kind, **fields})
         if kind == "record":
             self._say_round(fields)
+        elif kind == "leaving":
+            print("leaving: what is trained is handed in first; once more leaves at once", flush=True)
         elif kind in ("trainer-gone", "trainer-failed", "base-failed", "refused"):
             print(f"shoal: {kind.replace('-', ' ')}: {_told(fields)}", file=sys.stderr, flush=True)
 

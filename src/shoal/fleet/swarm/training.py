@@ -68,7 +68,10 @@ class Training:
 
     def steer(self) -> None:
         node = self._node
-        self.work.steer(node.computing, node.me in node.chain.head.members and not node.leaving)
+        if node.winding_up:
+            self.work.wind_up()
+        else:
+            self.work.steer(node.computing, node.me in node.chain.head.members)
 
     def _say(self, message: Said) -> None:
         if self.process is not None:

@@ -167,6 +167,16 @@ class Work:
         if (self._ended < self.begun and computing > self.begun) or self._older_runs(computing):
             self._end(computing)
 
+    def wind_up(self) -> None:
+        """No more rounds: what is begun ends now."""
+        if self.ready and self.told is not None:
+            self._end(self.begun + 1)
+
+    @property
+    def owes(self) -> bool:
+        """Something that it has trained does not count yet."""
+        return bool(self._given or self._undecided)
+
     def _stands_at(self, number: int) -> bool:
         return self.applied is not None and self._chain.get(self.applied).round >= number
 
