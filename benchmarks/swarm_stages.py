@@ -46,7 +46,7 @@ def main() -> int:
 
             ladder(data, args.steps or 300)
             return 0
-        return (stage_bench.train if args.what == "train" else stage_bench.kill)(folder, data, args.steps or 30)
+        return (stage_bench.train if args.what == "train" else stage_bench.kill)(folder, data, args.steps or 40)
 
 
 if __name__ == "__main__":

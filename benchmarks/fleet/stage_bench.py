@@ -101,10 +101,9 @@ def kill(folder: Path, data: Path, steps: int) -> int:
     with peers(folder, data, counts, WAN, steps, "int8") as started:
         started.until(lambda: started.steps(2, 1) >= steps // 3, 60.0 * steps)
         started.kill(2, 1)
-        at = started.steps(2, 0)
-        started.until(lambda: started.steps(2, 0) >= at + 3, 60.0 * steps)
+        started.until(lambda: bool(started.outcome().events("rerouted")), 60.0)
         started.start(2, 1)
-        done = started.finish(60.0 * steps)
+        done = started.finish(60.0 * steps, without=started.folders[2][1])
     with peers(folder, data, [1, 1, 1, 1], LOOPBACK, steps, "fp32") as started:
         plain = started.finish(60.0 * steps)
     begun = {
