@@ -50,6 +50,7 @@ class Work:
         self._ended = 0
         self._given: dict[int, Ranges] = {}
         self._undecided: dict[int, Ranges] = {}
+        self._doubtful: dict[int, Ranges] = {}
         self._returned: Ranges = ()
         self._last_used = 0
         self._saving: list[Record] = []
@@ -143,11 +144,25 @@ class Work:
         return {part.peer: str(self._blobs.path(part.blob)) for part in record.took}
 
     def _decided(self, record: Record) -> None:
-        """Our own part of a round is in it, or goes back to the trainer."""
+        """Our own part of a round is in it, or goes back to the trainer. At the beginning of a branch nobody knows:
+        those whom we have lost may have counted it. A merge tells, or that they are forgotten."""
         for number in [n for n in self._undecided if n <= record.round]:
             used = self._undecided.pop(number)
-            if not any(part.peer == self._me and part.round == number for part in record.took):
+            if self._took(record, number):
+                continue
+            if record.kind == "branch":
+                self._doubtful[number] = used
+            else:
                 self._give_back(number, used)
+        if self._doubtful and (record.kind == "merge" or not record.ledger.lanes):
+            past = list(self._chain.past(record.hash))
+            for number, used in self._doubtful.items():
+                if not any(self._took(one, number) for one in past):
+                    self._give_back(number, used)
+            self._doubtful.clear()
+
+    def _took(self, record: Record, number: int) -> bool:
+        return any(part.peer == self._me and part.round == number for part in record.took)
 
     def _give_back(self, number: int, used: Ranges) -> None:
         self._say({"kind": "returned", "round": number})
@@ -202,7 +217,9 @@ class Work:
 
     def _stock(self) -> Ranges:
         held = self._chain.head.ledger.held.get(self._me, ())
-        return minus(held, union(*self._given.values(), *self._undecided.values(), self._returned))
+        return minus(
+            held, union(*self._given.values(), *self._undecided.values(), *self._doubtful.values(), self._returned)
+        )
 
     # What it says.
 
