@@ -24,7 +24,7 @@ class Stages(Strict):
     rank: int = Field(
         0,
         ge=0,
-        description="Dimensions that blocks write to, and that travel; 0: all of model.dim. Changes the model; try 1/8.",
+        description="Dimensions that blocks write to and that travel; 0: all of model.dim. Changes the model; try 1/8.",
     )
     gradients: Codec = Field("int8", description="How peers of the same stage exchange their summed gradients.")
     in_flight: int = Field(
