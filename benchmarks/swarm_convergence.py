@@ -39,7 +39,9 @@ def main() -> int:
     hostile = rows.attacks() if args.what != "ladder" else []
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
-        found = rows.run([None, *rungs, *hostile] if rungs else hostile, size, Path(folder), args.processes)
+        jobs = [(way, size) for way in ([None, *rungs] if rungs else [])]
+        jobs += [(way, rows.TINY if args.tiny else rows.SHORT) for way in hostile]
+        found = rows.run(jobs, Path(folder), args.processes)
     checks = []
     if rungs:
         checks += rows.print_ladder(found[0], rungs, found[1 : 1 + len(rungs)], size)

@@ -19,17 +19,18 @@ from shoal.spec.swarm import Swarm
 
 GAP, TRAFFIC, HARM = 0.01, 150.0, 0.02
 HOSTILE = 2
-FULL = Size()
+FULL = Size(dim=64, heads=4, ffn_dim=160, batch=16, steps=640)
+SHORT = replace(FULL, steps=160)  # of the attacks: what harm they do shows early
 TINY = Size(dim=32, heads=2, ffn_dim=64, batch=2, steps=32)
 
 
+DENSE = (1.0, 0.0)  # outer rate and momentum: with momentum dense parts overshoot at this size
+
+
 def shoal(codec: str) -> Rule:
-    """What a run file without a word on it has, but for the momentum that dense parts want."""
+    """What a run file without a word on it has; dense parts lose little, and want a smaller rate."""
     rule = replace(Rule.of(Swarm()), codec=codec)
     return rule if codec == "topk" else replace(rule, lr=DENSE[0], momentum=DENSE[1], feedback=1.0)
-
-
-DENSE = (1.0, 0.3)  # outer rate and momentum
 
 
 def ladder() -> list[Way]:
@@ -72,11 +73,11 @@ def attacks() -> list[Way]:
     return ways
 
 
-def run(ways: Sequence[Way | None], size: Size, workspace: Path, processes: int) -> list[Outcome]:
+def run(jobs: Sequence[tuple[Way | None, Size]], workspace: Path, processes: int) -> list[Outcome]:
     """Side by side; each takes one core. None: every-step data parallelism."""
     start = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(processes, mp_context=start) as pool:
-        told = [pool.submit(_one, way, size, workspace) for way in ways]
+        told = [pool.submit(_one, way, size, workspace) for way, size in jobs]
         return [one.result() for one in told]
 
 

@@ -51,7 +51,7 @@ class Swarm(Strict):
     chunk: Positive = Field(4096, description="topk: parameters that are looked at together.")
     keep: Positive = Field(64, description="topk: how many of each chunk travel.")
     feedback: Fraction = Field(0.95, description="Share of what the codec left out that is kept for the next round.")
-    outer_lr: float = Field(0.7, gt=0, description="Outer learning rate.")
+    outer_lr: float = Field(1.5, gt=0, description="Outer learning rate; 0.7 with a momentum of 0.9.")
     outer_momentum: Fraction = Field(0.0, description="Outer Nesterov momentum; 0.9 with bf16 to int4, 0 with topk.")
     robust: bool = Field(True, description="Parts are clipped, compared and scored, so that broken ones do no harm.")
     partition: Literal["merge", "wait"] = Field(
