@@ -244,9 +244,9 @@ class Trainer:
             self._hand_in(self._rounds.pop(0))
         keeper = self._settled()
         self._checkpoint(keeper)
-        self._mesh.write(keeper.outer.theta)
-        self._mesh.evaluate(self._logbook.step)
         if self._logbook.step >= self._run.train.steps:
+            self._mesh.write(keeper.outer.theta)
+            self._mesh.evaluate(self._logbook.step)
             self._tell("finished", step=self._logbook.step, digest=keeper.outer.digest())
 
 

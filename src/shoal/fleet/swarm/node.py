@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,10 @@ class Node:
         event: Callable[..., None] = lambda kind, **fields: None,
         blobs: Blobs | None = None,
         pinned: frozenset[str] = frozenset(),
+        starts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`trainer`: its command; None: this peer helps others and computes nothing. `pinned`: blobs that are not of
-        the history, and stay."""
+        the history, and stay. `starts`: told of each start of the trainer; what goes into its environment."""
         self.me, self.folder, self.run_spec = identity.id, folder, run
         self._identity, self.endpoint, self.event = identity, endpoint, event
         self._admitted, self.name_of, self._pinned = admitted, name_of, pinned
@@ -79,7 +80,7 @@ class Node:
         self._started = time.monotonic()
         self.decider = Decider(self.me, self.chain, rules, self, self._started)
         self._recall()
-        self.training = Training(self, trainer)
+        self.training = Training(self, trainer, starts)
         self.work = self.training.work
         self.talk = Talk(self)
         self.ended, self.ended_at = self.chain.head.round, self._started  # the newest round whose time is over

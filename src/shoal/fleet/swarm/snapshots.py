@@ -81,7 +81,7 @@ class Snapshots:
         if pinned is None:
             return 0
         ours = sorted((s for s in self.all if self._chain.is_ancestor(s.hash, at.hash)), key=lambda s: s.round)
-        keep = {pinned, *ours[-KEEP:]} | {s for s in self.all if s.round > pinned.round}
+        keep = {pinned, *ours[-KEEP:]} | {s for s in self.all if s.round > at.round}
         for snapshot in set(self.all) - keep:
             shutil.rmtree(self.path(snapshot), ignore_errors=True)
         if len(keep) != len(self.all):

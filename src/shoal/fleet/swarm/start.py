@@ -22,6 +22,7 @@ from shoal.fleet.swarm.control import alone, forget_commands, obey
 from shoal.fleet.swarm.gossip import Gossip
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.roster import Roster
+from shoal.fleet.swarm.session import Session, session
 from shoal.fleet.swarm.view import status
 from shoal.spec import load
 from shoal.track.journal import Journal
@@ -64,14 +65,15 @@ def run_node(config: NodeConfig) -> int:
     """The exit code; raises what has ended it."""
     with alone(config):
         forget_commands(config)
-        return asyncio.run(_run(config))
+        with session(config.run_dir.journal_file) as life:
+            return asyncio.run(_run(config, life))
 
 
-async def _run(config: NodeConfig) -> int:
+async def _run(config: NodeConfig, life: Session) -> int:
     event = Log(config)
     identity = Identity.load(config.identity_file)
     roster = Roster.load(config.roster_file, identity, event)
-    event.name_of = lambda peer: next((roster.name(p) for p in roster.members() if p.startswith(peer)), peer)
+    event.name_of = lambda peer: next((roster.name(p) for p in roster.summary() if p.startswith(peer)), peer)
     charter = Charter.load(config.charter_file)
     run = load(config.run).run
     endpoint = connect(
@@ -99,6 +101,7 @@ async def _run(config: NodeConfig) -> int:
             event=event,
             blobs=Blobs(config.blobs, endpoint, event),
             pinned=frozenset(charter.blobs()),
+            starts=life.attempt,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)

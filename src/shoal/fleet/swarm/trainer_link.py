@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,15 @@ class Trainer:
     """Starts the process, and again if it dies. `heard` gets each message; `gone` the exit code, in the same loop."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, heard: Callable[[Said], None], gone: Callable[[int], None]
+        self,
+        command: Sequence[str],
+        folder: Path,
+        heard: Callable[[Said], None],
+        gone: Callable[[int], None],
+        starts: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._command, self._folder, self._heard, self._gone = list(command), folder, heard, gone
+        """`starts`: told of each start; what goes into its environment."""
+        self._command, self._folder, self._heard, self._gone, self._starts = list(command), folder, heard, gone, starts
         self._room = Path(tempfile.mkdtemp(prefix="shoal-swarm-"))  # a socket's path is short
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -41,6 +47,7 @@ class Trainer:
         env = os.environ | {
             "SHOAL_SWARM_SOCKET": str(self._room / "socket"),
             "SHOAL_SWARM_FOLDER": str(self._folder),
+            **self._starts(),
         }
         # A group of its own: Ctrl-C is the node's, which tells the trainer in its own words.
         self._process = await asyncio.create_subprocess_exec(*self._command, env=env, start_new_session=True)

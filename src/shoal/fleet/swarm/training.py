@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
+GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 20
 
 
 class Training:
     """Without a command this peer helps others and computes nothing."""
 
-    def __init__(self, node: Node, command: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, node: Node, command: tuple[str, ...] | None, starts: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self._node = node
-        self.process = None if command is None else Trainer(command, node.folder, self._heard, self._gone)
+        self.process = None if command is None else Trainer(command, node.folder, self._heard, self._gone, starts)
         spec = node.run_spec.swarm
         self.work = Work(
             node.me,
@@ -41,6 +45,7 @@ class Training:
             self._say,
             overlap=spec.overlap,
             save_every=spec.snapshot_every,
+            fragments=spec.fragments,
             seed=node.run_spec.seed,
         )
         self._robust = spec.robust
@@ -61,7 +66,9 @@ class Training:
     def tick(self) -> None:
         node = self._node
         self.work.follow()
-        if self.process is not None and self.work.ready and self.work.told is None and not self._basing:
+        waits = self.work.waits_since
+        lost = self.work.told is None or (waits is not None and time.monotonic() - waits > GONE_S)
+        if self.process is not None and self.work.ready and lost and not self._basing:
             self._basing = True
             node.spawn(self._find_base())
         self.steer()
@@ -120,9 +127,10 @@ class Training:
 
     async def _hand_in(self, said: Said) -> None:
         blob, size = await self._node.blobs.add(Path(said["path"]))
-        number, used = self.work.has_part(said)
-        if number <= self._node.chain.head.round:
+        found = self.work.has_part(said)
+        if found is None:
             return
+        number, used = found
         scores, self._scores = self._scores, {}
         loss = said.get("loss")
         part = Part(
@@ -186,7 +194,9 @@ class Training:
             if best is not None and best is not own:
                 await self._node.blobs.fetch_folder(best.blob, best.size, sources, self._node.snapshots.path(best))
                 self._node.snapshots.add(best)
-            if self.work.ready and self.work.told is None:
+            told, self.work.waits_since = self.work.told, None
+            newer = told is None or (best is not None and best.round > self._node.chain.get(told).round)
+            if self.work.ready and newer:
                 self.work.begin_from(best)
                 self._node.event("base", round=0 if best is None else best.round, sources=len(sources))
         except (OSError, ValueError, ShoalError) as e:

@@ -15,7 +15,7 @@ from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.offer import for_trainer
-from shoal.fleet.swarm.parts import Parts
+from shoal.fleet.swarm.parts import AHEAD, Parts
 from shoal.fleet.swarm.ranges import Ranges, count, first, minus, parse, union
 from shoal.fleet.swarm.record import Record
 from shoal.fleet.swarm.snapshots import Snapshot, Snapshots
@@ -36,21 +36,25 @@ class Work:
         *,
         overlap: bool,
         save_every: int,
+        fragments: int,
         seed: int,
     ) -> None:
         self._me, self._chain, self._blobs, self._parts, self._snapshots = me, chain, blobs, parts, snapshots
-        self._say, self._overlap, self._save_every, self._seed = say, overlap, save_every, seed
+        self._say, self._overlap, self._save_every = say, overlap, save_every
+        self._fragments, self._seed = fragments, seed
         self.ready = False  # it has a model
         self.told: str | None = None  # the record that its state stands at, when it has done all it was told
         self._from: str | None = None  # the record whose state it is loading
+        self.waits_since: float | None = None  # for parts of the next record (monotonic)
         self.applied: str | None = None
         self.digests: dict[str, str] = {}  # of the weights after a record
         self.begun = 0  # the newest round that it was given samples for
         self.handed_in = 0  # the newest round that it has a part of
         self._ended = 0
         self._given: dict[int, Ranges] = {}
-        self._undecided: dict[int, Ranges] = {}
-        self._doubtful: dict[int, Ranges] = {}
+        self._announced = 0  # the newest round that a part of ours was announced for
+        self._undecided: dict[int, tuple[int, Ranges]] = {}  # that round → the trainer's own, samples
+        self._doubtful: dict[int, tuple[int, Ranges]] = {}
         self._returned: Ranges = ()
         self._last_used = 0
         self._saving: list[Record] = []
@@ -67,7 +71,9 @@ class Work:
         self.status = {}
 
     def begin_from(self, snapshot: Snapshot | None) -> None:
-        """`None`: from the beginning."""
+        """`None`: from the beginning. What it had under way is gone."""
+        self._given.clear()
+        self._returned, self._saving, self._ended = (), [], self.begun
         if snapshot is None:
             self._say({"kind": "fresh", "seed": self._seed})
             self.told = self._chain.start.hash
@@ -90,8 +96,9 @@ class Work:
             return
         for record in self._chain.path(self.told, head.hash):
             if not (self._merge(record) if record.kind == "merge" else self._apply(record)):
+                self.waits_since = self.waits_since or time.monotonic()
                 return
-            self.told = record.hash
+            self.told, self.waits_since = record.hash, None
             self._decided(record)
             if record.round % self._save_every == 0 or record.kind == "merge":
                 self._save(record)
@@ -146,19 +153,19 @@ class Work:
     def _decided(self, record: Record) -> None:
         """Our own part of a round is in it, or goes back to the trainer. At the beginning of a branch nobody knows:
         those whom we have lost may have counted it. A merge tells, or that they are forgotten."""
-        for number in [n for n in self._undecided if n <= record.round]:
-            used = self._undecided.pop(number)
-            if self._took(record, number):
+        for label in [n for n in self._undecided if n <= record.round]:
+            mine = self._undecided.pop(label)
+            if self._took(record, label):
                 continue
             if record.kind == "branch":
-                self._doubtful[number] = used
+                self._doubtful[label] = mine
             else:
-                self._give_back(number, used)
+                self._give_back(*mine)
         if self._doubtful and (record.kind == "merge" or not record.ledger.lanes):
             past = list(self._chain.past(record.hash))
-            for number, used in self._doubtful.items():
-                if not any(self._took(one, number) for one in past):
-                    self._give_back(number, used)
+            for label, mine in self._doubtful.items():
+                if not any(self._took(one, label) for one in past):
+                    self._give_back(*mine)
             self._doubtful.clear()
 
     def _took(self, record: Record, number: int) -> bool:
@@ -217,24 +224,28 @@ class Work:
 
     def _stock(self) -> Ranges:
         held = self._chain.head.ledger.held.get(self._me, ())
-        return minus(
-            held, union(*self._given.values(), *self._undecided.values(), *self._doubtful.values(), self._returned)
-        )
+        under_way = [used for _, used in (*self._undecided.values(), *self._doubtful.values())]
+        return minus(held, union(*self._given.values(), *under_way, self._returned))
 
     # What it says.
 
-    def has_part(self, said: Said) -> tuple[int, Ranges]:
-        """It has handed in a part: its round, and the samples that are in it."""
+    def has_part(self, said: Said) -> tuple[int, Ranges] | None:
+        """It has handed in a part: the round that it is announced for, and the samples that are in it. A peer whose
+        steps are longer than a round is always late: its part goes into a round that is still open. None: it goes back
+        to the trainer, and into its next part."""
         number, used = int(said["round"]), parse(said["used"])
         self._given.pop(number, None)
         self._returned = minus(self._returned, used)
         self.handed_in, self._ended = max(self.handed_in, number), max(self._ended, number)
         self._last_used = max(1, count(used))
-        if number <= self._chain.head.round:  # too late
+        label = max(number, self._chain.head.round + 1, self._announced + 1)
+        label += (number - label) % self._fragments  # a part is of one fragment
+        if label > self._chain.head.round + AHEAD:
             self._give_back(number, used)
-        else:
-            self._undecided[number] = used
-        return number, used
+            return None
+        self._announced = label
+        self._undecided[label] = (number, used)
+        return label, used
 
     def has_applied(self, said: Said) -> None:
         self.applied = str(said["hash"])
