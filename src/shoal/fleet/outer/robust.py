@@ -126,10 +126,17 @@ def _look(part: _Part, reading: Reading, count: int, blocks: I64, robust: bool) 
 
 
 def _by_score(read: list[_Part], took: Sequence[Mapping[str, Any]]) -> None:
-    for part, said in zip(read, took, strict=True):
-        score = said.get("score")
-        if not part.out and score is not None and not float(score) <= WORSE:
-            part.out, part.why = True, f"it makes the loss worse by {float(score):.3g}"
+    """Those that do harm while others do not. Where most seem to, it is the step that is too long or the end that is
+    near, and nobody is to blame: with all of them left out the training would stand still."""
+    scores = [None if said.get("score") is None else float(said["score"]) for said in took]
+    known = [score if math.isfinite(score) else math.inf for score in scores if score is not None]
+    usual = max(0.0, median(known)) if len(known) >= ENOUGH_TO_CLIP else 0.0
+    worse = [score is not None and not score <= usual + WORSE for score in scores]
+    if 2 * sum(worse) >= len(read):
+        return
+    for part, score, out in zip(read, scores, worse, strict=True):
+        if out and not part.out:
+            part.out, part.why = True, f"it makes the loss worse by {score:.3g}"
 
 
 def _clip(read: list[_Part], reading: Reading) -> None:
