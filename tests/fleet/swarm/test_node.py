@@ -140,3 +140,15 @@ def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) ->
             used_once(it)
 
     asyncio.run(story())
+
+
+def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 3) as it:
+            wrong = await it.add(attack="flip")
+            await it.until(lambda: any(e["kind"] == "differs" for e in wrong.events), 40)
+            at = it.peers[0].round
+            await it.until(lambda: it.agree() and it.peers[0].round >= at + 2, 40)
+            used_once(it)
+
+    asyncio.run(story())

@@ -102,6 +102,7 @@ class Decider:
         self._asked = float("-inf")
         self._since = now  # of the head, or of the term
         self._lacking: float | None = None  # most members are out of reach since then
+        self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
         self._met: float | None = None  # another branch is heard since then
         self._merging = float("-inf")  # a merge was agreed to then: it goes first
 
@@ -142,8 +143,12 @@ class Decider:
         """Moves on to a first member that is heard, and decides something."""
         if self.me not in self.chain.head.members:
             return
-        while self.leader() not in here or (now - self._since > self.rules.stuck_s and self.leader() != self.me):
+        while self.leader() not in here or (self.leader() != self.me and self._gives_up(now)):
             self._enter(self.term + 1, now)
+
+    def _gives_up(self, now: float) -> bool:
+        """On the first member: it decides nothing, or what it proposes is wrong."""
+        return now - self._since > self.rules.stuck_s or self._objects == (self.chain.head.hash, self.term)
 
     def _enter(self, term: int, now: float) -> None:
         self.term, self._since = term, now
@@ -348,6 +353,8 @@ class Decider:
             return []  # one of us is behind; that is found out in another way
         why = self.world.objection(record)
         if why is not None:
+            if record.kind == "round" and term >= self.term and self.leader(term) == peer:
+                self._objects = (self.chain.head.hash, term)
             raise BadRecord(why)
         if not self._may(peer, term, record, now):
             return []

@@ -328,6 +328,9 @@ class Node:
 
     def committed(self, new: Certified) -> None:
         record, now = new.record, time.monotonic()
+        mine = self.work.digests.get(record.parent)
+        if mine is not None and record.state is not None and mine != record.state:
+            self.training.doubt(record.round)  # most have signed that the weights are others
         if record.round > self.ended:
             self.ended, self._began = record.round, now
         self.exchange_s = now - self.ended_at

@@ -74,6 +74,14 @@ class Snapshots:
         after = [record for record in self._chain.past(name) if record.hash not in before]
         return all(self._chain.is_ancestor(snapshot.hash, record.hash) for record in after)
 
+    def forget(self) -> None:
+        """None of them can be trusted, but that of the beginning, which is not computed."""
+        for snapshot in self.all:
+            if snapshot.round:
+                shutil.rmtree(self.path(snapshot), ignore_errors=True)
+        self.all = [s for s in self.all if not s.round]
+        self._write()
+
     def prune(self, at: Record) -> int:
         """Keeps the newest of those before `at`, which the trainer has reached, and the one from before the oldest
         record at which somebody may have parted. Parts of the rounds after the one returned are needed."""

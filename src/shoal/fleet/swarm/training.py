@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import ShoalError
+from shoal.errors import SetupError, ShoalError, TransientError
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
 from shoal.fleet.swarm.record import Part
 from shoal.fleet.swarm.snapshots import Snapshot
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
+DOUBT_S, MOST_DOUBTS = 600.0, 3
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 20
 
@@ -52,6 +53,7 @@ class Training:
         self._scores: dict[PeerId, float] = {}
         self._deaths: list[float] = []
         self._basing = False
+        self._doubts: list[float] = []
 
     async def start(self) -> None:
         if self.process is not None:
@@ -72,6 +74,18 @@ class Training:
             self._basing = True
             node.spawn(self._find_base())
         self.steer()
+
+    def doubt(self, round: int) -> None:
+        """Our weights are not those of the others: they are fetched again. A machine that goes on computing others than
+        everybody else has no place in a swarm."""
+        now = time.monotonic()
+        self._node.event("differs", round=round)
+        self._doubts = [at for at in self._doubts if now - at < DOUBT_S] + [now]
+        if len(self._doubts) > MOST_DOUBTS:
+            why = "computes other weights than all others from the same parts: its memory, processor or numba is wrong"
+            self._node.fail(SetupError(f"this machine {why}."))
+        self._node.snapshots.forget()
+        self.work.told, self.work.applied = None, None
 
     def steer(self) -> None:
         node = self._node
@@ -191,6 +205,8 @@ class Training:
                             best, sources = found, [peer]
                         elif found == best and best is not own:
                             sources.append(peer)
+            if best is None and self._doubts and self._node.chain.head.round > 0:
+                raise TransientError("nobody has a state to begin with yet")
             if best is not None and best is not own:
                 await self._node.blobs.fetch_folder(best.blob, best.size, sources, self._node.snapshots.path(best))
                 self._node.snapshots.add(best)
