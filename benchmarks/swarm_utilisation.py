@@ -38,6 +38,8 @@ BARS = {0.001: 0.97, 0.01: 0.93}
 class Found:
     busy: float
     least: float
+    moving: float  # share of time in which weights leave or enter the device
+    waiting: float
     rounds: int
     taken: float  # parts of peers in each record
     exchange_s: float
@@ -70,12 +72,18 @@ def measure(peers: int, rounds: int, round_s: float, loss: float, folder: Path) 
             pieces = [e for s in sites for e in swarm.events(s, "part") if at < e["round"] <= at + rounds]
         finally:
             swarm.close()
-    shares = [(last[s]["compute"] - first[s]["compute"]) / (last[s]["t"] - first[s]["t"]) for s in sites]
+
+    def share(what: str) -> list[float]:
+        return [(last[s][what] - first[s][what]) / (last[s]["t"] - first[s]["t"]) for s in sites]
+
+    shares = share("compute")
     exchange_s = sum(r["exchange_s"] for r in records) / len(records)
     moved = sum(e["bytes"] for e in pieces) / peers / len(records)  # received by a peer in a round
     return Found(
         sum(shares) / peers,
         min(shares),
+        sum(share("moving")) / peers,
+        sum(share("waiting")) / peers,
         len(records),
         sum(len(r["took"]) for r in records) / len(records),
         exchange_s,
@@ -115,7 +123,8 @@ def main() -> int:
             f"\nloss {loss:.1%}: {found.rounds} rounds, parts of {found.taken:.1f} of {args.peers} peers in each; "
             f"a round's exchange {found.exchange_s:.1f} s, {found.bits_per_s / 1e6:.0f} Mbit/s into each peer"
         )
-        print(f"  Shoal, measured                    busy {found.busy:.1%}   (the least busy peer {found.least:.1%})")
+        rest = f"weights moved {found.moving:.1%}, waited {found.waiting:.1%}; the least busy peer {found.least:.1%}"
+        print(f"  Shoal, measured                    busy {found.busy:.1%}   ({rest})")
         print(f"  Shoal, as `shoal plan swarm` says       {planned.expected:.1%}")
         print(f"  bf16 all-reduce every step              {naive:.1%}   ({all_reduce_s:.0f} s a step)")
         print(f"  DiLoCo, int8, every {inner} steps, no overlap {plain:.1%}   ({int8_s:.0f} s a round)")

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ class Trainer:
         self.carried: list[list[int]] = []
         self.handed_in: dict[int, list[list[int]]] = {}
         self.later: list[tuple[float, dict[str, Any]]] = []  # what is encoded or decoded meanwhile
+        self.owed = 0.0  # seconds that the device is to wait for new weights
         self.times = {"compute": 0.0, "moving": 0.0, "waiting": 0.0}
+        self.payload = bytearray(os.urandom(asked["part_bytes"]))
         self.file = open(self.folder / "times.jsonl", "a")  # noqa: SIM115
 
     def say(self, **message: Any) -> None:
@@ -41,8 +44,10 @@ class Trainer:
         self.sock.setblocking(False)
 
     def passes(self, what: str, seconds: float) -> None:
-        """Meanwhile messages are read, and what is coded gets done."""
-        until = time.monotonic() + seconds
+        """Meanwhile messages are read, and what is coded gets done. A step is as long as it was, which is a little more
+        than was asked for."""
+        began = time.monotonic()
+        until = began + seconds
         while True:
             self.hear()
             now = time.monotonic()
@@ -51,7 +56,7 @@ class Trainer:
             if now >= until:
                 break
             time.sleep(min(0.02, until - now))
-        self.times[what] += seconds
+        self.times[what] += time.monotonic() - began
 
     def hear(self) -> None:
         try:
@@ -86,7 +91,7 @@ class Trainer:
             case "apply" | "merge":
                 name = said["record"]["hash"]
                 self.digest = hashlib.sha256(f"{self.digest} {name}".encode()).hexdigest()
-                self.times["moving"] += self.asked["follow_s"]
+                self.owed += self.asked["follow_s"]
                 self.soon(kind="applied", round=said["record"]["round"], hash=name, digest=self.digest, seconds=0.0)
             case "save":
                 folder = self.folder / "snapshots" / f"{time.time_ns()}"
@@ -111,7 +116,8 @@ class Trainer:
     def hand_in(self, one: dict[str, Any]) -> None:
         self.passes("moving", self.asked["hand_in_s"])
         path = self.folder / f"{one['round']}.part"
-        path.write_bytes(os.urandom(self.asked["part_bytes"]))
+        self.payload[:8] = one["round"].to_bytes(8, "big")
+        threading.Thread(target=path.write_bytes, args=(bytes(self.payload),)).start()  # long before it is coded
         used = _joined(one["used"] + self.carried)
         self.carried, self.handed_in[one["round"]] = [], used
         tokens = sum(b - a for a, b in used)
@@ -130,6 +136,9 @@ class Trainer:
             one = self.rounds[0] if self.rounds else None
             if one and (one["end"] or not one["left"]) and one["steps"]:
                 self.hand_in(self.rounds.pop(0))
+            elif self.owed:
+                owed, self.owed = self.owed, 0.0
+                self.passes("moving", owed)
             elif one and one["left"]:
                 self.step(one)
             elif one and one["end"]:
