@@ -93,7 +93,7 @@ def hand_out(ledger: Ledger, stock: Mapping[PeerId, int], total: int) -> Ledger:
     """So that each member holds as many as it should; less for all where there are not enough."""
     held = dict(ledger.held)
     short = {peer: max(0, n - count(held.get(peer, ()))) for peer, n in stock.items()}
-    short = {peer: n for peer, n in short.items() if 2 * n > stock[peer]}  # not a few each time
+    short = {peer: n for peer, n in short.items() if 10 * n >= stock[peer]}  # not a few each time
     there = count(ledger.free) + max(0, total - ledger.cursor)
     wanted = sum(short.values())
     for peer in sorted(short):
