@@ -103,7 +103,7 @@ class Node:
                 raise self._failure
             if self.winding_up and not self.finished:
                 await self._leave()
-                raise Stopped("this peer has left the swarm; the others go on, and `shoal swarm join` comes back.")
+                raise Stopped("this peer has left the swarm; the others go on.")
             await self._finish()
             return DONE
         finally:
