@@ -67,7 +67,8 @@ class Node:
         spec = run.swarm
         self.total, self.batch = run.train.steps * run.train.batch, max(1, run.train.batch // spec.peers)
         self.round_s = seconds(spec.round)
-        self.deadline_s = self.round_s / 2 if spec.deadline == "auto" else seconds(spec.deadline)
+        share = 0.75 if spec.overlap else 0.5  # of a round; nobody waits for it where the next one runs beside it
+        self.deadline_s = self.round_s * share if spec.deadline == "auto" else seconds(spec.deadline)
         self._quorum = spec.quorum
         silent_s = seconds(spec.silent)
         folder.mkdir(parents=True, exist_ok=True)
