@@ -43,7 +43,8 @@ class Swarm(Strict):
     round: Duration = Field("60 s", validate_default=True, description="How long peers train between two exchanges.")
     deadline: DurationOrAuto = Field(
         "auto",
-        description="After a round, for the parts to arrive; later ones go into the next. `auto`: three quarters of a round, or half.",
+        description="After a round, for the parts to arrive; later ones go into the next. `auto`: three quarters of a "
+        "round, half without overlap.",
     )
     quorum: float = Field(0.5, gt=0, le=1, description="Share of the peers whose parts a round needs.")
     overlap: bool = Field(True, description="The exchange runs beside the next round's steps; `false`: peers wait.")
