@@ -1,6 +1,6 @@
 """How busy peers are that train a model of a billion parameters over 100 Mbit/s and 100 ms, and what others would be.
 
-python benchmarks/swarm_utilisation.py [--peers 8] [--rounds 4] [--round-s 60] [--loss 0.001 0.01]
+python -m benchmarks.swarm_utilisation [--peers 8] [--rounds 4] [--round-s 60] [--loss 0.001 0.01]
 
 Real nodes over the emulated network exchange parts of the size that topk makes of 1e9 parameters; the computing is
 simulated by its measured time (1B on one H200: benchmarks/data/h200/speed.json). Busy is the share of time in which
