@@ -78,7 +78,7 @@ class Trainer:
             case "fresh" | "load":
                 if said["kind"] == "load":
                     self.digest = json.loads((Path(said["path"]) / "state.json").read_text())["digest"]
-                self.rounds = []
+                self.rounds, self.carried = [], []
                 self.say(kind="loaded", digest=self.digest)
             case "begin":
                 one = {"round": said["round"], "left": said["ranges"], "used": [], "steps": 0, "end": False}
@@ -134,7 +134,7 @@ class Trainer:
         while True:
             self.hear()
             one = self.rounds[0] if self.rounds else None
-            if one and (one["end"] or not one["left"]) and one["steps"]:
+            if one and (one["end"] or not one["left"]) and (one["steps"] or (one["end"] and self.carried)):
                 self.hand_in(self.rounds.pop(0))
             elif self.owed:
                 owed, self.owed = self.owed, 0.0

@@ -152,7 +152,7 @@ def test_programs_run_at_a_site_and_end_with_the_network() -> None:
         left = wan.run("a", ["sleep", "100"])
         with pytest.raises(UsageError, match="no site 'z'"):
             wan.cut({"z"})
-    assert left.wait(5) == -signal.SIGKILL
+    assert left.wait(30) == -signal.SIGKILL
     with pytest.raises(UsageError, match="not up"):
         wan.counters()
 
@@ -188,7 +188,7 @@ def test_a_start_removes_what_dead_processes_have_left_and_nothing_else() -> Non
     try:
         left = subprocess.Popen(["ip", "netns", "exec", dead, "sleep", "1000"])
         spaces.sweep()
-        assert left.wait(5) == -signal.SIGKILL
+        assert left.wait(30) == -signal.SIGKILL
         assert not (spaces.FOLDER / dead).exists()
         assert (spaces.FOLDER / ours).exists()
     finally:

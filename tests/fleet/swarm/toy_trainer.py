@@ -58,7 +58,7 @@ class Toy:
         return [json.loads(line) for line in lines]
 
     def stand(self, outer: Outer) -> None:
-        self.outer, self.local, self.rounds = outer, Local(outer), []
+        self.outer, self.local, self.rounds, self.carried = outer, Local(outer), [], []
         self.weights = outer.theta.copy()
         self.say(kind="loaded", digest=outer.digest())
 
@@ -155,7 +155,7 @@ class Toy:
             for message in self.heard():
                 self.hear(message)
             one = self.rounds[0] if self.rounds else None
-            if one and (one["end"] or not one["left"]) and one["steps"]:
+            if one and (one["end"] or not one["left"]) and (one["steps"] or (one["end"] and self.carried)):
                 self.hand_in(self.rounds.pop(0))
             elif one and one["left"]:
                 if worked is not None and time.monotonic() - worked > 0.5:

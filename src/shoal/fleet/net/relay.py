@@ -113,7 +113,7 @@ class Relay:
         for other in same:
             other.replaced()
         same.append(client)
-        self._tell("relay_client", peer=client.key.hex(), where=client.where)
+        self._journal("relay_client", peer=client.key.hex(), where=client.where)
 
     def left(self, client: Client) -> None:
         self._connections.discard(client)
@@ -129,7 +129,7 @@ class Relay:
             for key in client.known:
                 if others := self._clients.get(key):
                     others[-1].gone(client.key)
-        self._tell("relay_gone", peer=client.key.hex(), where=client.where)
+        self._journal("relay_gone", peer=client.key.hex(), where=client.where)
 
     def deliver(self, client: Client, kind: int, to: bytes, rest: bytes) -> None:
         counters, others = self.counters, self._clients.get(to)
@@ -160,9 +160,9 @@ class Relay:
 
     def odd(self, client: Client, why: str) -> None:
         self.counters.odd += 1
-        self._tell("relay_refused", where=client.where, why=why)
+        self._journal("relay_refused", where=client.where, why=why)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _journal(self, kind: str, **fields: Any) -> None:
         if self._event is not None:
             self._event(kind, **fields)
 

@@ -206,8 +206,8 @@ class Work:
         stock = self._stock()
         n = int(MORE_THAN_LAST * self._last_used) or -(-count(stock) // 3)
         ranges = first(stock, max(1, n))
-        if not ranges:
-            return
+        if not ranges and not self._returned:
+            return  # a part that came back goes into the next one, and if it is the last there is nothing else in it
         self._given[number] = ranges
         self.begun = number
         done = self._chain.head.ledger.done
