@@ -187,6 +187,8 @@ def test_a_start_removes_what_dead_processes_have_left_and_nothing_else() -> Non
     spaces.make([dead, ours])
     try:
         left = subprocess.Popen(["ip", "netns", "exec", dead, "sleep", "1000"])
+        while Path(f"/proc/{left.pid}/comm").read_text().strip() != "sleep":  # it is in there
+            time.sleep(0.01)
         spaces.sweep()
         assert left.wait(30) == -signal.SIGKILL
         assert not (spaces.FOLDER / dead).exists()
