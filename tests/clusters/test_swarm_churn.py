@@ -87,6 +87,7 @@ def test_two_die_two_come_and_a_cut_of_a_minute_in_one_run(tmp_path: Path) -> No
     past = list(chain.past(chain.head.hash))
     print(f"\nrounds in the cut: {rounds}; one history {merged_s:.1f} s after it; {len(past)} records")
     assert all(n >= CUT_S / ROUND_S / 2 for n in rounds.values()), f"a half did not train on: {rounds}"
+    assert all(n <= CUT_S / ROUND_S + 3 for n in rounds.values()), f"a half did not keep time: {rounds}"
     assert {"branch", "merge"} <= {record.kind for record in past}
     # All hold the same history and weights (`agree`), and each sample was used once or is still to be used.
     parts = [part.used for record in past for part in record.took]

@@ -63,7 +63,7 @@ def test_a_cut_link_goes_on_through_the_relay_and_comes_back(nat: Nat, through_n
         print(f"\n{nat}, {way}: through the relay after {stall_s:.1f} s, back after {back_s:.1f} s")
         assert stall_s < 6
         assert any(e["kind"] in ("link_failover", "link_lost") for e in a.events)
-        assert a.of("link_upgrade")[-1]["way"] == way
+        a.until(lambda t: [e["way"] for e in t.of("link_upgrade")][-1:] == [way], 10)  # noted when it is next heard
 
 
 def test_a_killed_peer_is_seen_within_seconds_and_its_successor_at_once() -> None:
@@ -109,4 +109,7 @@ def test_a_lossy_link_is_fast_and_its_loss_is_seen() -> None:
         assert 24 * 8.39 / took_s > 20  # Mbit/s; one socket of CUBIC does 2
         assert link["down_bytes_per_s"] > 2e6
         b.until(lambda t: (t.link(a)["loss"] or 0) > 0.002, 5)  # who sends sees it
-        assert b.link(a)["loss"] < 0.1
+        there, back = (wan.counters()[site] for site in ("b", "a"))
+        dropped = (there.lost + there.full_up + back.full_down) / there.sent  # BBR fills the queue before it slows down
+        print(f"\nseen {b.link(a)['loss']:.3f}, dropped {dropped:.3f}")
+        assert b.link(a)["loss"] < 4 * dropped

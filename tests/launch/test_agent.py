@@ -171,6 +171,8 @@ def test_a_wrong_run_file_ends_every_node_with_2(cluster: Make) -> None:
     job.start_all()
     assert job.codes() == {0: 2, 1: 2}
     assert "mesh" in job.log(0).read_text()
+    assert "node 0 has ended: " in job.log(1).read_text()
+    assert "mesh" in job.log(1).read_text()
 
 
 def test_nodes_that_share_no_disk_are_refused_unless_checkpoints_go_elsewhere(cluster: Make, tmp_path: Path) -> None:

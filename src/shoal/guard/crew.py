@@ -64,8 +64,8 @@ class Crew(Protocol):
         """Who starts the agents of islands."""
         ...
 
-    def over(self, code: int) -> None:
-        """The run has ended with that exit code."""
+    def over(self, code: int, why: str) -> None:
+        """The run has ended with that exit code; `why`, if it has failed."""
         ...
 
 
@@ -95,5 +95,5 @@ class Alone:
     def hands(self, run_dir: RunDir, lock_fd: int | None) -> HandsHere:
         return HandsHere(run_dir, lock_fd)
 
-    def over(self, code: int) -> None:
+    def over(self, code: int, why: str) -> None:
         pass

@@ -80,17 +80,18 @@ def supervise(
         mirror = None
         if mirroring.wanted(run.track):
             mirror = mirroring.Mirror(run_dir, mirror_command or mirroring.default_command(run_dir))
-        code = TRANSIENT
+        end: End | None = None
         try:
             end = session.attempts(command)
-            code = end.exit_code
         except BaseException as e:
             code = e.exit_code if isinstance(e, ShoalError) else TRANSIENT
             how = str(e).rstrip(".") if isinstance(e, ShoalError) else f"the supervisor failed: {type(e).__name__}: {e}"
-            session.close(End("failed", code, how))
+            end = End("failed", code, how)
+            session.close(end)
             raise
         finally:
-            session.crew.over(code)
+            if end is not None:
+                session.crew.over(end.exit_code, end.reason if end.status == "failed" else "")
         session.console.tick()
         session.console.close()
         stops = len(signals.stops)  # before it is told that the run has ended: a Ctrl-C from then on is about the wait

@@ -106,7 +106,7 @@ def first(who: Who, file: Path, folder: Path, processes: int, least: int) -> int
         return _supervised(who, head, file, folder, processes, least)
     except BaseException as e:
         if head is not None:  # nobody else would tell the others that it is over
-            head.close(e.exit_code if isinstance(e, ShoalError) else TRANSIENT)
+            head.close(e.exit_code if isinstance(e, ShoalError) else TRANSIENT, str(e) or type(e).__name__)
         raise
 
 

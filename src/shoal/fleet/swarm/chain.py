@@ -119,7 +119,8 @@ class Chain:
         return found[::-1]
 
     def locator(self) -> list[str]:
-        """Names of the head's past, dense at first and then ever sparser, the start last."""
+        """Names by which somebody else finds what is not known here: the newest of each branch (a history that comes
+        in pieces is one until all of it is here), then the head's past, dense at first and ever sparser."""
         past = [record.hash for record in self.past(self.head.hash)]
         picked: list[str] = []
         at, stride = 0, 1
@@ -128,7 +129,10 @@ class Chain:
             if len(picked) > 16:
                 stride *= 2
             at += stride
-        return picked if picked[-1] == self.start.hash else [*picked, self.start.hash]
+        continued = {parent for record in self.known() for parent in record.parents}
+        ends = sorted((record.round, record.hash) for record in self.known() if record.hash not in continued)
+        newest = [name for _, name in ends[-LOCATOR:][::-1]]
+        return list(dict.fromkeys([*newest, *picked, self.start.hash]))
 
     def since(self, locator: Iterable[str], most: int) -> list[Certified]:
         """What somebody who knows these does not know of this head's past, oldest first."""

@@ -111,14 +111,16 @@ class Talk:
     async def _ask_chain(self, peer: PeerId) -> None:
         """Until all of its history is known here."""
         try:
+            chain, last = self._node.chain, list[str]()
             while True:
-                body = json.dumps({"locator": self._node.chain.locator()}).encode()
+                body = json.dumps({"locator": [*last, *chain.locator()]}).encode()
                 answer = await self._endpoint.ask(peer, Message("chain", {}, body), 10.0, MOST_BODY)
                 said = json.loads(bytes(answer.body))
                 new = [Certified.of(one) for one in said["records"]]
-                head, before = str(said["head"]), len(self._node.chain)
+                head, before = str(said["head"]), last
                 self._node.decider.learn(peer, head, new, time.monotonic())
-                if head in self._node.chain or len(self._node.chain) == before:
+                last = [one.record.hash for one in new[-1:]]  # it may be one that was known already
+                if head in chain or last in ([], before):
                     return
         except (Unreachable, Refused):
             pass

@@ -48,9 +48,9 @@ class Work:
         self.waits_since: float | None = None  # for parts of the next record (monotonic)
         self.applied: str | None = None
         self.digests: dict[str, str] = {}  # of the weights after a record
-        self.begun = 0  # the newest round that it was given samples for
-        self.handed_in = 0  # the newest round that it has a part of
-        self._ended = 0
+        self._newest = 0  # round that it was given samples for
+        self._handed_in = 0  # the newest of those that it has handed in
+        self._ended = 0  # the newest of those that it was told to end
         self._given: dict[int, Ranges] = {}
         self._announced = 0  # the newest round that a part of ours was announced for
         self._undecided: dict[int, tuple[int, Ranges]] = {}  # that round → the trainer's own, samples
@@ -67,13 +67,13 @@ class Work:
         self.ready, self.told, self.applied, self._from = False, None, None, None
         self._given.clear()
         self._returned, self._saving = (), []
-        self._ended = self.begun
+        self._ended = self._newest
         self.status = {}
 
     def begin_from(self, snapshot: Snapshot | None) -> None:
         """`None`: from the beginning. What it had under way is gone."""
         self._given.clear()
-        self._returned, self._saving, self._ended = (), [], self.begun
+        self._returned, self._saving, self._ended = (), [], self._newest
         if snapshot is None:
             self._say({"kind": "fresh", "seed": self._seed})
             self.told = self._chain.start.hash
@@ -181,18 +181,35 @@ class Work:
         """`computing`: the round that the peers train now, as their first one says."""
         if not self.ready or self.told is None or not member:
             return
-        head = self._chain.head
         if self._overlap:
-            computing = min(max(computing, self.handed_in + 1), head.round + 2)
-        if computing > max(self.begun, self.handed_in) and (self._overlap or self._stands_at(computing - 1)):
+            done = max(self._handed_in, self._announced)
+            computing = min(max(computing, done + 1), self._chain.head.round + 2)
+        if computing > max(self._newest, self.begun) and (self._overlap or self._stands_at(computing - 1)):
             self._begin(computing)
-        if (self._ended < self.begun and computing > self.begun) or self._older_runs(computing):
-            self._end(computing)
+        self._end(before=computing)
 
     def wind_up(self) -> None:
         """No more rounds: what is begun ends now."""
         if self.ready and self.told is not None:
-            self._end(self.begun + 1)
+            self._end(before=None)
+
+    @property
+    def begun(self) -> int:
+        """The newest round that it trains for, or has a part of."""
+        return max([self._announced, *self._goes_into().values()])
+
+    def _goes_into(self) -> dict[int, int]:
+        """What it trains, and the round that it will be a part of. When a round has gone by without it, in a branch or
+        a merge say, that is a later one than it was begun for: it trains on, and nothing new is begun in its place."""
+        found, last = dict[int, int](), self._announced
+        for number in sorted(self._given):
+            last = found[number] = self._open(number, last)
+        return found
+
+    def _open(self, number: int, after: int) -> int:
+        """The first round after one that a part can still be of."""
+        label = max(number, self._chain.head.round + 1, after + 1)
+        return label + (number - label) % self._fragments  # a part is of one fragment
 
     @property
     def owes(self) -> bool:
@@ -209,16 +226,14 @@ class Work:
         if not ranges and not self._returned:
             return  # a part that came back goes into the next one, and if it is the last there is nothing else in it
         self._given[number] = ranges
-        self.begun = number
+        self._newest = number
         done = self._chain.head.ledger.done
         self._say({"kind": "begin", "round": number, "ranges": [list(r) for r in ranges], "samples_done": done})
 
-    def _older_runs(self, computing: int) -> bool:
-        return any(self._ended < number < computing for number in self._given)
-
-    def _end(self, computing: int) -> None:
-        for number in sorted(self._given):
-            if self._ended < number < computing:
+    def _end(self, before: int | None) -> None:
+        """Of what it trains, all that is for an earlier round."""
+        for number, goes_into in self._goes_into().items():
+            if number > self._ended and (before is None or goes_into < before):
                 self._ended = number
                 self._say({"kind": "end", "round": number})
 
@@ -236,10 +251,9 @@ class Work:
         number, used = int(said["round"]), parse(said["used"])
         self._given.pop(number, None)
         self._returned = minus(self._returned, used)
-        self.handed_in, self._ended = max(self.handed_in, number), max(self._ended, number)
+        self._handed_in, self._ended = max(self._handed_in, number), max(self._ended, number)
         self._last_used = max(1, count(used))
-        label = max(number, self._chain.head.round + 1, self._announced + 1)
-        label += (number - label) % self._fragments  # a part is of one fragment
+        label = self._open(number, self._announced)
         if label > self._chain.head.round + AHEAD:
             self._give_back(number, used)
             return None

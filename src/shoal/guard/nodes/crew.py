@@ -119,9 +119,9 @@ class Nodes:
         here = HandsHere(run_dir, lock_fd, {FLEET_HOST: self.host})
         return NodeHands(self.head, here, self.most, run_dir.name)
 
-    def over(self, code: int) -> None:
+    def over(self, code: int, why: str) -> None:
         (self.run_dir.path / self._mark).unlink(missing_ok=True)
-        self.head.close(code)
+        self.head.close(code, why)
 
     def _hear(self) -> None:
         for node, said in self.head.heard():

@@ -125,6 +125,8 @@ class _Talk:
                 while True:
                     for message in self._inbox.take():
                         if message["kind"] == "over":
+                            if why := str(message.get("why", "")):  # a scheduler may look at this node's words first
+                                _say(f"node 0 has ended: {why.rstrip('.')}")
                             return int(message["code"])
                         self._obey(message)
                     if self._inbox.lost is not None:

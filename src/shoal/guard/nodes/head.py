@@ -51,6 +51,7 @@ class Head:
         self.port = int(self._server.getsockname()[1])
         self._over = threading.Event()
         self._code: int | None = None  # once it is over
+        self._why = ""
         self._told: set[int] = set()
         threading.Thread(target=self._accepting, name="shoal-head", daemon=True).start()
         threading.Thread(target=self._pinging, name="shoal-ping", daemon=True).start()
@@ -81,12 +82,12 @@ class Head:
             if self._nodes.get(node.number) is node:
                 del self._nodes[node.number]
 
-    def close(self, code: int) -> None:
-        """All of them leave with that exit code, also those that come only now. They close the connection: if this side
-        did, what it has not read yet could take the word with it."""
+    def close(self, code: int, why: str = "") -> None:
+        """All of them leave with that exit code, also those that come only now, and say why. They close the connection:
+        if this side did, what it has not read yet could take the word with it."""
         if self._over.is_set():
             return
-        self._code = code
+        self._why, self._code = why, code
         for node in self.nodes.values():
             self._dismiss(node)
         deadline = time.monotonic() + GOODBYE_S
@@ -99,7 +100,7 @@ class Head:
 
     def _dismiss(self, node: Node) -> None:
         self._told.add(node.number)
-        self.tell(node, "over", code=self._code)
+        self.tell(node, "over", code=self._code, why=self._why)
 
     def _accepting(self) -> None:
         while not self._over.is_set():
