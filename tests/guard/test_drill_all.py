@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_an_ordinary_run_is_broken_in_every_way_and_ends_bitwise_as_if_it_had_not(tmp_path: Path) -> None:
     make(tmp_path)
     kinds = ["kill", "stop", "slow", "oom", "disk-full", "coordinator", "preempt", "bitflip"]
-    args = ["--scenario", ",".join(kinds), "--count", "8", "--seed", "3", "--pause", "10", "--pace", "0.05"]
+    args = ["--scenario", ",".join(kinds), "--count", "8", "--seed", "3", "--pause", "10", "--pace", "0.1"]
     code, found = drill(tmp_path, *args, "train.steps=300", "resources.processes=2", within_s=800)
     assert code == 0, json.dumps(found)
     assert found["same_digest"] is True

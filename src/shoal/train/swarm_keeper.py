@@ -135,9 +135,10 @@ class Keeper:
         path = self._own / f"{round}.part"
         _whole(path, payload)
         _whole(path.with_suffix(".json"), json.dumps(asdict(work)).encode())
-        for old in self._own.glob("*"):
-            if old.stem.isdigit() and int(old.stem) < round - KEPT:
-                old.unlink(missing_ok=True)
+        numbers = sorted({int(file.stem) for file in self._own.glob("*") if file.stem.isdigit()})
+        for old in numbers[:-KEPT]:
+            for suffix in ("part", "json"):
+                (self._own / f"{old}.{suffix}").unlink(missing_ok=True)
         self._say("part", round=round, path=str(path), **work.said())
 
     def _apply(self, record: Mapping[str, Any], name: str, parts: Paths) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from shoal.errors import Stopped
 from shoal.fleet.swarm.ranges import count, union
 from tests.fleet.swarm.toy_swarm import Swarm, swarm
@@ -145,13 +147,15 @@ def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) ->
     asyncio.run(story())
 
 
-def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path, first: bool) -> None:
     async def story() -> None:
-        async with swarm(tmp_path, 3) as it:
-            wrong = await it.add(attack="flip")
+        async with swarm(tmp_path, 3, first="flip" if first else "") as it:
+            wrong = it.peers[0] if first else await it.add(attack="flip")
             await it.until(lambda: any(e["kind"] == "differs" for e in wrong.events), 40)
             at = it.peers[0].round
             await it.until(lambda: it.agree() and it.peers[0].round >= at + 2, 40)
             used_once(it)
+            assert not [e for p in it.peers if p is not wrong for e in p.events if e["kind"] == "differs"]
 
     asyncio.run(story())

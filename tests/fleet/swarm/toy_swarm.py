@@ -101,9 +101,9 @@ class Swarm:
         self.folder, self.run_spec = folder, run
         self.peers: list[Peer] = []
 
-    async def add(self, steps_per_s: float = 50.0, attack: str = "") -> Peer:
+    async def add(self, steps_per_s: float = 50.0, attack: str = "", identity: Identity | None = None) -> Peer:
         i = len(self.peers)
-        peer = Peer(self.folder / str(i), Identity.at(self.folder / f"{i}.key"), self.run_spec, steps_per_s, attack)
+        peer = Peer(self.folder / str(i), identity or Identity.new(), self.run_spec, steps_per_s, attack)
         await peer.start()
         self.peers.append(peer)
         self.introduce()
@@ -148,17 +148,22 @@ class Swarm:
     def __str__(self) -> str:
         return "; ".join(
             f"{p.folder.name}: round {p.round} of {len(p.node.chain.head.members)}, {p.node.decider.mode}, "
-            f"begun {p.node.work.begun}, last {p.events[-1:]}"
+            f"begun {p.node.work.begun}, weights {p.node.work.digests.get(p.node.chain.head.hash)}, "
+            f"last {p.events[-1:]}, {[e for e in p.events if e['kind'] in ('differs', 'base', 'base-failed')]}"
             for p in self.alive
         )
 
 
 @contextlib.asynccontextmanager
-async def swarm(folder: Path, peers: int, **spec_of: Any) -> AsyncIterator[Swarm]:
+async def swarm(folder: Path, peers: int, first: str = "", **spec_of: Any) -> AsyncIterator[Swarm]:
+    """`first`: what is wrong with the first member, who makes the records while all is well."""
     it = Swarm(folder, spec(peers=peers, **spec_of))
+    keys = [Identity.new() for _ in range(peers)]
+    if first:  # of a new swarm, that is who has the smallest key
+        keys.sort(key=lambda identity: identity.id)
     try:
-        for _ in range(peers):
-            await it.add()
+        for i, identity in enumerate(keys):
+            await it.add(attack="" if i else first, identity=identity)
         yield it
     finally:
         for peer in it.alive:

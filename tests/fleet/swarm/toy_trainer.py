@@ -74,9 +74,10 @@ class Toy:
             for one in self.rounds:
                 one["end"] = one["end"] or one["round"] <= said["round"]
         elif said["kind"] == "returned":
-            payload, used = self.parts.pop(said["round"])
-            self.local.returned(said["round"], payload)
-            self.carried += used
+            payload, used = self.parts.pop(said["round"], (b"", []))
+            if used:  # else an earlier life's
+                self.local.returned(said["round"], payload)
+                self.carried += used
         elif said["kind"] == "score":
             assert outer is not None
             before, scores = self.loss(outer.theta), {}

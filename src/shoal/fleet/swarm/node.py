@@ -31,6 +31,7 @@ from shoal.fleet.swarm.router import Router
 from shoal.fleet.swarm.snapshots import Snapshots
 from shoal.fleet.swarm.talk import PULSE_S, Talk
 from shoal.fleet.swarm.training import Training
+from shoal.fleet.swarm.witness import Witness
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 
@@ -77,6 +78,7 @@ class Node:
         self.router = Router(self.me, event)
         self.parts = Parts(self.blobs, self._sources, event, self.router.choice)
         self.snapshots = Snapshots(folder / "snapshots", self.chain)
+        self.witness = Witness(self.chain)
         rules = Rules(silent_s, 4 * (self.round_s + self.deadline_s) + 20, spec.peers, spec.partition == "merge")
         self._started = time.monotonic()
         self.decider = Decider(self.me, self.chain, rules, self, self._started)
@@ -177,6 +179,8 @@ class Node:
 
     def _tick(self, now: float) -> None:
         self.talk.send(self.decider.tick(now))
+        if (differs := self.witness.differs(self.work.digests)) is not None:
+            self.training.doubt(differs)
         self._keep_time(now)
         self.router.choose(self.chain.head.members, self.endpoint.links(), now)
         self.training.tick()
@@ -240,7 +244,7 @@ class Node:
             forgotten=self._forgotten(now),
             total=self.total,
             batch=self.batch,
-            state=self.work.digests.get(head.hash),
+            state=self.witness.most(head.hash) if kind == "round" else None,
             by=self.me,
             now=time.time(),
         )
@@ -298,6 +302,8 @@ class Node:
     def complete(self, record: Record) -> bool:
         if record.kind == "merge":
             return self._have_both(record.parents, [record.by, *record.members])
+        if record.state not in (None, self.work.digests.get(record.parent)):
+            return False  # nobody signs for weights that it has not computed itself
         return self.parts.fetch(record.took, [record.by, *record.members], urgent=True)
 
     def mergeable(self, other: str) -> bool:
@@ -331,7 +337,7 @@ class Node:
         record, now = new.record, time.monotonic()
         mine = self.work.digests.get(record.parent)
         if mine is not None and record.state is not None and mine != record.state:
-            self.training.doubt(record.round)  # most have signed that the weights are others
+            self.training.doubt(record.round - 1)  # most have signed that the weights are others
         if record.round > self.ended:
             self.ended, self._began = record.round, now
         self.exchange_s = now - self.ended_at

@@ -26,6 +26,7 @@ QUICK_DEATH_S = 60.0
 DOUBT_S, MOST_DOUBTS = 600.0, 3
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 20
+OF_ITS_STATE = ("part", "applied", "saved", "scored")
 
 
 class Training:
@@ -85,7 +86,8 @@ class Training:
             why = "computes other weights than all others from the same parts: its memory, processor or numba is wrong"
             self._node.fail(SetupError(f"this machine {why}."))
         self._node.snapshots.forget()
-        self.work.told, self.work.applied = None, None
+        self.work.give_up()
+        self.work.digests.clear()
 
     def steer(self) -> None:
         node = self._node
@@ -99,6 +101,8 @@ class Training:
             self.process.say(message)
 
     def _heard(self, said: Said) -> None:
+        if said.get("kind") in OF_ITS_STATE and not self.work.listens:
+            return
         match said.get("kind"):
             case "ready":
                 self.work.ready = True
@@ -107,9 +111,11 @@ class Training:
                 self._node.spawn(self._hand_in(said))
             case "applied":
                 self.work.has_applied(said)
+                self._bear_witness()
                 self._score_some()
             case "loaded":
                 self.work.has_loaded(said)
+                self._bear_witness()
             case "saved":
                 self._node.spawn(self._saved(said))
             case "scored":
@@ -118,6 +124,14 @@ class Training:
                 self.work.has_status({"params": self.work.status.get("params", 0), **said})
             case "failed":
                 self._node.event("trainer-failed", why=str(said.get("why"))[:500])
+
+    def _bear_witness(self) -> None:
+        """Of what the weights are now."""
+        record = self.work.applied
+        if record is not None:
+            self._node.witness.hear(self._node.me, record, self.work.digests[record])
+            if record == self._node.chain.head.hash:
+                self._node.talk.pulse()
 
     def _gone(self, code: int) -> None:
         """It is started again, unless it cannot work or dies at once again and again."""
@@ -140,8 +154,9 @@ class Training:
         await self.process.start()
 
     async def _hand_in(self, said: Said) -> None:
+        life = self.work.life
         blob, size = await self._node.blobs.add(Path(said["path"]))
-        found = self.work.has_part(said)
+        found = self.work.has_part(said) if life == self.work.life else None
         if found is None:
             return
         number, used = found
@@ -168,13 +183,15 @@ class Training:
         found = self.work.has_saved(said)
         if found is None:
             return
-        record, path, digest = found
+        (record, path, digest), life = found, self.work.life
         place = self._node.snapshots.place(record)
         if path != place:
             if place.exists():
                 return
             path.rename(place)
         blob, size = await self._node.blobs.add(place)
+        if life != self.work.life:
+            return
         self._node.snapshots.add(Snapshot(record.hash, record.round, blob, size, digest))
         self._node.tidy()
 
@@ -201,6 +218,8 @@ class Training:
                     for found in map(Snapshot.of, json.loads(bytes(answer.body))):
                         if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
                             continue
+                        if self._node.witness.agreed(found.hash) not in (None, found.digest):
+                            continue  # of somebody who has not noticed yet that its weights are wrong
                         if best is None or found.round > best.round + (3 if best is own else 0):
                             best, sources = found, [peer]
                         elif found == best and best is not own:

@@ -6,8 +6,9 @@ the other, when their parts are here. Samples that it was given and has not acco
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Work:
         self.ready = False  # it has a model
         self.told: str | None = None  # the record that its state stands at, when it has done all it was told
         self._from: str | None = None  # the record whose state it is loading
+        self._loads = 0  # states that it was told to load and has not said so
+        self.life = 0  # how often what it had was given up
         self.waits_since: float | None = None  # for parts of the next record (monotonic)
         self.applied: str | None = None
         self.digests: dict[str, str] = {}  # of the weights after a record
@@ -55,7 +58,8 @@ class Work:
         self._announced = 0  # the newest round that a part of ours was announced for
         self._undecided: dict[int, tuple[int, Ranges]] = {}  # that round → the trainer's own, samples
         self._doubtful: dict[int, tuple[int, Ranges]] = {}
-        self._returned: Ranges = ()
+        self._returned: Ranges = ()  # go into its next part
+        self._overdue: Ranges = ()  # of these, what was not in its last one
         self._last_used = 0
         self._saving: list[Record] = []
         self.status: dict[str, Any] = {}
@@ -64,16 +68,27 @@ class Work:
 
     def started_anew(self) -> None:
         """What it had not handed in is lost with it, and so is what was returned to it."""
-        self.ready, self.told, self.applied, self._from = False, None, None, None
+        self.ready, self.status = False, {}
+        self.give_up()
+        self._from, self._loads = None, 0
+
+    def give_up(self) -> None:
+        """Its state is of no use. What it says from now on is not listened to, until it has another one."""
+        self.told, self.applied = None, None
         self._given.clear()
-        self._returned, self._saving = (), []
+        self._returned, self._overdue, self._saving = (), (), []
         self._ended = self._newest
-        self.status = {}
+        self.life += 1
+
+    @property
+    def listens(self) -> bool:
+        """Whether what it says is of the state that it is meant to have."""
+        return self.told is not None and not self._loads
 
     def begin_from(self, snapshot: Snapshot | None) -> None:
         """`None`: from the beginning. What it had under way is gone."""
-        self._given.clear()
-        self._returned, self._saving, self._ended = (), [], self._newest
+        self.give_up()
+        self._loads += 1
         if snapshot is None:
             self._say({"kind": "fresh", "seed": self._seed})
             self.told = self._chain.start.hash
@@ -92,7 +107,7 @@ class Work:
         if not self.ready or self.told is None or self.told == head.hash:
             return
         if not self._chain.is_ancestor(self.told, head.hash):
-            self.told = None  # the history has gone another way: it has to begin anew
+            self.give_up()  # the history has gone another way: it has to begin anew
             return
         for record in self._chain.path(self.told, head.hash):
             if not (self._merge(record) if record.kind == "merge" else self._apply(record)):
@@ -117,7 +132,7 @@ class Work:
     def _merge(self, record: Record) -> bool:
         base = self._snapshots.before(*record.parents)
         if base is None:
-            self.told = None  # there is no way back to where the branches parted: the state has to be fetched
+            self.give_up()  # there is no way back to where the branches parted: the state has to be fetched
             return False
         needed = [r for parent in record.parents for r in self._since(base.hash, parent)]
         if not self._parts.fetch([part for r in needed for part in r.took], record.members, urgent=True):
@@ -151,25 +166,29 @@ class Work:
         return {part.peer: str(self._blobs.path(part.blob)) for part in record.took}
 
     def _decided(self, record: Record) -> None:
-        """Our own part of a round is in it, or goes back to the trainer. At the beginning of a branch nobody knows:
+        """Our own parts up to a round count, or go back to the trainer. At the beginning of a branch nobody knows:
         those whom we have lost may have counted it. A merge tells, or that they are forgotten."""
         for label in [n for n in self._undecided if n <= record.round]:
             mine = self._undecided.pop(label)
-            if self._took(record, label):
+            since = self._since_round(record, label)
+            if self._took(since, label):
                 continue
-            if record.kind == "branch":
+            if record.ledger.lanes and any(one.kind == "branch" for one in since):
                 self._doubtful[label] = mine
             else:
                 self._give_back(*mine)
         if self._doubtful and (record.kind == "merge" or not record.ledger.lanes):
-            past = list(self._chain.past(record.hash))
             for label, mine in self._doubtful.items():
-                if not any(self._took(one, label) for one in past):
+                if not self._took(self._since_round(record, label), label):
                     self._give_back(*mine)
             self._doubtful.clear()
 
-    def _took(self, record: Record, number: int) -> bool:
-        return any(part.peer == self._me and part.round == number for part in record.took)
+    def _since_round(self, record: Record, oldest: int) -> list[Record]:
+        """A state that was fetched may lie beyond the record that decides."""
+        return list(itertools.takewhile(lambda one: one.round >= oldest, self._chain.past(record.hash)))
+
+    def _took(self, records: Iterable[Record], number: int) -> bool:
+        return any(part.peer == self._me and part.round == number for one in records for part in one.took)
 
     def _give_back(self, number: int, used: Ranges) -> None:
         self._say({"kind": "returned", "round": number})
@@ -250,7 +269,9 @@ class Work:
         to the trainer, and into its next part."""
         number, used = int(said["round"]), parse(said["used"])
         self._given.pop(number, None)
-        self._returned = minus(self._returned, used)
+        still = minus(self._returned, used)
+        self._returned = minus(still, self._overdue)  # those it has lost, and may be given again
+        self._overdue = self._returned
         self._handed_in, self._ended = max(self._handed_in, number), max(self._ended, number)
         self._last_used = max(1, count(used))
         label = self._open(number, self._announced)
@@ -268,7 +289,8 @@ class Work:
             del self.digests[next(iter(self.digests))]
 
     def has_loaded(self, said: Said) -> None:
-        if self._from is not None:  # `told` may be further by now
+        self._loads -= 1
+        if self.listens and self._from is not None:  # `told` may be further by now
             self.applied, self._from = self._from, None
             self.digests[self.applied] = str(said["digest"])
 
