@@ -13,35 +13,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.stand_in import StandIn
 
-class Trainer:
+
+class Trainer(StandIn):
     def __init__(self, asked: dict[str, Any]) -> None:
-        self.asked = asked
-        self.folder = Path(os.environ["SHOAL_SWARM_FOLDER"])
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(os.environ["SHOAL_SWARM_SOCKET"])
-        self.sock.setblocking(False)
-        self.data, self.digest = b"", "0"
-        self.rounds: list[dict[str, Any]] = []
-        self.carried: list[list[int]] = []
+        super().__init__()
+        self.asked, self.digest = asked, "0"
         self.handed_in: dict[int, list[list[int]]] = {}
         self.later: list[tuple[float, dict[str, Any]]] = []  # what is encoded or decoded meanwhile
         self.owed = 0.0  # seconds that the device is to wait for new weights
         self.times = {"compute": 0.0, "moving": 0.0, "waiting": 0.0}
         self.payload = bytearray(os.urandom(asked["part_bytes"]))
         self.file = open(self.folder / "times.jsonl", "a")  # noqa: SIM115
-
-    def say(self, **message: Any) -> None:
-        self.sock.setblocking(True)
-        self.sock.sendall(json.dumps(message).encode() + b"\n")
-        self.sock.setblocking(False)
 
     def passes(self, what: str, seconds: float) -> None:
         """Meanwhile messages are read, and what is coded gets done. A step is as long as it was, which is a little more
@@ -58,34 +48,17 @@ class Trainer:
             time.sleep(min(0.02, until - now))
         self.times[what] += time.monotonic() - began
 
-    def hear(self) -> None:
-        try:
-            while new := self.sock.recv(1 << 20):
-                self.data += new
-            raise SystemExit(0)
-        except BlockingIOError:
-            pass
-        *lines, self.data = self.data.split(b"\n")
-        for line in lines:
-            self.heard(json.loads(line))
-
     def soon(self, **message: Any) -> None:
         begin = max(time.monotonic(), self.later[-1][0] if self.later else 0.0)
         self.later.append((begin + self.asked["code_s"], message))
 
-    def heard(self, said: dict[str, Any]) -> None:
+    def told(self, said: dict[str, Any]) -> None:
         match said["kind"]:
             case "fresh" | "load":
                 if said["kind"] == "load":
                     self.digest = json.loads((Path(said["path"]) / "state.json").read_text())["digest"]
                 self.rounds, self.carried = [], []
                 self.say(kind="loaded", digest=self.digest)
-            case "begin":
-                one = {"round": said["round"], "left": said["ranges"], "used": [], "steps": 0, "end": False}
-                self.rounds.append(one)
-            case "end":
-                for one in self.rounds:
-                    one["end"] = one["end"] or one["round"] <= said["round"]
             case "returned":
                 self.carried += self.handed_in.pop(said["round"], [])
             case "apply" | "merge":
@@ -98,19 +71,9 @@ class Trainer:
                 folder.mkdir(parents=True)
                 (folder / "state.json").write_text(json.dumps({"digest": self.digest}))
                 self.say(kind="saved", round=0, digest=self.digest, path=str(folder))
-            case "stop":
-                raise SystemExit(0)
 
     def step(self, one: dict[str, Any]) -> None:
-        wanted = self.asked["batch"]
-        while wanted and one["left"]:
-            a, b = one["left"].pop(0)
-            n = min(wanted, b - a)
-            one["used"].append([a, a + n])
-            wanted -= n
-            if a + n < b:
-                one["left"].insert(0, [a + n, b])
-        one["steps"] += 1
+        self.take(one, self.asked["batch"])
         self.passes("compute", self.asked["step_s"])
 
     def hand_in(self, one: dict[str, Any]) -> None:
@@ -118,8 +81,7 @@ class Trainer:
         path = self.folder / f"{one['round']}.part"
         self.payload[:8] = one["round"].to_bytes(8, "big")
         threading.Thread(target=path.write_bytes, args=(bytes(self.payload),)).start()  # long before it is coded
-        used = _joined(one["used"] + self.carried)
-        self.carried, self.handed_in[one["round"]] = [], used
+        used = self.handed_in[one["round"]] = self.used(one)
         tokens = sum(b - a for a, b in used)
         self.soon(
             kind="part", round=one["round"], path=str(path), tokens=tokens, used=used, steps=one["steps"],
@@ -134,7 +96,7 @@ class Trainer:
         while True:
             self.hear()
             one = self.rounds[0] if self.rounds else None
-            if one and (one["end"] or not one["left"]) and (one["steps"] or (one["end"] and self.carried)):
+            if one and self.is_over(one):
                 self.hand_in(self.rounds.pop(0))
             elif self.owed:
                 owed, self.owed = self.owed, 0.0
@@ -149,16 +111,6 @@ class Trainer:
                 said = time.monotonic()
                 total = sum(self.times.values())
                 self.say(kind="status", busy=self.times["compute"] / total if total else 0.0)
-
-
-def _joined(ranges: list[list[int]]) -> list[list[int]]:
-    found: list[list[int]] = []
-    for a, b in sorted(ranges):
-        if found and found[-1][1] == a:
-            found[-1][1] = b
-        else:
-            found.append([a, b])
-    return found
 
 
 if __name__ == "__main__":

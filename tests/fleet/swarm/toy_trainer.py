@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.fleet.stand_in import StandIn
 
 from shoal.fleet.outer import snapshot
 from shoal.fleet.outer.local import Local, add
@@ -28,51 +28,25 @@ def target(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(7).normal(size=count).astype(np.float32)
 
 
-class Toy:
+class Toy(StandIn):
     def __init__(self, count: int, steps_per_s: float, attack: str) -> None:
+        super().__init__()
         self.count, self.step_s, self.attack = count, 1 / steps_per_s, attack
         self.goal, self.rng = target(count), np.random.default_rng(os.getpid())
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(os.environ["SHOAL_SWARM_SOCKET"])
-        self.sock.setblocking(False)
-        self.folder = Path(os.environ["SHOAL_SWARM_FOLDER"])
-        self.data = b""
-        self.rounds: list[dict[str, Any]] = []
         self.parts: dict[int, tuple[bytes, list[list[int]]]] = {}
-        self.carried: list[list[int]] = []
         self.outer: Outer | None = None
-
-    def say(self, **message: Any) -> None:
-        self.sock.setblocking(True)
-        self.sock.sendall(json.dumps(message).encode() + b"\n")
-        self.sock.setblocking(False)
-
-    def heard(self) -> list[dict[str, Any]]:
-        try:
-            while new := self.sock.recv(1 << 20):
-                self.data += new
-            raise SystemExit(0)
-        except BlockingIOError:
-            pass
-        *lines, self.data = self.data.split(b"\n")
-        return [json.loads(line) for line in lines]
 
     def stand(self, outer: Outer) -> None:
         self.outer, self.local, self.rounds, self.carried = outer, Local(outer), [], []
         self.weights = outer.theta.copy()
         self.say(kind="loaded", digest=outer.digest())
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def told(self, said: dict[str, Any]) -> None:
         outer = self.outer
         if said["kind"] == "fresh":
             self.stand(Outer(np.zeros(self.count, np.float32), RULE))
         elif said["kind"] == "load":
             self.stand(snapshot.load(Path(said["path"]), RULE, self.count, said["digest"]))
-        elif said["kind"] == "begin":
-            self.rounds.append({"round": said["round"], "left": said["ranges"], "used": [], "steps": 0, "end": False})
-        elif said["kind"] == "end":
-            for one in self.rounds:
-                one["end"] = one["end"] or one["round"] <= said["round"]
         elif said["kind"] == "returned":
             payload, used = self.parts.pop(said["round"], (b"", []))
             if used:  # else an earlier life's
@@ -106,8 +80,6 @@ class Toy:
             self.outer = self.local.outer = merged = self.merged(base, record, said["branches"])
             add(self.local.follow_merge(merged.round, before, merged.theta), self.weights)
             self.say(kind="applied", round=record["round"], hash=record["hash"], digest=merged.digest(), seconds=0.0)
-        elif said["kind"] == "stop":
-            raise SystemExit(0)
 
     def merged(self, base: Outer, record: dict[str, Any], branches: list[Any]) -> Outer:
         ends = []
@@ -125,10 +97,7 @@ class Toy:
         return float(np.square(weights - self.goal).mean())
 
     def step(self, one: dict[str, Any]) -> None:
-        a, b = one["left"][0]
-        one["left"] = [[a + 1, b], *one["left"][1:]] if a + 1 < b else one["left"][1:]
-        one["used"].append([a, a + 1])
-        one["steps"] += 1
+        self.take(one, 1)
         noise = self.rng.normal(size=self.count).astype(np.float32)
         self.weights += 0.02 * (self.goal - self.weights) + 0.01 * noise
         time.sleep(self.step_s)
@@ -137,8 +106,7 @@ class Toy:
         payload = self.local.part(one["round"], self.weights)
         if self.attack == "garbage":
             payload = os.urandom(len(payload))
-        used = joined(one["used"] + self.carried)
-        self.carried = []
+        used = self.used(one)
         self.parts[one["round"]] = (payload, used)
         path = self.folder / f"{one['round']}.part"
         path.write_bytes(payload)
@@ -153,10 +121,9 @@ class Toy:
         said, busy, since = time.monotonic(), 0.0, time.monotonic()
         worked: float | None = None
         while True:
-            for message in self.heard():
-                self.hear(message)
+            self.hear()
             one = self.rounds[0] if self.rounds else None
-            if one and (one["end"] or not one["left"]) and (one["steps"] or (one["end"] and self.carried)):
+            if one and self.is_over(one):
                 self.hand_in(self.rounds.pop(0))
             elif one and one["left"]:
                 if worked is not None and time.monotonic() - worked > 0.5:
@@ -174,16 +141,6 @@ class Toy:
                 loss = self.loss(self.outer.theta)
                 self.say(kind="status", step=0, loss=loss, busy=busy / (said - since), tokens_per_s=1 / self.step_s)
                 busy, since = 0.0, said
-
-
-def joined(ranges: list[list[int]]) -> list[list[int]]:
-    found: list[list[int]] = []
-    for a, b in sorted(ranges):
-        if found and found[-1][1] == a:
-            found[-1][1] = b
-        else:
-            found.append([a, b])
-    return found
 
 
 if __name__ == "__main__":
