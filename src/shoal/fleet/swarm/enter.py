@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import DataError, SetupError, ShoalError, TransientError
 from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.endpoint import connect
+from shoal.fleet.net.endpoint import Peers, connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.charter import MOST_CHARTER, Charter, Input, find_input
@@ -40,12 +40,9 @@ class Heard:
         return [e for e in self.events if e["kind"] in kinds]
 
 
-@asynccontextmanager
-async def visit(
-    config: NodeConfig, roster: Roster, event: Event, charter: bytes = b""
-) -> AsyncIterator[tuple[Endpoint, Gossip]]:
-    """An endpoint of this peer for a while, with gossip."""
-    endpoint = connect(
+def endpoint_of(config: NodeConfig, roster: Roster, event: Event) -> Peers:
+    """As this peer's configuration has it; not started."""
+    return connect(
         roster.me,
         roster.admit,
         event,
@@ -55,6 +52,14 @@ async def visit(
         port=config.port,
         quic=not config.tcp_only,
     )
+
+
+@asynccontextmanager
+async def visit(
+    config: NodeConfig, roster: Roster, event: Event, charter: bytes = b""
+) -> AsyncIterator[tuple[Endpoint, Gossip]]:
+    """An endpoint of this peer for a while, with gossip."""
+    endpoint = endpoint_of(config, roster, event)
     await endpoint.start()
     try:
         gossip = Gossip(roster, endpoint, event, charter=charter)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import SetupError, Stopped
-from shoal.fleet.net.endpoint import connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.charter import Charter
 from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.control import alone, forget_commands, obey
+from shoal.fleet.swarm.enter import endpoint_of
 from shoal.fleet.swarm.gossip import Gossip
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.roster import Roster
@@ -76,16 +76,7 @@ async def _run(config: NodeConfig, life: Session) -> int:
     event.name_of = lambda peer: next((roster.name(p) for p in roster.summary() if p.startswith(peer)), peer)
     charter = Charter.load(config.charter_file)
     run = load(config.run).run
-    endpoint = connect(
-        identity,
-        roster.admit,
-        event,
-        proof=roster.proof,
-        relays=config.relays,
-        host=config.host,
-        port=config.port,
-        quic=not config.tcp_only,
-    )
+    endpoint = endpoint_of(config, roster, event)
     await endpoint.start()
     try:
         gossip = Gossip(roster, endpoint, event, charter=charter.to_bytes())
