@@ -15,7 +15,8 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.config import NodeConfig
-    from shoal.fleet.swarm.roster import Revocation, Roster
+    from shoal.fleet.swarm.entries import Revocation
+    from shoal.fleet.swarm.roster import Roster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.fleet.net.identity import Identity
     from shoal.fleet.swarm.control import running, tell
-    from shoal.fleet.swarm.roster import Roster, revocation
+    from shoal.fleet.swarm.entries import revocation
+    from shoal.fleet.swarm.roster import Roster
 
     config = find(args.run, args.workspace)
     if not config.organiser_file.exists():

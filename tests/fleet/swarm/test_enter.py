@@ -26,8 +26,9 @@ from shoal.fleet.swarm.config import NodeConfig, folder_of
 from shoal.fleet.swarm.control import alone, obey, running, tell
 from shoal.fleet.swarm.doctor import examine
 from shoal.fleet.swarm.enter import Heard, enter, visit
+from shoal.fleet.swarm.entries import revocation
 from shoal.fleet.swarm.invite import Admission, Invitation
-from shoal.fleet.swarm.roster import Roster, revocation
+from shoal.fleet.swarm.roster import Roster
 from shoal.spec import Run, load
 from shoal.track.rundir import RunDir
 from tests.fleet.net.ends import until

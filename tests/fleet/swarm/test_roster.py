@@ -12,9 +12,10 @@ import pytest
 from shoal.errors import UsageError
 from shoal.fleet.net.api import Address, Message, Refused, Unreachable
 from shoal.fleet.net.identity import Identity, canonical
+from shoal.fleet.swarm.entries import Entry
 from shoal.fleet.swarm.gossip import NEWS
 from shoal.fleet.swarm.invite import SKEW_S, Admission, Invitation
-from shoal.fleet.swarm.roster import Entry, Roster
+from shoal.fleet.swarm.roster import Roster
 from shoal.fleet.swarm.signed import Forged
 from tests.fleet.net.ends import Journal
 from tests.fleet.swarm.peers import DAY_S, SWARM, agree, swarm, until

@@ -18,7 +18,8 @@ from typing import Any
 
 from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.identity import canonical, is_peer
-from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Entry, Revocation, Roster
+from shoal.fleet.swarm.entries import Entry, Revocation
+from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Roster
 from shoal.fleet.swarm.signed import Object
 
 EVERY_S = 2.0

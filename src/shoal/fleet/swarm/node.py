@@ -23,6 +23,7 @@ from shoal.fleet.swarm import offer
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider, Rules
+from shoal.fleet.swarm.digests import Digests
 from shoal.fleet.swarm.ledger import may_use
 from shoal.fleet.swarm.parts import Parts
 from shoal.fleet.swarm.ranges import count
@@ -31,7 +32,6 @@ from shoal.fleet.swarm.router import Router
 from shoal.fleet.swarm.snapshots import Snapshots
 from shoal.fleet.swarm.talk import PULSE_S, Talk
 from shoal.fleet.swarm.training import Training
-from shoal.fleet.swarm.witness import Witness
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 
@@ -78,7 +78,7 @@ class Node:
         self.router = Router(self.me, event)
         self.parts = Parts(self.blobs, self._sources, event, self.router.choice)
         self.snapshots = Snapshots(folder / "snapshots", self.chain)
-        self.witness = Witness(self.chain)
+        self.digests = Digests(self.chain)
         rules = Rules(silent_s, 4 * (self.round_s + self.deadline_s) + 20, spec.peers, spec.partition == "merge")
         self._started = time.monotonic()
         self.decider = Decider(self.me, self.chain, rules, self, self._started)
@@ -179,7 +179,7 @@ class Node:
 
     def _tick(self, now: float) -> None:
         self.talk.send(self.decider.tick(now))
-        if (differs := self.witness.differs(self.work.digests)) is not None:
+        if (differs := self.digests.differs(self.work.digests)) is not None:
             self.training.doubt(differs)
         self._keep_time(now)
         self.router.choose(self.chain.head.members, self.endpoint.links(), now)
@@ -244,7 +244,7 @@ class Node:
             forgotten=self._forgotten(now),
             total=self.total,
             batch=self.batch,
-            state=self.witness.most(head.hash) if kind == "round" else None,
+            state=self.digests.most(head.hash) if kind == "round" else None,
             by=self.me,
             now=time.time(),
         )

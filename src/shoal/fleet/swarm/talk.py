@@ -97,7 +97,7 @@ class Talk:
             "round": int(said["round"]),
             "status": said["status"] if isinstance(said.get("status"), dict) else {},
         }
-        self._node.witness.hear(peer, head, said.get("digest"))
+        self._node.digests.hear(peer, head, said.get("digest"))
         if "links" in said:
             self._node.router.hear(peer, said["links"])
         news = self._node.decider.hear(peer, Heard(now, head, said["wants"] is True, said["leaving"] is True))

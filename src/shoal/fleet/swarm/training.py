@@ -111,11 +111,11 @@ class Training:
                 self._node.spawn(self._hand_in(said))
             case "applied":
                 self.work.has_applied(said)
-                self._bear_witness()
+                self._tell_digest()
                 self._score_some()
             case "loaded":
                 self.work.has_loaded(said)
-                self._bear_witness()
+                self._tell_digest()
             case "saved":
                 self._node.spawn(self._saved(said))
             case "scored":
@@ -125,11 +125,11 @@ class Training:
             case "failed":
                 self._node.event("trainer-failed", why=str(said.get("why"))[:500])
 
-    def _bear_witness(self) -> None:
+    def _tell_digest(self) -> None:
         """Of what the weights are now."""
         record = self.work.applied
         if record is not None:
-            self._node.witness.hear(self._node.me, record, self.work.digests[record])
+            self._node.digests.hear(self._node.me, record, self.work.digests[record])
             if record == self._node.chain.head.hash:
                 self._node.talk.pulse()
 
@@ -218,7 +218,7 @@ class Training:
                     for found in map(Snapshot.of, json.loads(bytes(answer.body))):
                         if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
                             continue
-                        if self._node.witness.agreed(found.hash) not in (None, found.digest):
+                        if self._node.digests.agreed(found.hash) not in (None, found.digest):
                             continue  # of somebody who has not noticed yet that its weights are wrong
                         if best is None or found.round > best.round + (3 if best is own else 0):
                             best, sources = found, [peer]

@@ -9,7 +9,7 @@ from shoal.fleet.swarm.chain import Chain, majority
 REMEMBERED = 16  # records
 
 
-class Witness:
+class Digests:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._said: dict[str, dict[PeerId, str]] = {}
