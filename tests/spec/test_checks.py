@@ -86,6 +86,15 @@ def test_a_run_built_in_python_is_held_to_the_same_rules() -> None:
         trainable(run("x", dim=250))
 
 
+def test_a_model_cut_over_peers_is_not_quietly_trained_whole() -> None:
+    whole = run("x")
+    stages = whole.swarm.stages.model_copy(update={"count": 4})
+    cut = whole.model_copy(update={"swarm": whole.swarm.model_copy(update={"stages": stages})})
+    trainable(whole)
+    with pytest.raises(SpecError, match=r"swarm\.stages\.count is 4: .*stage_peer"):
+        trainable(cut)
+
+
 def test_a_model_that_could_not_be_exported_is_refused_before_it_is_trained() -> None:
     with pytest.raises(SpecError, match="qk_norm true does not go with family llama"):
         trainable(run("x", qk_norm=True))

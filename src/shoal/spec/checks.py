@@ -16,6 +16,11 @@ def trainable(run: Run) -> None:
     problems = [f"{sentence}." for _, sentence in broken(run)]
     if problems:
         raise SpecError("\n".join(problems))
+    if run.swarm.stages.count > 1:
+        raise SpecError(
+            f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `python -m "
+            "shoal.train.stage_peer` (docs/guide/swarm.md); here every peer holds the whole model, so set it to 1."
+        )
     # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.
     to_hf(shape_of(run.model, tokenizer_vocab=1))
 
