@@ -151,9 +151,15 @@ def _event(event: Status, names: Mapping[str, str]) -> str:
     return f"{when} {kind.replace('_', ' ').replace('-', ' ')}: {', '.join(rest)}"
 
 
+_BRANCHES = {"branch": "a branch of those who hear each other", "merge": "branches merged"}
+
+
 def _record(event: Status, names: Mapping[str, str]) -> str:
     took, joined, left = event.get("took") or [], event.get("joined") or [], event.get("left") or {}
-    words = [f"round {event.get('round')}", f"parts of {len(took)} of {event.get('members')}"]
+    branch = {"branch": "a branch of those who hear each other", "merge": "branches merged"}.get(
+        str(event.get("record"))
+    )
+    words = [f"round {event.get('round')}", branch or f"parts of {len(took)} of {event.get('members')}"]
     if isinstance(event.get("exchange_s"), int | float):
         words.append(f"exchange {duration(float(event['exchange_s']))}")
     words += [f"{_short(peer, names)} joined" for peer in joined]

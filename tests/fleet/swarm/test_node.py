@@ -75,6 +75,8 @@ def test_halves_of_a_cut_train_on_and_merge_and_no_sample_is_lost(tmp_path: Path
             chain = it.peers[0].node.chain
             kinds = [record.kind for record in chain.past(chain.head.hash)]
             assert "merge" in kinds
+            past = list(chain.past(chain.head.hash))
+            assert all(record.took for record in past if record.kind == "round"), [(r.round, r.kind) for r in past]
             merged, joined = it.peers[0].round, time.monotonic()
             await it.until(lambda: it.agree() and it.peers[0].round >= merged + 5)
             assert time.monotonic() - joined > 2 * it.peers[0].node.round_s
