@@ -53,8 +53,8 @@ class StandIn:
         one["steps"] += 1
 
     def is_over(self, one: dict[str, Any]) -> bool:
-        """And there is something to hand in."""
-        return (one["end"] or not one["left"]) and (one["steps"] or (one["end"] and self.carried))
+        """Its time, with a step at least if there are samples for one; or they are used up."""
+        return bool(one["end"] and (one["steps"] or not one["left"])) or bool(not one["left"] and one["steps"])
 
     def used(self, one: dict[str, Any]) -> list[list[int]]:
         """Of a part, with what came back."""

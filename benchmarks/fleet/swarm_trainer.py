@@ -103,8 +103,6 @@ class Trainer(StandIn):
                 self.passes("moving", owed)
             elif one and one["left"]:
                 self.step(one)
-            elif one and one["end"]:
-                self.rounds.pop(0)
             else:
                 self.passes("waiting", 0.02)
             if time.monotonic() - said > 1.0:

@@ -42,6 +42,7 @@ class Work:
     def add(self, other: Work) -> None:
         self.used = [*other.used, *self.used]
         self.tokens, self.steps = self.tokens + other.tokens, self.steps + other.steps
+        self.seconds += other.seconds
         self.loss_sum, self.targets = self.loss_sum + other.loss_sum, self.targets + other.targets
 
     def said(self) -> dict[str, Any]:

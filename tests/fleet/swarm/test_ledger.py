@@ -97,3 +97,10 @@ def test_who_comes_back_goes_on_with_what_it_had() -> None:
     ledger = accounts.come(main.ledger, [PEERS[2]])
     assert within(had, ledger.held[PEERS[2]])
     assert not ledger.lanes
+
+
+def test_after_a_short_round_a_peer_is_given_samples_for_a_whole_one() -> None:
+    assert in_a_round(100, 10.0, 10.0) == 100
+    assert in_a_round(100, 2.5, 10.0) == 400
+    assert in_a_round(100, 20.0, 10.0) == 100, "its steps are longer than a round"
+    assert in_a_round(10, 0.1, 10.0) == in_a_round(10, 0.0, 10.0) == 80, "one step tells little"

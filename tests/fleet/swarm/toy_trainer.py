@@ -49,7 +49,7 @@ class Toy(StandIn):
             self.stand(snapshot.load(Path(said["path"]), RULE, self.count, said["digest"]))
         elif said["kind"] == "returned":
             payload, used = self.parts.pop(said["round"], (b"", []))
-            if used:  # else an earlier life's
+            if payload:  # else an earlier life's
                 self.local.returned(said["round"], payload)
                 self.carried += used
         elif said["kind"] == "score":
@@ -132,8 +132,6 @@ class Toy(StandIn):
                 self.step(one)
                 worked = time.monotonic()
                 busy += self.step_s
-            elif one and one["end"]:
-                self.rounds.pop(0)
             else:
                 time.sleep(0.005)
             if self.outer is not None and time.monotonic() - said > 0.5:

@@ -244,6 +244,7 @@ class Node:
             forgotten=self._forgotten(now),
             total=self.total,
             batch=self.batch,
+            round_s=self.round_s,
             state=self.digests.most(head.hash) if kind == "round" else None,
             by=self.me,
             now=time.time(),

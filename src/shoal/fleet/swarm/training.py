@@ -48,6 +48,7 @@ class Training:
             overlap=spec.overlap,
             save_every=spec.snapshot_every,
             fragments=spec.fragments,
+            round_s=node.round_s,
             seed=node.run_spec.seed,
         )
         self._robust = spec.robust

@@ -15,14 +15,14 @@ from typing import Any
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
-from shoal.fleet.swarm.offer import for_trainer
+from shoal.fleet.swarm.offer import for_trainer, in_a_round
 from shoal.fleet.swarm.parts import AHEAD, Parts
 from shoal.fleet.swarm.ranges import Ranges, count, first, minus, parse, union
 from shoal.fleet.swarm.record import Record
 from shoal.fleet.swarm.snapshots import Snapshot, Snapshots
 from shoal.fleet.swarm.trainer_link import Said
 
-MORE_THAN_LAST = 2.0  # samples for a round, by what the last one used
+MORE_THAN_LAST = 2.0  # samples for a round, by what the last one showed that it can do
 
 
 class Work:
@@ -38,11 +38,12 @@ class Work:
         overlap: bool,
         save_every: int,
         fragments: int,
+        round_s: float,
         seed: int,
     ) -> None:
         self._me, self._chain, self._blobs, self._parts, self._snapshots = me, chain, blobs, parts, snapshots
         self._say, self._overlap, self._save_every = say, overlap, save_every
-        self._fragments, self._seed = fragments, seed
+        self._fragments, self._round_s, self._seed = fragments, round_s, seed
         self.ready = False  # it has a model
         self.told: str | None = None  # the record that its state stands at, when it has done all it was told
         self._from: str | None = None  # the record whose state it is loading
@@ -60,7 +61,7 @@ class Work:
         self._doubtful: dict[int, tuple[int, Ranges]] = {}
         self._returned: Ranges = ()  # go into its next part
         self._overdue: Ranges = ()  # of these, what was not in its last one
-        self._last_used = 0
+        self._does = 0  # samples in a round, by its last part
         self._saving: list[Record] = []
         self.status: dict[str, Any] = {}
 
@@ -240,14 +241,15 @@ class Work:
 
     def _begin(self, number: int) -> None:
         stock = self._stock()
-        n = int(MORE_THAN_LAST * self._last_used) or -(-count(stock) // 3)
+        n = int(MORE_THAN_LAST * self._does) or -(-count(stock) // 3)
         ranges = first(stock, max(1, n))
         if not ranges and not self._returned:
             return  # a part that came back goes into the next one, and if it is the last there is nothing else in it
         self._given[number] = ranges
         self._newest = number
         done = self._chain.head.ledger.done
-        self._say({"kind": "begin", "round": number, "ranges": [list(r) for r in ranges], "samples_done": done})
+        told = {"kind": "begin", "round": number, "ranges": [list(r) for r in ranges], "samples_done": done}
+        self._say({**told, "seconds": self._round_s})
 
     def _end(self, before: int | None) -> None:
         """Of what it trains, all that is for an earlier round."""
@@ -273,9 +275,10 @@ class Work:
         self._returned = minus(still, self._overdue)  # those it has lost, and may be given again
         self._overdue = self._returned
         self._handed_in, self._ended = max(self._handed_in, number), max(self._ended, number)
-        self._last_used = max(1, count(used))
         label = self._open(number, self._announced)
-        if label > self._chain.head.round + AHEAD:
+        if used:
+            self._does = in_a_round(count(used), float(said.get("seconds", 0.0)), self._round_s)
+        if not used or label > self._chain.head.round + AHEAD:
             self._give_back(number, used)
             return None
         self._announced = label
