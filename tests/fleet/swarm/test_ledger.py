@@ -7,6 +7,7 @@ import random
 import pytest
 
 from shoal.fleet.swarm import ledger as accounts
+from shoal.fleet.swarm.offer import in_a_round
 from shoal.fleet.swarm.ranges import Ranges, count, first, minus, union, within
 from shoal.fleet.swarm.record import Ledger, Part
 
