@@ -11,12 +11,13 @@ from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 
 
-def trainable(run: Run) -> None:
-    """Refuse what can be written but not trained; also the rules of a file, for a `Run` that was built in Python."""
+def trainable(run: Run, cut: bool = False) -> None:
+    """Refuse what can be written but not trained; also the rules of a file, for a `Run` that was built in Python.
+    `cut`: the model may be cut over peers (`swarm.stages`)."""
     problems = [f"{sentence}." for _, sentence in broken(run)]
     if problems:
         raise SpecError("\n".join(problems))
-    if run.swarm.stages.count > 1:
+    if run.swarm.stages.count > 1 and not cut:
         raise SpecError(
             f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `python -m "
             "shoal.train.stage_peer` (docs/guide/swarm.md); here every peer holds the whole model, so set it to 1."

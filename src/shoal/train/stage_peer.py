@@ -31,6 +31,7 @@ from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import Layout
 from shoal.fleet.stages.work import Work
 from shoal.spec import load
+from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -73,6 +74,7 @@ def _counts(text: str) -> list[int]:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     spec = load(args.file, overrides).run
+    trainable(spec, cut=True)
     identity = Identity.load(args.key)
     layout, addresses = peers_of(args.peers, spec)
     stage = next((s for s, peers in enumerate(layout) if identity.id in peers), None)

@@ -88,6 +88,7 @@ def test_halves_of_a_cut_train_on_and_merge_and_no_sample_is_lost(tmp_path: Path
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_and_a_peer_that_comes_back_go_on_where_they_were(tmp_path: Path) -> None:
     async def story() -> None:
         async with swarm(tmp_path, 3) as it:
@@ -110,6 +111,7 @@ def test_a_trainer_that_dies_and_a_peer_that_comes_back_go_on_where_they_were(tm
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_slow_peers_do_what_they_can_and_nobody_waits_for_them(tmp_path: Path) -> None:
     async def story() -> None:
         async with swarm(tmp_path, 2) as it:
@@ -149,7 +151,7 @@ def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) ->
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path, first: bool) -> None:
     async def story() -> None:
         async with swarm(tmp_path, 3, first="flip" if first else "") as it:

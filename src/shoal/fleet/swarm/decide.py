@@ -22,6 +22,7 @@ from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_tex
 
 SAY_AGAIN_S = 1.0
 MERGE_TERM = 1 << 30  # a merge goes before whatever is under way
+LINKS_COME_S = 1.5  # after a cut they come one by one: a merge waits a little for the last of them
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,8 @@ class Decider:
             if (len(theirs.members), theirs.hash) > (len(mine.members), mine.hash):
                 continue  # it is theirs to propose
             if not self.world.mergeable(other):
+                continue
+            if set(theirs.members) - peers and (self._met is None or now - self._met < LINKS_COME_S):
                 continue
             members = tuple(dict.fromkeys([*(p for p in mine.members if p in here), *sorted(peers)]))
             record = self.world.offer("merge", members, other, now)
