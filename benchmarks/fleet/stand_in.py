@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from shoal.fleet.swarm.ranges import union
 from shoal.train.swarm_link import Gone, Link
 
 
-class StandIn:
+class StandIn(ABC):
     def __init__(self) -> None:
         self.folder = Path(os.environ["SHOAL_SWARM_FOLDER"])
         self.link = Link.to(Path(os.environ["SHOAL_SWARM_SOCKET"]))
@@ -37,9 +38,9 @@ class StandIn:
         except Gone:
             raise SystemExit(0) from None
 
+    @abstractmethod
     def told(self, said: dict[str, Any]) -> None:
         """Of the weights: whatever is not about rounds."""
-        raise NotImplementedError
 
     def take(self, one: dict[str, Any], wanted: int) -> None:
         """Samples for a step."""

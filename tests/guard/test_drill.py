@@ -222,10 +222,10 @@ def test_a_ledger_that_does_not_account_for_the_drill_s_own_clock_fails_the_dril
 
     assert result(right, calm).passed
     assert "ledger sums to 21.00 s of 21.10 s, 0.5% off" in table(result(right, calm))
-    a_second = Account.of(records, 22.0)
+    half_a_second = Account.of(records, 21.5)
     unsaid = Account.of(records[:-5], 21.0)  # the last steps are told by nobody
     sooner = Account.of(records, 20.0)  # time is counted that has not passed
-    for wrong in (a_second, unsaid, sooner):
+    for wrong in (half_a_second, unsaid, sooner):
         assert not wrong.right
         for found in (result(wrong, calm), result(right, wrong)):
             assert not found.passed

@@ -156,9 +156,7 @@ _BRANCHES = {"branch": "a branch of those who hear each other", "merge": "branch
 
 def _record(event: Status, names: Mapping[str, str]) -> str:
     took, joined, left = event.get("took") or [], event.get("joined") or [], event.get("left") or {}
-    branch = {"branch": "a branch of those who hear each other", "merge": "branches merged"}.get(
-        str(event.get("record"))
-    )
+    branch = _BRANCHES.get(str(event.get("record")))
     words = [f"round {event.get('round')}", branch or f"parts of {len(took)} of {event.get('members')}"]
     if isinstance(event.get("exchange_s"), int | float):
         words.append(f"exchange {duration(float(event['exchange_s']))}")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -191,7 +192,8 @@ class Training:
                 return
             path.rename(place)
         blob, size = await self._node.blobs.add(place)
-        if life != self.work.life:
+        if life != self.work.life:  # of a state that was given up: another one may take its place
+            shutil.rmtree(place, ignore_errors=True)
             return
         self._node.snapshots.add(Snapshot(record.hash, record.round, blob, size, digest))
         self._node.tidy()

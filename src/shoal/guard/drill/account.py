@@ -10,7 +10,7 @@ from shoal.observe.ledger import Ledger, ledger
 from shoal.track.journal import Record
 
 MOST_OFF = 0.01
-END_S = 0.5  # between a run's last record and the end of its process; more than 1% of a run of a few seconds
+END_S = 0.2  # between a run's last record and the end of its process; more than 1% of a run of a few seconds
 
 
 @dataclass(frozen=True)
