@@ -66,10 +66,10 @@ def main(argv: list[str]) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    counts = [int(n) for n in text.split(",")]
-    if min(counts) < 1:
-        raise ValueError("every stage needs a peer")
-    return counts
+    counts = text.split(",")
+    if not all(n.isdecimal() and int(n) > 0 for n in counts):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of how many peers each stage has, such as 1,2,1")
+    return [int(n) for n in counts]
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
