@@ -2,6 +2,7 @@
 
     pip install --target FOLDER --no-deps torchtitan==0.2.2 torchdata tyro docstring_parser typeguard liger-kernel
     python benchmarks/h200.py --peers FOLDER [--sizes 1b,3b,8b,8b-4,1b-32k,1b-128k] [--warm "shoal bf16"] [--out FILE]
+    python benchmarks/h200.py --sizes 1b --systems "shoal bf16,shoal fp8,shoal fp8 rows"        Shoal alone, no peers
     python benchmarks/h200.py --measured FILE        judge what an earlier run has written
 
 Llama shapes, vocabulary 128,256, 4,096 tokens, untied head, float32 weights, AdamW, clipping, random tokens, no
@@ -35,12 +36,14 @@ SYSTEMS = {
     "transformers + Liger": ["benchmarks.one_gpu.run_liger", "{size}", "{way}", "{steps}"],
     "shoal bf16": ["benchmarks.one_gpu.run_shoal", "{size}", "bf16", "{way}", "{steps}"],
     "shoal fp8": ["benchmarks.one_gpu.run_shoal", "{size}", "fp8", "{way}", "{steps}"],
+    "shoal fp8 rows": ["benchmarks.one_gpu.run_shoal", "{size}", "fp8-row", "{way}", "{steps}"],
 }
 BARS = [
     ("shoal bf16", "torchtitan bf16", 1.15),
     ("shoal bf16", "transformers + Liger", 1.30),
     ("shoal fp8", "torchtitan bf16", 1.40),
 ]
+TOLD = [("shoal fp8 rows", "shoal fp8"), ("shoal fp8 rows", "shoal bf16")]  # what a scale for each row costs: no bar
 BARRED = ("1b", "3b")  # sizes that the bars are about; of the others the ratios are told
 GATE = 0.95
 WARM_S = 60
@@ -131,6 +134,12 @@ def judge(told: Told, baseline: Told) -> int:
                 print(
                     f"{'PASS' if ratio >= bar else 'MISS'}  {size}: {ours} {ratio:.3f} of {peer} (bar {bar}); memory "
                     f"{systems[ours]['gb']:.1f} against {systems[peer]['gb']:.1f} GB {'PASS' if lean else 'MISS'}"
+                )
+        for one, other in TOLD:
+            if one in systems and other in systems:
+                ratio = systems[one]["tokens_s"] / systems[other]["tokens_s"]
+                print(
+                    f"      {size}: {one} {ratio:.3f} of {other}, {systems[one]['gb'] - systems[other]['gb']:+.1f} GB"
                 )
         for system, now in systems.items():
             if warm := now.get("warm_first_step_s"):

@@ -1,5 +1,5 @@
-"""Shoal's own step: what its loop does between two records, on random tokens. Arguments: size, precision,
-way of recomputing, steps."""
+"""Shoal's own step: what its loop does between two records, on random tokens. Arguments: size, precision (`fp8-row`:
+fp8 with a scale for each row), way of recomputing, steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def main(name: str, precision: str, way: str, steps: int) -> None:
             "train": {
                 "steps": steps,
                 "batch": size.batch,
-                "precision": precision,
+                "precision": precision.removesuffix("-row"),
+                "fp8_scaling": "row" if precision.endswith("-row") else "tensor",
                 "compile": True,
                 "optimizer": {"moments": size.moments},
             },

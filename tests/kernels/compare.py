@@ -7,7 +7,9 @@ import torch
 from shoal import kernels
 from shoal.kernels.adamw import adamw_
 from shoal.kernels.cast import cast_joined
+from shoal.kernels.cast_rows import cast_joined_by_rows, largest_joined
 from shoal.kernels.cross_entropy import cross_entropy_, cross_entropy_8
+from shoal.model import fp8_rows
 from shoal.model.head import cross_entropy
 
 VOCAB = 700  # no power of two
@@ -73,6 +75,34 @@ def casts() -> None:
         assert torch.equal(transposed.float(), joined.float().t())
 
 
+def casts_by_rows() -> None:
+    whole = torch.randn(200, 300, dtype=torch.bfloat16) * torch.logspace(-6, 3, 200).to(torch.bfloat16)[:, None]
+    whole[7], whole[:, 25] = 0, 0
+    small = torch.randint(-4, 5, whole.shape).to(torch.bfloat16)  # exact in 8 bits: interpreted, rounding is wrong
+    for x in (whole, small):
+        for pieces, along in (
+            ([x], 0),
+            ([x.float()], 0),
+            ([x[:, 20:150], x[:, :33], x[:, 100:]], 1),
+            ([x[20:150], x[:33].t().contiguous().t()], 0),
+        ):
+            largest = largest_joined(pieces, along)
+            assert all(map(torch.equal, largest, fp8_rows._largest(pieces, along)))
+            if x is whole and not GPU:
+                continue
+            scales = [fp8_rows.MOST / most.clamp(min=fp8_rows.TINY) for most in largest]
+            if x is small:
+                scales = [2.0 ** (torch.arange(len(most)) % 6) for most in largest]
+            taken = cast_joined_by_rows(pieces, *scales, fp8_rows.FORWARD, along)
+            for a, b in zip(taken, fp8_rows._narrow(pieces, *scales, along), strict=True):
+                assert a.is_contiguous()
+                assert torch.equal(a.float(), b.float())
+    whole[3, 5], whole[20, 290] = float("nan"), float("inf")
+    rows, columns = largest_joined([whole], 0)
+    assert (~rows.isfinite()).nonzero().flatten().tolist() == [3, 20]
+    assert (~columns.isfinite()).nonzero().flatten().tolist() == [5, 290]
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_device("cuda" if GPU else "cpu")
@@ -80,4 +110,5 @@ if __name__ == "__main__":
     losses_in_8_bits()
     updates()
     casts()
+    casts_by_rows()
     print("equal")

@@ -56,12 +56,14 @@ def batch(run: Run, packed: bool) -> Batch:
 
 @pytest.mark.parametrize(
     ("kind", "precision", "mode"),
-    [*product(KINDS, ("fp32", "bf16"), MODES), ("dense", "fp8", "none"), ("qk_norm", "fp8", "none")],
+    [*product(KINDS, ("fp32", "bf16"), MODES), *product(("dense", "qk_norm"), ("fp8", "fp8 row"), ("none",))],
 )
 def test_a_block_keeps_what_the_plan_says(kind: str, precision: str, mode: str) -> None:
-    run = closed(KINDS[kind], **{"train.precision": precision, "mesh.recompute": mode})
+    precision, scaling = (*precision.split(), "tensor")[:2]
+    run = closed(KINDS[kind], **{"train.precision": precision, "train.fp8_scaling": scaling, "mesh.recompute": mode})
     planned = activations.block(run, shape_of(run.model), layer=1).of(mode)
-    assert kept_by_a_layer(run) == pytest.approx(planned, rel=0.03)
+    # With so few tokens the scale of each input (4 bytes, once a micro-batch) is seen.
+    assert kept_by_a_layer(run) == pytest.approx(planned, rel=0.03 if scaling == "tensor" else 0.04)
 
 
 def test_without_documents_to_keep_apart_there_is_no_mask_to_keep() -> None:

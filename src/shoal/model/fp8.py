@@ -6,13 +6,13 @@ Hopper multiplies 8-bit factors only where the summed axis lies contiguous in bo
 copies, which are written with the cast: what the backward pass keeps of an input is one byte a number.
 
 The embedding, norms, attention itself, routers and experts stay as they are: they are no products of this kind. The
-output layer is in `shoal.model.head8`.
+output layer is in `shoal.model.head8`; a scale for each row instead is in `shoal.model.fp8_rows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,9 @@ TINY = 1e-12  # what is all zeros stays so
 cast_joined: Callable[[list[Tensor], list[Tensor], torch.dtype, int], tuple[Tensor, Tensor]]
 
 
-def apply(decoder: Decoder, device: torch.device, head: bool) -> None:
-    """Every product of the dense blocks in 8 bits, and those of the head if wanted. Before recomputation and
-    compiling."""
+def apply(decoder: Decoder, device: torch.device, head: bool, scaling: Literal["tensor", "row"] = "tensor") -> None:
+    """Every product of the dense blocks in 8 bits, and those of the head if wanted (one scale a tensor always: that of
+    its gradient is known). Before recomputation and compiling."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < SINCE:
         raise SetupError(
             f"train.precision fp8 needs a GPU with 8-bit products (L40S, RTX 4090, H100 and newer), which "
@@ -46,15 +46,22 @@ def apply(decoder: Decoder, device: torch.device, head: bool) -> None:
     global cast_joined
     if kernels.fit(()):
         from shoal.kernels.cast import cast_joined
+    project, widen = _project, _widen
+    linear: type[nn.Linear] = Linear8
+    if scaling == "row":
+        from shoal.model import fp8_rows
+
+        fp8_rows.bind()
+        project, widen, linear = fp8_rows.project, fp8_rows.widen, fp8_rows.RowLinear8
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         attention, ffn = block.attention, block.ffn
         # The same function and class in every block: what is compiled for one then serves all.
-        attention.project = _project
-        attention.out.__class__ = Linear8
+        attention.project = project
+        attention.out.__class__ = linear
         if isinstance(ffn, FeedForward):
-            ffn.widen = _widen
-            ffn.down.__class__ = Linear8
+            ffn.widen = widen
+            ffn.down.__class__ = linear
     if head and decoder.last:
         from shoal.model.head8 import summed_cross_entropy
 
@@ -63,21 +70,21 @@ def apply(decoder: Decoder, device: torch.device, head: bool) -> None:
 
 class Linear8(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return _products(x, self)[0]
+        return products(_Products, x, self)[0]
 
 
 def _project(attention: Attention, x: Tensor) -> list[Tensor]:
-    return _products(x, attention.q, attention.k, attention.v)
+    return products(_Products, x, attention.q, attention.k, attention.v)
 
 
 def _widen(ffn: FeedForward, x: Tensor) -> list[Tensor]:
-    return _products(x, ffn.gate, ffn.up)
+    return products(_Products, x, ffn.gate, ffn.up)
 
 
-def _products(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
+def products(way: type[torch.autograd.Function], x: Tensor, *linears: nn.Linear) -> list[Tensor]:
     """One input for all, which is cast once."""
     flat = x.flatten(0, -2).to(torch.bfloat16)
-    results = _Products.apply(flat, *(one.weight for one in linears))
+    results = way.apply(flat, *(one.weight for one in linears))
     return [_with_bias(y.unflatten(0, x.shape[:-1]), one) for y, one in zip(results, linears, strict=True)]
 
 

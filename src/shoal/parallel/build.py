@@ -67,7 +67,7 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     expert.split(decoder, place)
     context.split(decoder, place, cast(context.Method, run.mesh.cp_method))
     if run.train.precision == "fp8":
-        fp8.apply(decoder, place.device, head_in_8_bits(run, decoder.shape))
+        fp8.apply(decoder, place.device, head_in_8_bits(run, decoder.shape), run.train.fp8_scaling)
     fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)

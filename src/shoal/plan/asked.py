@@ -32,8 +32,9 @@ TRAINER = Software(
 # What its own kernels move: logits are read twice and their gradient is written once, in 16 bits; an update reads four
 # numbers of each weight and writes three, and clipping reads the gradient before.
 LOGIT_MOVED, PARAM_MOVED = 6.0, 32.0
-# A number that is made narrow is read in 16 bits and written twice in 8, the second time transposed.
-CAST_MOVED = 4.0
+# A number that is made narrow is read in 16 bits and written twice in 8, the second time transposed. With a scale for
+# each row it is read once more, for the largest.
+CAST_MOVED, CAST_BY_ROWS_MOVED = 4.0, 6.0
 # Passes over the stream of an eager block in 16 bits against a compiled one: each operation goes through memory.
 EAGER_PASSES = 3.0
 
@@ -80,7 +81,7 @@ class Asked:
                 software,
                 logit_moved=LOGIT_MOVED,
                 param_moved=PARAM_MOVED - (8.0 if self.run.train.optimizer.moments == "bf16" else 0.0),
-                cast_moved=CAST_MOVED,
+                cast_moved=CAST_BY_ROWS_MOVED if self.run.train.fp8_scaling == "row" else CAST_MOVED,
                 narrow_head=head_in_8_bits(self.run, self.shape),
             )
         batch, seq = self.run.train.batch, self.run.data.seq_len

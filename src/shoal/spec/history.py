@@ -14,6 +14,7 @@ SAFE = (
     "train.clip",
     "train.precision",
     "train.fp8_head",
+    "train.fp8_scaling",
     "train.compile",
     "train.kernels",
     "train.optimizer.lr",

@@ -123,6 +123,11 @@ class Train(Strict):
     fp8_head: bool = Field(
         True, description="With `fp8`, the output layer in 8 bits too, if the vocabulary is a multiple of 16."
     )
+    fp8_scaling: Literal["tensor", "row"] = Field(
+        "tensor",
+        description="With `fp8`, one scale for a tensor, or one for each row and column of it in the blocks: `row` is "
+        "safer where a few numbers are far larger than the rest, and slower.",
+    )
     compile: bool | Literal["auto"] = Field(
         "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
     )
