@@ -63,7 +63,6 @@ class Way:
     rule: Rule
     every: int = 8  # H
     delay: int = 2
-    ring: bool = False  # parts are added up on their way, as in an all-reduce
     attack: Attack | None = None
     hostile: int = 0
 
@@ -105,6 +104,7 @@ class Sea:
                     "train": str(workspace / "data/train"),
                     "eval": str(workspace / "data/eval"),
                     "seq_len": size.seq_len,
+                    "mask_documents": False,
                 },
                 "train": {
                     "steps": size.steps,
@@ -190,9 +190,7 @@ def swarm(sea: Sea, way: Way) -> Outcome:
             waiting.append((t + 1 + way.delay, _record(round, parts), parts))
     learner = peers[-1].learner
     learner.weights.write(outer.theta)
-    others = size.peers - 1
-    each = 2 * others / size.peers if way.ring else others
-    return Outcome(sea.loss(learner), each * sent / size.steps, curve, out)
+    return Outcome(sea.loss(learner), (size.peers - 1) * sent / size.steps, curve, out)
 
 
 def _attacked(way: Way, outer: Outer, round: int, part: bytes, random: np.random.Generator) -> bytes:

@@ -11,6 +11,9 @@ from shoal.spec.duration import Duration as _Duration
 
 Duration = Annotated[_Duration, Says("a time such as `30 s` or `2 min`")]
 DurationOrAuto = Annotated[Auto | _Duration, Says("`auto`, or a time such as `30 s` or `2 min`")]
+Share = Annotated[Auto | Annotated[float, Field(ge=0, le=1)], Says("`auto`, or a number from 0 to 1")]
+Rate = Annotated[Auto | Annotated[float, Field(gt=0)], Says("`auto`, or a number above 0")]
+Momentum = Annotated[Auto | Fraction, Says("`auto`, or a number of at least 0 and below 1")]
 Codec = Literal["bf16", "int8", "int4", "2bit", "topk"]
 
 
@@ -52,9 +55,12 @@ class Swarm(Strict):
     codec: Codec = Field("topk", description="How parts travel; `topk`: the largest values, 2 bits each.")
     chunk: Positive = Field(4096, description="topk: parameters that are looked at together.")
     keep: Positive = Field(64, description="topk: how many of each chunk travel.")
-    feedback: Fraction = Field(0.95, description="Share of what the codec left out that is kept for the next round.")
-    outer_lr: float = Field(1.5, gt=0, description="Outer learning rate; 0.7 with a momentum of 0.9.")
-    outer_momentum: Fraction = Field(0.0, description="Outer Nesterov momentum; 0.9 with bf16 to int4, 0 with topk.")
+    feedback: Share = Field(
+        "auto",
+        description="Share of what the codec left out that is kept for the next round; `auto`: 0.95 with topk, else 1.",
+    )
+    outer_lr: Rate = Field("auto", description="Outer learning rate; `auto`: 2.5 with topk, else 0.8.")
+    outer_momentum: Momentum = Field("auto", description="Outer Nesterov momentum; `auto`: none with topk, else 0.6.")
     robust: bool = Field(True, description="Parts are clipped, compared and scored, so that broken ones do no harm.")
     partition: Literal["merge", "wait"] = Field(
         "merge", description="A half that is cut off trains on and merges when the link returns, or waits."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.spec.swarm import Swarm
 
+SPARSE, DENSE = (0.95, 2.5, 0.0), (1.0, 0.8, 0.6)  # feedback, rate and momentum that learned best: decision 038
 ALIGN = 4096  # fragments begin at multiples of it, so that no codec's chunk is cut
 
 
@@ -24,16 +25,10 @@ class Rule:
 
     @classmethod
     def of(cls, swarm: Swarm) -> Rule:
-        return cls(
-            swarm.codec,
-            swarm.chunk,
-            swarm.keep,
-            swarm.feedback,
-            swarm.fragments,
-            swarm.outer_lr,
-            swarm.outer_momentum,
-            swarm.robust,
-        )
+        usual = SPARSE if swarm.codec == "topk" else DENSE
+        asked = (swarm.feedback, swarm.outer_lr, swarm.outer_momentum)
+        feedback, lr, momentum = (best if said == "auto" else said for said, best in zip(asked, usual, strict=True))
+        return cls(swarm.codec, swarm.chunk, swarm.keep, feedback, swarm.fragments, lr, momentum, swarm.robust)
 
     def said(self) -> dict[str, Any]:
         """As JSON."""
