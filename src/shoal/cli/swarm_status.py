@@ -80,6 +80,10 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
         told.append(f"this peer is not running; it was {duration(max(age, 0.0))} ago")
     elif age > STALE_S:
         told.append(f"its node has not said anything for {duration(age)}")
+    names = {str(m.get("peer")): str(m.get("name")) for m in members if m.get("name")}
+    if isinstance(split := status.get("split"), dict):
+        sides = (", ".join(_short(peer, names) for peer in side) for side in split.get("sides") or [])
+        told.append(f"WEIGHTS DIFFER after round {split.get('round')}: {' against '.join(sides)}")
     rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOST", "HEARD", "SHARE", "TOKENS/S", "BUSY", "LOSS", "STATE"]]
     rows += [_row(m, status) for m in members]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -87,7 +91,6 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
     if isinstance(status.get("topology"), str):
         told += ["", *status["topology"].splitlines()]
     events = [e for e in status.get("events") or [] if isinstance(e, dict)][-EVENTS:]
-    names = {str(m.get("peer")): str(m.get("name")) for m in members if m.get("name")}
     told += [""] * bool(events) + [_event(e, names) for e in events]
     return told
 
@@ -147,6 +150,8 @@ def _event(event: Status, names: Mapping[str, str]) -> str:
     kind = str(event.get("kind", ""))
     if kind == "record":
         return f"{when} {_record(event, names)}"
+    if isinstance(event.get("text"), str):
+        return f"{when} {event['text']}"
     rest = [f"{k} {_short(v, names)}" for k, v in event.items() if k not in ("time", "kind") and v not in (None, "")]
     return f"{when} {kind.replace('_', ' ').replace('-', ' ')}: {', '.join(rest)}"
 

@@ -19,7 +19,10 @@ from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.control import alone, obey
 from shoal.fleet.swarm.invite import Invitation
 from shoal.fleet.swarm.roster import Roster
+from shoal.fleet.swarm.session import session
+from shoal.fleet.swarm.start import Log
 from shoal.spec import load
+from shoal.track.journal import records
 from tests.fleet.swarm.test_enter import First, run_file
 
 LOCAL = ["--tcp-only", "--listen", "127.0.0.1"]
@@ -30,6 +33,7 @@ STATUS = {
     "round": 12,
     "head": "3f" * 32,
     "branch": None,
+    "split": {"round": 11, "sides": [["aa" * 32, "bb" * 32], ["cc" * 32]]},
     "members": [
         {"peer": "aa" * 32, "name": "oslo", "way": None, "share": 0.5, "tokens_per_s": 12345.0, "busy": 0.97},
         {
@@ -193,6 +197,7 @@ def test_status_as_people_programs_and_browsers_read_it(tmp_path: Path, capsys: 
     assert "25.0% of 200 samples" in out
     assert "link up: peer <$bergen>, way relay" in out
     assert "round 12, parts of 2 of 3, exchange 2.0 s, <$bergen> joined, cccccccc left (silent)" in out
+    assert "WEIGHTS DIFFER after round 11: oslo, <$bergen> against cccccccc\n" in out
     assert "not running" not in out
     drawn = ET.parse(tmp_path / "swarm.svg")  # whatever peers call themselves
     assert drawn.getroot().tag.endswith("svg")
@@ -201,3 +206,24 @@ def test_status_as_people_programs_and_browsers_read_it(tmp_path: Path, capsys: 
     assert told["running"] is False
     assert told["round"] == 12
     assert main([*typed, "--picture", "x.gif"]) == 2
+
+
+def test_what_a_person_must_know_is_on_the_console_and_in_both_journals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = NodeConfig(tmp_path / "runs" / "fishes" / "swarm")
+    config.folder.mkdir(parents=True)
+    with session(config.run_dir.journal_file) as life:
+        log = Log(config, life.warn)
+        log(
+            "split",
+            round=7,
+            sides=[["aaaaaaaa"], ["bbbbbbbb"]],
+            text="weights differ after round 7: oslo against molde",
+        )
+    assert "shoal: weights differ after round 7: oslo against molde" in capsys.readouterr().err
+    warnings = [r["text"] for r in records(config.run_dir.journal_file) if r["kind"] == "warning"]
+    assert warnings == ["weights differ after round 7: oslo against molde"]
+    [split] = records(config.folder / "events.jsonl")
+    assert (split["kind"], split["round"]) == ("split", 7)
+    assert log.recent[0]["text"] == warnings[0]

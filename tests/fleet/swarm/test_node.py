@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.errors import Stopped
+from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.ranges import count, union
+from shoal.fleet.swarm.training import Training
 from tests.fleet.swarm.toy_swarm import Swarm, swarm
 
 
@@ -154,12 +158,112 @@ def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) ->
 @pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path, first: bool) -> None:
     async def story() -> None:
-        async with swarm(tmp_path, 3, first="flip" if first else "") as it:
+        async with swarm(tmp_path, 3, wrong=["flip"] * first) as it:
             wrong = it.peers[0] if first else await it.add(attack="flip")
             await it.until(lambda: any(e["kind"] == "differs" for e in wrong.events), 40)
             at = it.peers[0].round
             await it.until(lambda: it.agree() and it.peers[0].round >= at + 2, 40)
             used_once(it)
             assert not [e for p in it.peers if p is not wrong for e in p.events if e["kind"] == "differs"]
+
+    asyncio.run(story())
+
+
+QUICK: Any = {"round": "0.5 s"}
+
+
+def said(it: Swarm, *kinds: str) -> list[dict[str, Any]]:
+    """By all peers."""
+    return [{**e, "by": i} for i, p in enumerate(it.peers) for e in p.events if e["kind"] in kinds]
+
+
+def were_wrong(it: Swarm) -> set[int]:
+    """Who has found out that its weights were: by computing again, or since most have others by then."""
+    return {e["by"] for e in said(it, "differs", "split-settled") if e.get("changed", True)}
+
+
+async def until_settled(it: Swarm, *kinds: str) -> None:
+    """These were said, and all have the same weights again, for some rounds."""
+    await it.until(lambda: all(said(it, kind) for kind in kinds), 40)
+    await it.until(lambda: it.agree() and not any(p.node.training.doubt.split for p in it.peers), 40)
+    at = it.peers[0].round
+    await it.until(lambda: it.agree() and it.peers[0].round >= at + 2)
+    used_once(it)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["flip", ""],
+        pytest.param(["slow ", "slow flip"], marks=pytest.mark.slow),
+        pytest.param(["flip", "flip", "", ""], marks=pytest.mark.slow),
+        pytest.param(["", "flip", "", "flip"], marks=pytest.mark.slow),
+    ],
+)
+def test_of_two_halves_that_differ_those_who_were_wrong_find_out(tmp_path: Path, wrong: list[str]) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, len(wrong), wrong, **QUICK) as it:
+            await until_settled(it, "split")
+            assert were_wrong(it) == {i for i, attack in enumerate(wrong) if "flip" in attack}
+            names = [p.me[:8] for p in it.peers]
+            sides = [
+                [name for name, y in zip(names, wrong, strict=True) if x == y]
+                for x in sorted({*wrong}, key=wrong.index)
+            ]
+            assert all(split["sides"] == sides for split in said(it, "split"))
+            assert len({e["by"] for e in said(it, "split")}) == len(said(it, "split")), "nobody computes again twice"
+            assert not said(it, "split-decided"), "nobody has to give in"
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [["insist", ""], ["insist", "insist", "", ""]])
+def test_where_both_halves_insist_that_of_the_first_member_counts(tmp_path: Path, wrong: list[str]) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, len(wrong), wrong, **QUICK) as it:
+            await until_settled(it, "split", "split-decided")
+            assert were_wrong(it) == {i for i, attack in enumerate(wrong) if not attack}, "by the rule, not in truth"
+            assert {e["by"] for e in said(it, "split-decided")} >= were_wrong(it)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_weights_that_differ_after_the_last_round_are_noticed_before_peers_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 2, ["flip at the end"], steps=30, **QUICK) as it:
+            await it.until(lambda: all(p.task.done() for p in it.peers), 60)
+            assert [p.task.result() for p in it.peers] == [0, 0]
+            assert were_wrong(it) == {0}
+            head = it.peers[0].node.chain.head.hash
+            assert len({p.node.work.digests[head] for p in it.peers}) == 1
+
+    asyncio.run(story())
+
+
+class Liar(Training):
+    @property
+    def told(self) -> Told | None:
+        true = super().told
+        return None if true is None else replace(true, digest="1e" * 32, twice=True)
+
+
+@pytest.mark.slow
+def test_a_liar_in_a_swarm_of_two_costs_the_first_member_one_check_and_no_weights(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, 2, **QUICK) as it:
+            await it.until(lambda: it.agree() and it.peers[0].round >= 4)
+            honest, liar = it.peers
+            liar.node.training.__class__ = Liar
+            liar.node.training.doubt.tick = lambda: None
+            await it.until(lambda: bool(said(it, "split-decided")))
+            at = honest.round
+            await it.until(lambda: honest.round >= at + 6)
+            assert were_wrong(it) == set()
+            assert len(said(it, "split")) == 1
+            assert honest.node.training.doubt.split is not None, "it is said as long as it lasts"
+            recent = [r for r in honest.node.chain.past(honest.node.chain.head.hash) if r.round > at + 1]
+            assert all(any(part.peer == honest.me for part in r.took) for r in recent), "it trains on"
 
     asyncio.run(story())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from shoal.spec.run import Run
 
 SWARM = "5" * 64
 COUNT = 4096
+SAID = ("differs", "base", "base-failed", "split", "split-decided", "split-settled")
 
 
 def spec(**swarm: Any) -> Run:
@@ -149,21 +150,21 @@ class Swarm:
         return "; ".join(
             f"{p.folder.name}: round {p.round} of {len(p.node.chain.head.members)}, {p.node.decider.mode}, "
             f"begun {p.node.work.begun}, weights {p.node.work.digests.get(p.node.chain.head.hash)}, "
-            f"last {p.events[-1:]}, {[e for e in p.events if e['kind'] in ('differs', 'base', 'base-failed')]}"
+            f"last {p.events[-1:]}, {[e for e in p.events if e['kind'] in SAID]}"
             for p in self.alive
         )
 
 
 @contextlib.asynccontextmanager
-async def swarm(folder: Path, peers: int, first: str = "", **spec_of: Any) -> AsyncIterator[Swarm]:
-    """`first`: what is wrong with the first member, who makes the records while all is well."""
+async def swarm(folder: Path, peers: int, wrong: Sequence[str] = (), **spec_of: Any) -> AsyncIterator[Swarm]:
+    """`wrong`: what is wrong with the first members, in their order. The first one makes the records while all is well;
+    of a new swarm, that is who has the smallest key."""
     it = Swarm(folder, spec(peers=peers, **spec_of))
-    keys = [Identity.new() for _ in range(peers)]
-    if first:  # of a new swarm, that is who has the smallest key
-        keys.sort(key=lambda identity: identity.id)
+    keys = sorted((Identity.new() for _ in range(peers)), key=lambda identity: identity.id)
+    attacks = [*wrong, *[""] * peers]
     try:
-        for i, identity in enumerate(keys):
-            await it.add(attack="" if i else first, identity=identity)
+        for identity, attack in zip(keys, attacks, strict=False):
+            await it.add(attack=attack, identity=identity)
         yield it
     finally:
         for peer in it.alive:

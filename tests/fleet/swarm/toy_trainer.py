@@ -21,6 +21,7 @@ from shoal.fleet.outer.merge import merge
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.rule import Rule
 
+LAST = 237  # samples of 240, less than a step of one of two peers
 RULE = Rule(chunk=256, keep=16, lr=1.0)
 
 
@@ -31,7 +32,8 @@ def target(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 class Toy(StandIn):
     def __init__(self, count: int, steps_per_s: float, attack: str) -> None:
         super().__init__()
-        self.count, self.step_s, self.attack = count, 1 / steps_per_s, attack
+        self.count, self.step_s, self.attack = count, 1 / steps_per_s, attack.removeprefix("slow ")
+        self.apply_s = 0.3 if attack.startswith("slow ") else 0.0
         self.goal, self.rng = target(count), np.random.default_rng(os.getpid())
         self.parts: dict[int, tuple[bytes, list[list[int]]]] = {}
         self.outer: Outer | None = None
@@ -67,11 +69,15 @@ class Toy(StandIn):
         elif said["kind"] == "apply":
             assert outer is not None
             record = said["record"]
+            time.sleep(self.apply_s)
             applied = outer.apply(record, {p: Path(path).read_bytes() for p, path in said["parts"].items()})
             add(self.local.follow(applied), self.weights)
-            if self.attack == "flip" and record["round"] >= 5:  # a bit of the memory is wrong, once
-                outer.theta[0] += 1
+            late = self.attack == "flip" and record["round"] >= 5
+            if late or (self.attack == "flip at the end" and record["ledger"]["done"] >= LAST):
+                outer.theta[0] += 1  # a bit of the memory is wrong, once
                 self.attack = ""
+            if self.attack == "insist" and record["round"] == 5:  # its processor cannot do this sum
+                outer.theta[0] += 1
             self.say(kind="applied", round=record["round"], hash=record["hash"], digest=outer.digest(), seconds=0.0)
         elif said["kind"] == "merge":
             assert outer is not None

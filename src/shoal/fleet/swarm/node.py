@@ -108,6 +108,8 @@ class Node:
                 await self._leave()
                 raise Stopped("this peer has left the swarm; the others go on.")
             await self._finish()
+            if (split := self.training.doubt.split) is not None:
+                raise TransientError(f"the run has ended, and after round {split.round} peers have different weights.")
             return DONE
         finally:
             ticking.cancel()
@@ -158,12 +160,13 @@ class Node:
         self.talk.pulse()
 
     async def _finish(self) -> None:
-        """The others may need what we have until they are at the end too."""
+        """The others may need what we have until they are at the end too. The last weights are compared as all are."""
         until = time.monotonic() + LINGER_S
-        while time.monotonic() < until:
+        while time.monotonic() < until + LEAVE_S * (self.training.doubt.split is not None):
             now, head = time.monotonic(), self.chain.head.hash
             here = self.decider.here(now) - {self.me}
-            if self.work.applied == head and all(self.decider.heard[p].head == head for p in here):
+            there = self.work.applied == head and all(self.decider.heard[p].head == head for p in here)
+            if there and self.digests.most(head) is not None:
                 break
             await asyncio.sleep(TICK_S)
         await asyncio.sleep(2 * PULSE_S)  # so that all have heard where we stand
@@ -179,8 +182,7 @@ class Node:
 
     def _tick(self, now: float) -> None:
         self.talk.send(self.decider.tick(now))
-        if (differs := self.digests.differs(self.work.digests)) is not None:
-            self.training.doubt(differs)
+        self.training.doubt.tick()
         self._keep_time(now)
         self.router.choose(self.chain.head.members, self.endpoint.links(), now)
         self.training.tick()
@@ -336,9 +338,7 @@ class Node:
 
     def committed(self, new: Certified) -> None:
         record, now = new.record, time.monotonic()
-        mine = self.work.digests.get(record.parent)
-        if mine is not None and record.state is not None and mine != record.state:
-            self.training.doubt(record.round - 1)  # most have signed that the weights are others
+        self.training.doubt.committed(new)
         if record.round > self.ended:
             self.ended, self._began = record.round, now
         self.exchange_s = now - self.ended_at

@@ -38,6 +38,9 @@ class Session:
         self._journal.note("attempt", attempt=number, world=1, pids=[])
         return {"SHOAL_ATTEMPT": str(number)}
 
+    def warn(self, text: str) -> None:
+        self._journal.note("warning", text=text)
+
     def close(self, status: str, exit_code: int, reason: str) -> None:
         self._journal.note("close", session=self.number, status=status, exit_code=exit_code, reason=reason)
         self._journal.close()

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,15 @@ class Snapshots:
         self.all = [s for s in self.all if s.hash != snapshot.hash] + [snapshot]
         self._write()
 
-    def before(self, *names: str) -> Snapshot | None:
+    def before(self, *names: str, good: Callable[[Snapshot], bool] = lambda snapshot: True) -> Snapshot | None:
         """The newest from which all these records can be replayed: whatever is in their past is in its past too, or
         comes after it. Of two branches that have merged, one's state alone is no beginning."""
         for snapshot in sorted(self.all, key=lambda s: -s.round):
-            if snapshot.hash in self._chain and all(self._leads_to(snapshot, name) for name in names):
+            if (
+                snapshot.hash in self._chain
+                and good(snapshot)
+                and all(self._leads_to(snapshot, name) for name in names)
+            ):
                 return snapshot
         return None
 
@@ -74,12 +79,12 @@ class Snapshots:
         after = [record for record in self._chain.past(name) if record.hash not in before]
         return all(self._chain.is_ancestor(snapshot.hash, record.hash) for record in after)
 
-    def forget(self) -> None:
-        """None of them can be trusted, but that of the beginning, which is not computed."""
-        for snapshot in self.all:
-            if snapshot.round:
-                shutil.rmtree(self.path(snapshot), ignore_errors=True)
-        self.all = [s for s in self.all if not s.round]
+    def forget(self, keep: Callable[[Snapshot], bool]) -> None:
+        """Those that cannot be trusted; that of the beginning, which is not computed, can."""
+        gone = [s for s in self.all if s.round and not keep(s)]
+        for snapshot in gone:
+            shutil.rmtree(self.path(snapshot), ignore_errors=True)
+        self.all = [s for s in self.all if s not in gone]
         self._write()
 
     def prune(self, at: Record) -> int:

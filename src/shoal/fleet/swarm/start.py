@@ -32,13 +32,15 @@ QUIET = ("blob", "part")  # kinds of events that are too many for a person
 
 
 class Log:
-    """What happens: to the journal of the swarm, the last of it to the status, the most important to the console."""
+    """What happens: to the journal of the swarm, the last of it to the status, the most important to the console. What
+    has a text is for a person: it is also a warning in the journal of the run."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, warn: Callable[[str], None]) -> None:
         config.folder.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(config.folder / "events.jsonl")
         self.recent: deque[dict[str, Any]] = deque(maxlen=20)
         self.name_of: Callable[[str], str] = lambda peer: peer[:8]
+        self._warn = warn
 
     def __call__(self, kind: str, **fields: Any) -> None:
         self._journal.note(kind, **fields)
@@ -49,6 +51,9 @@ class Log:
             self._say_round(fields)
         elif kind == "leaving":
             print("leaving: what is trained is handed in first; once more leaves at once", flush=True)
+        elif "text" in fields:
+            self._warn(fields["text"])
+            print(f"shoal: {fields['text']}", file=sys.stderr, flush=True)
         elif kind in ("trainer-gone", "trainer-failed", "base-failed", "refused"):
             print(f"shoal: {kind.replace('-', ' ')}: {_told(fields)}", file=sys.stderr, flush=True)
 
@@ -70,7 +75,7 @@ def run_node(config: NodeConfig) -> int:
 
 
 async def _run(config: NodeConfig, life: Session) -> int:
-    event = Log(config)
+    event = Log(config, life.warn)
     identity = Identity.load(config.identity_file)
     roster = Roster.load(config.roster_file, identity, event)
     event.name_of = lambda peer: next((roster.name(p) for p in roster.summary() if p.startswith(peer)), peer)

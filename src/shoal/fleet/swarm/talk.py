@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
 from shoal.fleet.swarm.decide import Heard, Out
+from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.record import BadRecord, Certified, Part, Record, ack_text, verified
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Talk:
         self._pulsed = time.monotonic()
         self._pulses += 1
         node = self._node
-        head, work = node.chain.head, node.work
+        head, work, told = node.chain.head, node.work, node.training.told
         stands = work.applied is not None and node.chain.get(work.applied).round >= head.round - 1
         said = {
             "head": head.hash,
@@ -64,7 +65,7 @@ class Talk:
             "begun": work.begun,
             "wants": node.training.process is not None and stands and not node.leaving and not node.finished,
             "leaving": node.leaving,
-            "digest": work.digests.get(head.hash),
+            "weights": None if told is None else {"after": work.applied, **told.__dict__},
             "status": {k: work.status.get(k) for k in ("step", "loss", "tokens_per_s", "busy")},
         }
         if self._pulses % TELL_LINKS == 1:
@@ -97,7 +98,9 @@ class Talk:
             "round": int(said["round"]),
             "status": said["status"] if isinstance(said.get("status"), dict) else {},
         }
-        self._node.digests.hear(peer, head, said.get("digest"))
+        if (weights := said.get("weights")) is not None:
+            told = Told(str(weights["digest"])[:128], int(weights["life"]), weights["twice"] is True)
+            self._node.digests.hear(peer, str(weights["after"]), told)
         if "links" in said:
             self._node.router.hear(peer, said["links"])
         news = self._node.decider.hear(peer, Heard(now, head, said["wants"] is True, said["leaving"] is True))

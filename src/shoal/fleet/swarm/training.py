@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import SetupError, ShoalError, TransientError
+from shoal.errors import ShoalError, TransientError
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
+from shoal.fleet.swarm.digests import Told
+from shoal.fleet.swarm.doubt import Doubt
 from shoal.fleet.swarm.record import Part
 from shoal.fleet.swarm.snapshots import Snapshot
 from shoal.fleet.swarm.trainer_link import Said, Trainer
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
-DOUBT_S, MOST_DOUBTS = 600.0, 3
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 20
 OF_ITS_STATE = ("part", "applied", "saved", "scored")
@@ -56,7 +57,7 @@ class Training:
         self._scores: dict[PeerId, float] = {}
         self._deaths: list[float] = []
         self._basing = False
-        self._doubts: list[float] = []
+        self.doubt = Doubt(node)
 
     async def start(self) -> None:
         if self.process is not None:
@@ -77,19 +78,6 @@ class Training:
             self._basing = True
             node.spawn(self._find_base())
         self.steer()
-
-    def doubt(self, round: int) -> None:
-        """Our weights are not those of the others: they are fetched again. A machine that goes on computing others than
-        everybody else has no place in a swarm."""
-        now = time.monotonic()
-        self._node.event("differs", round=round)
-        self._doubts = [at for at in self._doubts if now - at < DOUBT_S] + [now]
-        if len(self._doubts) > MOST_DOUBTS:
-            why = "computes other weights than all others from the same parts: its memory, processor or numba is wrong"
-            self._node.fail(SetupError(f"this machine {why}."))
-        self._node.snapshots.forget()
-        self.work.give_up()
-        self.work.digests.clear()
 
     def steer(self) -> None:
         node = self._node
@@ -113,11 +101,11 @@ class Training:
                 self._node.spawn(self._hand_in(said))
             case "applied":
                 self.work.has_applied(said)
-                self._tell_digest()
+                self.tell_digest()
                 self._score_some()
             case "loaded":
                 self.work.has_loaded(said)
-                self._tell_digest()
+                self.tell_digest()
             case "saved":
                 self._node.spawn(self._saved(said))
             case "scored":
@@ -127,13 +115,19 @@ class Training:
             case "failed":
                 self._node.event("trainer-failed", why=str(said.get("why"))[:500])
 
-    def _tell_digest(self) -> None:
+    def tell_digest(self) -> None:
         """Of what the weights are now."""
-        record = self.work.applied
-        if record is not None:
-            self._node.digests.hear(self._node.me, record, self.work.digests[record])
-            if record == self._node.chain.head.hash:
+        record, told = self.work.applied, self.told
+        if record is not None and told is not None:
+            self._node.digests.hear(self._node.me, record, told)
+            if self._node.chain.get(record).round >= self._node.chain.head.round - 1:  # else it is catching up
                 self._node.talk.pulse()
+
+    @property
+    def told(self) -> Told | None:
+        """What others are told of the weights after the newest record that is applied here."""
+        digest = None if self.work.applied is None else self.work.digests.get(self.work.applied)
+        return None if digest is None else Told(digest, self.work.life, self.doubt.twice)
 
     def _gone(self, code: int) -> None:
         """It is started again, unless it cannot work or dies at once again and again."""
@@ -213,7 +207,7 @@ class Training:
         """A state to begin with: our own newest one, or one of others that is much newer."""
         try:
             head = self._node.chain.head.hash
-            own = self._node.snapshots.before(head)
+            own = None if self.doubt.trust else self._node.snapshots.before(head)
             best, sources = own, list[PeerId]()
             for peer in self._node.talk.linked():
                 with contextlib.suppress(Unreachable, Refused, ValueError):
@@ -221,13 +215,13 @@ class Training:
                     for found in map(Snapshot.of, json.loads(bytes(answer.body))):
                         if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
                             continue
-                        if self._node.digests.agreed(found.hash) not in (None, found.digest):
-                            continue  # of somebody who has not noticed yet that its weights are wrong
+                        if not self.doubt.allows(peer, found):
+                            continue
                         if best is None or found.round > best.round + (3 if best is own else 0):
                             best, sources = found, [peer]
                         elif found == best and best is not own:
                             sources.append(peer)
-            if best is None and self._doubts and self._node.chain.head.round > 0:
+            if best is None and self.doubt.ever and self._node.chain.head.round > 0:
                 raise TransientError("nobody has a state to begin with yet")
             if best is not None and best is not own:
                 await self._node.blobs.fetch_folder(best.blob, best.size, sources, self._node.snapshots.path(best))
@@ -236,6 +230,7 @@ class Training:
             newer = told is None or (best is not None and best.round > self._node.chain.get(told).round)
             if self.work.ready and newer:
                 self.work.begin_from(best)
+                self.doubt.begun()
                 self._node.event("base", round=0 if best is None else best.round, sources=len(sources))
         except (OSError, ValueError, ShoalError) as e:
             self._node.event("base-failed", why=str(e)[:200])

@@ -29,6 +29,7 @@ def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
         "head": head.hash,
         "branch": (head.ledger.mine and f"{len(head.members)} of {len(head.ledger.lanes)} peers") or None,
         "since": None if branch is None else branch.round,
+        "split": _split(node),
         "mode": node.decider.mode,
         "done": head.ledger.done,
         "total": node.total,
@@ -42,6 +43,12 @@ def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:
         **node.router.told(links),
         "events": events,
     }
+
+
+def _split(node: Node) -> dict[str, Any] | None:
+    """Peers whose weights differ, by what they have told."""
+    split = node.training.doubt.split
+    return None if split is None else {"round": split.round, "sides": [list(side) for side in split.sides.values()]}
 
 
 def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dict[str, Any]:

@@ -119,6 +119,11 @@ class Work:
             if record.round % self._save_every == 0 or record.kind == "merge":
                 self._save(record)
 
+    def save(self) -> None:
+        """The state that it stands at when it has done all it was told, for others to take."""
+        if self.listens and self.told is not None:
+            self._save(self._chain.get(self.told))
+
     def _save(self, record: Record) -> None:
         if not any(s.hash == record.hash for s in self._snapshots.all):
             self._saving.append(record)
