@@ -13,7 +13,6 @@ import numpy as np
 
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
-from shoal.guard.drill.account import END_S
 
 RUN = """
 name: small
@@ -79,4 +78,4 @@ def assert_accounted(found: dict[str, Any]) -> None:
         ledger = found[name]
         assert ledger["right"], ledger
         sums_to = sum(ledger["parts_s"].values()) + ledger["between_s"]
-        assert abs(sums_to - ledger["wall_s"]) <= max(0.01 * ledger["wall_s"], END_S)
+        assert abs(sums_to - ledger["wall_s"]) <= 0.01 * ledger["wall_s"]

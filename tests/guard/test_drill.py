@@ -16,13 +16,15 @@ from tests.guard.fake import until
 from shoal.cli.main import main
 from shoal.errors import UsageError
 from shoal.guard.drill.account import Account
-from shoal.guard.drill.drill import Result
-from shoal.guard.drill.means import Broken
+from shoal.guard.drill.drill import ALONE, Result
+from shoal.guard.drill.live import Live
+from shoal.guard.drill.means import Broken, Stage, do
 from shoal.guard.drill.measure import measure, noticed, samples
-from shoal.guard.drill.plan import MIX, SCENARIOS, STEPS_A_FAULT, environment, plan
+from shoal.guard.drill.plan import MIX, SCENARIOS, STEPS_A_FAULT, Planned, environment, plan
 from shoal.guard.drill.table import table
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.track.rundir import RunDir
 
 BATCH = 4
 
@@ -286,6 +288,28 @@ def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwis
     assert [cost["cause"] for cost in report["failure_costs"]] == ["killed", "killed"]
     assert [cost["lost_steps"] for cost in report["failure_costs"]] == [kill["lost_steps"], bitflip["lost_steps"]]
     assert report["advice"]["saves_s"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_save_that_is_in_flight_when_a_bit_is_flipped_leaves_no_newer_checkpoint_that_is_good(tmp_path: Path) -> None:
+    make(tmp_path)
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    args = ["train", str(tmp_path / "run.yaml"), "--workspace", str(tmp_path), *ALONE, "train.steps=2000"]
+    # It takes long to publish one, so that soon after it the next one is under way and a later one is waiting for it.
+    env = {"SHOAL_MEMORY": str(memory), "SHOAL_FAULT": "before-publish:sleep=2;step:pace=0.05"}
+    live = Live(RunDir.of("small", tmp_path), args, env, 200.0, lambda: None)
+    try:
+        assert live.wait(lambda: len(live.of("checkpoint")) > 1, 200)
+        published = live.of("checkpoint")[-1]["t"]
+        assert live.wait(lambda: "is still being written" in str(live.of("warning", since=published)), 200)
+        flipped = do(Planned("bitflip", 0, 0.0, 0.0, 12345), Stage(live, tmp_path, memory, 1.0))
+        assert flipped is not None
+        assert live.wait(lambda: len(live.of("start")) > 1, 200)
+        again = live.of("start")[-1]
+        assert again["step"] < int(flipped.victim.split("-")[1]), "it went on from an older one than that"
+    finally:
+        live.end()
 
 
 @pytest.mark.timeout(120)

@@ -9,6 +9,9 @@ import pytest
 from tests.guard.fake import FakeRun, alive, until
 
 from shoal.guard import supervise as supervising
+from shoal.observe.ledger import ledger
+from shoal.track.journal import records
+from shoal.track.tail import is_closed
 
 # Follows the journal until it is closed, then takes so long, or until it is let go, and leaves as told.
 FOLLOWS = """
@@ -42,6 +45,11 @@ def test_the_mirror_is_waited_for_once_the_journal_is_closed(fake: FakeRun, caps
     assert fake.supervise(mirror_command=mirror(fake, late_s=0.5)) == 0
     assert (fake.run_dir.path / "mirrored").exists()
     assert "tracking is behind" not in capsys.readouterr().err
+    (close,), (left,) = fake.records("close"), fake.records("exit")
+    assert left["t"] - close["t"] >= 0.5
+    told = records(fake.run_dir.journal_file)
+    assert ledger(told).total_us == round((left["t"] - told[0]["t"]) * 1e6), "the wait is a part of the run's time"
+    assert is_closed(fake.run_dir.journal_file)
 
 
 def test_a_slow_mirror_is_left_to_itself_and_said_once(

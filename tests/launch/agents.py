@@ -31,6 +31,7 @@ class Cluster:
     nodes: int
     least: int | None = None
     job: str = "job-1"
+    env: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Cluster:
             "SHOAL_TOKEN": token or self.token,
             "SHOAL_JOB": self.job,
             "SHOAL_NODES_HERE": str(self.nodes),
+            **self.env,
         }
         command = [
             sys.executable, "-m", "shoal.launch.agent", str(file), "--workspace", str(workspace or self.workspace),
@@ -75,11 +77,11 @@ class Cluster:
         file = self.run_dir.journal_file
         return [r for r in records(file) if r["kind"] == kind] if file.exists() else []
 
-    def wait_for(self, kind: str, timeout_s: float = 90.0, **having: object) -> Record:
+    def wait_for(self, kind: str, timeout_s: float = 90.0, since: float = 0.0, **having: object) -> Record:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for record in self.records(kind):
-                if all(record.get(name) == value for name, value in having.items()):
+                if record["t"] >= since and all(record.get(name) == value for name, value in having.items()):
                     return record
             if (head := self.agents.get(0)) and head.poll() is not None and not having.get("_after_end"):
                 break

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,15 +85,25 @@ def test_islands_on_two_nodes_go_on_without_one_of_them_and_take_its_replacement
     calm, rough = cluster(2, **settings), cluster(2, **settings)
     calm.start_all()
     assert calm.codes() == {0: 0, 1: 0}
+    # The one that is left must not be at its end before the other has started: it takes a second for each step then.
+    slowly = rough.workspace / "slowly"
+    slowly.mkdir()
+    rough.env = {"SHOAL_FAULT": "step:sleep=1", "SHOAL_FAULT_TOKENS": str(slowly)}
     rough.start_all()
-    rough.wait_for("step", step=5, islands=[0, 1])
+    rough.wait_for("step", islands=[0, 1])
+    tokens = [slowly / str(step) for step in range(150)]
+    for token in tokens:
+        token.touch()
+    lost = time.time()
     far = next(r for r in rough.records("island") if r["island"] == 1)
     rough.agents[1].kill()  # a machine that dies takes all with it
     os.kill(far["agent"], signal.SIGKILL)
     rough.agents[1].wait()
-    rough.wait_for("epoch", members=[0])
+    rough.wait_for("epoch", members=[0], since=lost)
     rough.start(1)
-    rough.wait_for("epoch", joined=[1])
+    rough.wait_for("epoch", joined=[1], since=lost)
+    for token in tokens:
+        token.unlink(missing_ok=True)
     assert rough.codes() == {0: 0, 1: 0}
     assert digest(rough) == digest(calm)
     assert len(rough.records("attempt")) == 1, "nobody but the lost one was restarted"

@@ -136,6 +136,7 @@ def test_a_run_is_told_as_it_happens(tmp_path: Path) -> None:
     story.activity("checkpoint_failed", 0.1, error="the disk is full")
     story.write("stopping", signal="SIGINT")
     story.close("stopped", 143, "told to stop after step 30")
+    story.write("exit", session=0)
     assert follower.poll() is True
     told = [line for line in out.getvalue().splitlines() if not line.startswith("step 1/")]
     assert told == [

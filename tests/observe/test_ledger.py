@@ -16,7 +16,7 @@ from tests.track.journals import Story, crash_and_finish, make_run
 
 KINDS = [
     *("open", "attempt", "start", "step", "step", "step", "eval", "checkpoint", "checkpoint_failed"),
-    *("failure", "stopping", "close", "warning", "decision", "finished", "epoch", "island", "rewind", "skip"),
+    *("failure", "stopping", "close", "warning", "decision", "finished", "epoch", "island", "rewind", "skip", "exit"),
 ]
 MAYBE_TIME = st.one_of(st.none(), st.floats(0, 1e4))
 
@@ -158,6 +158,16 @@ def test_a_session_begins_with_its_process_and_never_before_the_end_of_the_last_
     check(found := ledger(story.records))
     assert found.between_us == 0
     assert found.total_us == without.total_us + without.between_us
+
+
+def test_a_session_ends_when_its_process_leaves_and_what_others_remark_later_is_no_part_of_it(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start().steps(10).close()
+    closed = ledger(story.records)
+    story.wait(4.0).write("exit", session=0)
+    story.wait(60.0).write("warning", text="tracking is behind", source="track")
+    check(found := ledger(story.records))
+    assert found.total_us == closed.total_us + 4_000_000
+    assert found.seconds("stopping") == pytest.approx(closed.seconds("stopping") + 4.0)
 
 
 def test_steps_after_the_checkpoint_of_a_killed_supervisor_are_lost_once_they_are_done_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shoal.track import mirror as mirror_module
 from shoal.track.events import Reader
 from shoal.track.journal import records
 from shoal.track.mirror import Mirror, Watch
+from shoal.track.pump import Pump
 from shoal.track.rundir import RunDir
 from tests.track.journals import Story, change_spec, crash_and_finish, make_run
 from tests.track.servers import answering, closed_port, silent
@@ -180,6 +181,18 @@ def test_two_mirrors_of_one_run_do_not_upload_at_the_same_time(tmp_path: Path) -
     assert "another process" in pump.failing
     story.close()
     assert process.wait(60) == 0
+
+
+def test_that_the_process_of_a_run_has_left_is_nothing_to_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = make_run(tmp_path, mlflow=False, tensorboard=True).open().start().steps(3).close()
+    (pump,) = Mirror(story.run_dir, until_closed=False).sync()
+    assert pump.complete
+    story.write("exit", session=0)
+    monkeypatch.setattr(Pump, "_keep_trying", lambda self: pytest.fail("it has connected"))
+    (pump,) = Mirror(story.run_dir, until_closed=False).sync()
+    assert pump.complete
 
 
 def test_a_session_without_a_supervisor_or_a_close_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 
 from shoal import __version__
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
+from shoal.leaving import leave_at_once
 
 VERBS = {
     "init": "write a run file to start from",
@@ -39,7 +40,15 @@ VERBS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    """Without `argv` it is what this process was started for; then a verb that keeps a journal leaves at once."""
+    words = sys.argv[1:] if argv is None else argv
+    code = _code(words)
+    if argv is None and words[:1] in (["train"], ["resume"]):
+        leave_at_once(code)
+    return code
+
+
+def _code(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help())
         return 0

@@ -25,6 +25,7 @@ from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
 from shoal.guard.workers import Workers, log_file, threads_for
+from shoal.leaving import leave_at_once
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -122,7 +123,8 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        code = main(sys.argv[1:])
     except ShoalError as e:
         print(f"shoal: {e}", file=sys.stderr)
-        sys.exit(e.exit_code)
+        code = e.exit_code
+    leave_at_once(code)

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ def supervise(
         console = stack.enter_context(closing(Console(run_dir, run)))
         session = Session(run_dir, run, crew or Alone(world), signals, console, job)
         session.open(decisions, asked)
+        stack.callback(session.leave)
         mirror = None
         if mirroring.wanted(run.track):
             mirror = mirroring.Mirror(run_dir, mirror_command or mirroring.default_command(run_dir))
@@ -172,8 +173,13 @@ class Session:
 
     def close(self, end: End) -> None:
         self._note("close", session=self.number, status=end.status, exit_code=end.exit_code, reason=end.reason)
-        self._journal.close()
         self.history.refresh()
+
+    def leave(self) -> None:
+        """Its last act: until here it has cost its machine, for after `close` the tracking mirror is waited for."""
+        with suppress(OSError):  # a full disk, which was said before
+            self._journal.append("exit", session=self.number)
+        self._journal.close()
 
     def _attempt(self, command: Sequence[str]) -> Ended | None:
         """How it ended; None: told to stop before it could begin."""

@@ -28,6 +28,7 @@ from shoal.guard.nodes.crew import Nodes
 from shoal.guard.nodes.follower import Follower
 from shoal.guard.nodes.head import Head
 from shoal.guard.supervise import supervise
+from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
@@ -181,7 +182,4 @@ def _go_on(run_dir: RunDir, asked: Run) -> int | None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    sys.exit(code)
+    leave_at_once(main())

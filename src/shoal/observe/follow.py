@@ -10,7 +10,7 @@ from shoal.observe.console import Console
 from shoal.observe.throughput import duration_s
 from shoal.track.journal import Record, read
 from shoal.track.rundir import RunDir
-from shoal.track.tail import newest_session_offset
+from shoal.track.tail import REMARKS, newest_session_offset
 
 
 class Follower:
@@ -39,7 +39,7 @@ class Follower:
             for record, after in read(self._path, self._offset):
                 self._offset = after
                 self._tell(record)
-                closed = record.get("kind") == "close" or (closed and record.get("kind") == "warning")
+                closed = record.get("kind") == "close" or (closed and record.get("kind") in REMARKS)
         self.console.refresh()
         return closed
 

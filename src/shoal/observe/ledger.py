@@ -29,7 +29,7 @@ PARTS = {
     "recovery": "from when a fault was noticed to the next step",
     "checkpoint": "saving the state, where training waits for it",
     "startup": "from the start of a session, of its process, to its first step",
-    "stopping": "from the last step or the request to stop to the end",
+    "stopping": "from the last step or the request to stop to the end of the process",
     "other": "between the steps",
 }
 _RANK = {part: i for i, part in enumerate(PARTS)}
@@ -90,10 +90,10 @@ def ledger(records: Iterable[Record], now: float | None = None) -> Ledger:
 
 
 def _sessions(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records of one session after the other; remarks tell no time."""
+    """Records of one session after the other; remarks tell no time, but for the last: when its process left."""
     session: list[Record] = []
     for record in records:
-        if record.get("kind") in REMARKS:
+        if record.get("kind") in REMARKS and record.get("kind") != "exit":
             continue
         if record.get("kind") == "open" and session:
             yield session

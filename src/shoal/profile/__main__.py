@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 from shoal.errors import DONE
+from shoal.leaving import leave_at_once
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +32,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # torch's own teardown takes seconds and has nothing to save
+    leave_at_once(main(sys.argv[1:]))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import DONE, TRANSIENT, ShoalError
+from shoal.leaving import leave_at_once
 from shoal.track.about import about
 from shoal.track.destination import Destination, destinations
 from shoal.track.journal import Journal
@@ -146,7 +146,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a thread that hangs in somebody's client must not keep the process
+    leave_at_once(main())  # a thread that hangs in somebody's client must not keep the process

@@ -15,8 +15,10 @@ from shoal.track.about import About
 from shoal.track.cursor import Cursor, alone
 from shoal.track.destination import Destination
 from shoal.track.events import Event, Reader
+from shoal.track.journal import read
 from shoal.track.rundir import RunDir
 from shoal.track.secrets import mask
+from shoal.track.tail import REMARKS
 
 FLUSH_EVERY_S = 5.0  # between uploads: small requests cost more CPU than late ones cost a reader
 FIRST_BACKOFF_S = 1.0
@@ -57,12 +59,17 @@ class Pump(threading.Thread):
     def behind_bytes(self) -> int:
         return max(0, self._run_dir.journal_file.stat().st_size - self._cursor.offset)
 
+    def _news(self) -> bool:
+        """Whether there is anything to upload: what was remarked after the end of a session is not."""
+        after = read(self._run_dir.journal_file, self._cursor.offset)
+        return any(record.get("kind") not in REMARKS for record, _ in after)
+
     def run(self) -> None:
         while not self._hurry.is_set():
             with alone(self._run_dir, self._to.name) as mine:
                 if mine:
                     self._cursor = Cursor.load(self._run_dir, self._to.name, self._to.address)
-                    if self._tries is not None and not self.behind_bytes:
+                    if self._tries is not None and not self._news():
                         self.complete = True  # nothing to upload is no reason to load a client and connect
                         return
                     self._keep_trying()

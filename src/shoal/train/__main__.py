@@ -5,11 +5,11 @@ An edge of the program, as the command line is: it alone in this package looks u
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from shoal.errors import ShoalError
+from shoal.leaving import leave_at_once
 
 
 def main(argv: list[str]) -> int:
@@ -31,8 +31,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The work is on disk and the group is left. torch's own teardown takes seconds and has nothing more to save.
-    os._exit(code)
+    leave_at_once(main(sys.argv[1:]))  # the work is on disk and the group is left

@@ -24,6 +24,7 @@ from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, SetupError, TransientError
 from shoal.fleet.codec import codec, warm
+from shoal.leaving import leave_at_once
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
 from shoal.spec.run import Run
@@ -140,7 +141,4 @@ def _tied() -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # torch's own teardown takes seconds and has nothing more to save
+    leave_at_once(main(sys.argv[1:]))

@@ -10,7 +10,6 @@ from shoal.observe.ledger import Ledger, ledger
 from shoal.track.journal import Record
 
 MOST_OFF = 0.01
-END_S = 0.2  # between a run's last record and the end of its process; more than 1% of a run of a few seconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Account:
 
     @property
     def right(self) -> bool:
-        return abs(self.off_s) <= max(MOST_OFF * self.wall_s, END_S)
+        return abs(self.off_s) <= MOST_OFF * self.wall_s
 
     def as_json(self) -> dict[str, Any]:
         return {

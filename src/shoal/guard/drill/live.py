@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from shoal.errors import TransientError
@@ -20,6 +20,7 @@ from shoal.track.rundir import RunDir
 
 LOOK_S = 0.01
 END_S = 10.0
+WRITER = b"shoal.checkpoint.persister"
 
 
 class Silent(TransientError):
@@ -144,6 +145,11 @@ class Live:
                 found |= {f"island {island}, rank {rank}": pid for rank, pid in enumerate(pids)}
         return found
 
+    def writers(self) -> list[int]:
+        """Who writes the workers' saves, in sessions of their own, and would go on without them. Linux alone tells."""
+        workers = set(self.workers().values())
+        return [pid for pid, parent in _parents() if parent in workers and WRITER in _words(pid)]
+
     def agents(self) -> dict[int, int]:
         """Island → pid of the process that starts it again."""
         return {int(r["island"]): int(r["agent"]) for r in self.records if r["kind"] == "island" and "agent" in r}
@@ -190,10 +196,32 @@ class Live:
         return len(self.records) > before
 
 
-def _is_shoal(pid: int) -> bool:
-    if sys.platform != "linux":
-        return True
+def gone(pid: int) -> bool:
+    """Whether it runs no more, waited for or not."""
+    return (_stat(pid) or "Z")[0] in "ZX"
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """(pid, that of its parent) of each process."""
+    for path in Path("/proc").glob("[0-9]*"):
+        if stat := _stat(int(path.name)):
+            yield int(path.name), int(stat.split()[1])
+
+
+def _stat(pid: int) -> str | None:
+    """What the kernel says of a process, from its state on; the name before that may hold anything."""
     try:
-        return b"shoal" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].strip()
     except OSError:
-        return False
+        return None
+
+
+def _words(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_shoal(pid: int) -> bool:
+    return sys.platform != "linux" or b"shoal" in _words(pid)

@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.checkpoint.find import published
 from shoal.checkpoint.names import RANK_FILE, Name
 from shoal.checkpoint.store import Folder
-from shoal.guard.drill.live import Live
+from shoal.guard.drill.live import Live, gone
 from shoal.guard.drill.plan import Planned
 from shoal.track.journal import Record
 
@@ -134,7 +134,9 @@ def _nan(planned: Planned, stage: Stage) -> Broken | None:
 
 
 def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
-    """Everything that would start the workers again is held still while they are killed and the bits are flipped."""
+    """Everything that would start the workers again is held still while they are killed and the bits are flipped. Those
+    who write their saves are killed too: one that finished the save in flight would leave a newer checkpoint, and a
+    good one."""
     live = stage.live
     if not live.wait(lambda: len(_published(live)) > 1):
         return None
@@ -143,9 +145,12 @@ def _bitflip(planned: Planned, stage: Stage) -> Broken | None:
         live.signal(pid, signal.SIGSTOP)
     try:
         broken = Broken("bitflip", "", live.step, time.time())
-        for pid in live.workers().values():
-            live.signal(pid, signal.SIGKILL, whole_session=True)  # with those who write its saves
-        newest = _published(live)[-1]
+        workers, writers = list(live.workers().values()), live.writers()
+        for pid in [*workers, *writers]:
+            live.signal(pid, signal.SIGKILL, whole_session=True)
+        if not live.wait(lambda: all(map(gone, [*workers, *writers])), live.patience_s):
+            return None
+        newest = _published(live)[-1]  # and none can come after it
         spoilt = _flip(live.run_dir.checkpoints / str(newest), planned.bit)
         for folder in _in_memory(stage):
             name = Name.of(folder.name)
