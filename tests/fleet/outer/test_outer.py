@@ -14,6 +14,7 @@ from shoal.fleet.outer.merge import merge
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.rule import Rule
 from shoal.fleet.outer.snapshot import ABOUT, WEIGHTS, BadSnapshot, load, save
+from shoal.spec.swarm import Swarm
 from tests.fleet.outer.quadratic import COUNT, Peer, record
 
 RULES = [
@@ -157,3 +158,14 @@ def _decoded(payload: bytes, name: str = "bf16") -> np.ndarray:
     into = np.zeros(COUNT, np.float32)
     codec(name).add(payload, into, 1.0)
     return into
+
+
+def test_outer_rates_follow_the_codec_unless_they_are_said() -> None:
+    sparse, dense = Rule.of(Swarm()), Rule.of(Swarm(codec="2bit"))
+    assert sparse.codec == "topk"
+    assert sparse.lr > 1 > dense.lr
+    assert dense.momentum > sparse.momentum == 0
+    assert dense.feedback == 1 > sparse.feedback
+    said = Swarm(codec="2bit", outer_lr=0.5, outer_momentum=0.0, feedback=0.0)
+    assert (Rule.of(said).lr, Rule.of(said).momentum, Rule.of(said).feedback) == (0.5, 0.0, 0.0)
+    assert Rule.of(dense.stated(Swarm(codec="2bit"))) == dense

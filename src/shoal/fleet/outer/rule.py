@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shoal.spec.swarm import Swarm
@@ -30,9 +30,10 @@ class Rule:
         feedback, lr, momentum = (best if said == "auto" else said for said, best in zip(asked, usual, strict=True))
         return cls(swarm.codec, swarm.chunk, swarm.keep, feedback, swarm.fragments, lr, momentum, swarm.robust)
 
-    def said(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+    def stated(self, swarm: Swarm) -> Swarm:
+        """With the numbers in the place of `auto`, which another version may choose otherwise."""
+        numbers = {"feedback": self.feedback, "outer_lr": self.lr, "outer_momentum": self.momentum}
+        return swarm.model_copy(update=numbers)
 
     def fragment(self, round: int, count: int) -> slice:
         """The stretch of the weights that a round exchanges. Empty where there are more fragments than weights."""

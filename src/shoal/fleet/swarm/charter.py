@@ -19,6 +19,7 @@ from typing import Any
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, is_peer
+from shoal.fleet.outer.rule import Rule
 from shoal.fleet.swarm.blob_store import is_name
 from shoal.fleet.swarm.invite import plain
 from shoal.spec import Run, dump, load
@@ -28,7 +29,8 @@ FORMAT = "shoal charter 1"
 MOST_CHARTER = 1 << 20
 MOST_INPUTS = 64
 OWN = ("resources", "mesh", "track", "checkpoint", "guard", "launch", "plan")  # each peer's own business
-OWN_VALUES = ("train.precision", "train.compile", "train.kernels", "data.cache_dir", "data.cache_gb")
+COMPUTING = ("train.precision", "train.fp8_head", "train.fp8_scaling", "train.compile", "train.kernels")
+OWN_VALUES = (*COMPUTING, "data.cache_dir", "data.cache_gb")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Charter:
         for text in overrides:
             key = text.partition("=")[0].lstrip("-")
             if key.partition(".")[0] not in OWN and key not in OWN_VALUES:
-                raise UsageError(f"{key} is the same for all peers of a swarm; of your own are {', '.join(OWN)}.")
+                own = ", ".join((*OWN, *OWN_VALUES))
+                raise UsageError(f"{key} is the same for all peers of a swarm; of your own are {own}.")
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f".{file.name}.{os.getpid()}")
         try:
@@ -143,6 +146,7 @@ def write_charter(
             "plan": Plan(),
             "checkpoint": Checkpoint(),
             "launch": type(run.launch)(),
+            "swarm": Rule.of(run.swarm).stated(run.swarm),
         }
     )
     text = dump(shared.model_copy(update={"data": shared.data.model_copy(update={"cache_dir": None})}))
