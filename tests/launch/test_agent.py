@@ -80,6 +80,7 @@ def test_a_rank_that_stands_still_on_another_node_is_named_and_restarted(cluster
     assert attempt["nodes"][0]["ranks"] == [1]
 
 
+@pytest.mark.slow
 def test_islands_on_two_nodes_go_on_without_one_of_them_and_take_its_replacement_in(cluster: Make) -> None:
     settings = {"fleet.islands": 2, "fleet.deterministic": True, "train.steps": 150, "checkpoint.every": 50}
     calm, rough = cluster(2, **settings), cluster(2, **settings)
@@ -121,6 +122,7 @@ def test_the_first_node_lost_is_found_again_by_the_others(cluster: Make) -> None
     assert job.records("finished")
 
 
+@pytest.mark.slow
 def test_with_fewer_nodes_than_asked_it_starts_and_grows_when_another_comes(cluster: Make) -> None:
     job = cluster(2, least=1, **{"train.steps": 400})
     job.start(0)
@@ -134,6 +136,7 @@ def test_with_fewer_nodes_than_asked_it_starts_and_grows_when_another_comes(clus
     assert not job.records("failure")
 
 
+@pytest.mark.slow
 def test_a_number_of_nodes_that_the_run_cannot_be_laid_over_leaves_one_out(cluster: Make) -> None:
     job = cluster(4, least=2)
     for node in (0, 1, 2):  # the fourth never comes, and a batch of 16 has no thirds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.ranks import _warm
 from tests.train.archipelago import Archipelago
 from tests.train.storm import Storm
@@ -12,6 +14,7 @@ from tests.train.tiny import make_data, make_run
 FAULTS, STEPS = 15, 200
 
 
+@pytest.mark.slow
 def test_fifteen_faults(tmp_path: Path) -> None:
     _warm()
     data, digests = make_data(tmp_path / "data"), []
