@@ -90,7 +90,8 @@ def play(wan: Wan, peers: list[Site], cut_s: float | None, seconds: float | None
 
 
 def options(peer: Site) -> str:
-    return f"--name {peer.name} --workspace {PLACE / peer.name}"
+    """What a peer computes with is its own business; here all four share one machine."""
+    return f"--name {peer.name} --workspace {PLACE / peer.name} resources.processes=1 resources.threads=1"
 
 
 def first_line(wan: Wan, site: str, arguments: str) -> str:
