@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.fleet.codec.dense import _BLOCK
+from shoal.fleet.codec.dense import BLOCKS
 from shoal.fleet.outer.rule import Rule
 
 LEAST = 2.0**-126
@@ -21,7 +21,7 @@ def arrives(rule: Rule, values: Tensor) -> Tensor:
     if rule.codec == "topk":
         return _by_chunks(values, rule.chunk, lambda v: _largest(v, -(-rule.keep * v.shape[-1] // rule.chunk)))
     code = _two_bits if rule.codec == "2bit" else _levels(127 if rule.codec == "int8" else 7)
-    return _by_chunks(values, _BLOCK[rule.codec], code)
+    return _by_chunks(values, BLOCKS[rule.codec], code)
 
 
 def _by_chunks(values: Tensor, size: int, code: Callable[[Tensor], Tensor]) -> Tensor:

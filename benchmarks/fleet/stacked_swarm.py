@@ -8,7 +8,7 @@ clipped here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from shoal.data.windows import Windows
 from shoal.fleet.codec import codec
 from shoal.fleet.outer.rule import Rule
 from shoal.spec.shape import shape_of
-from shoal.train.evaluate import _all_windows
+from shoal.train.evaluate import all_windows
 from shoal.train.schedule import lr_ratio
 
 SEEN = 512  # windows of the trained text that the ends are measured on
@@ -96,7 +96,9 @@ class _Peers:
         return float(np.mean([len(code.encode(part.cpu().numpy())) for part in self.samples]))
 
 
-def sail(sea: Sea, courses: Sequence[Course], device: torch.device) -> list[End]:
+def sail(
+    sea: Sea, courses: Sequence[Course], device: torch.device, tell: Callable[[int], None] = lambda step: None
+) -> list[End]:
     """Trains all of them from the same weights on the same windows; those without rounds come first."""
     size, train = sea.size, sea.run.train
     together = sum(c.rule is None for c in courses)
@@ -111,6 +113,7 @@ def sail(sea: Sea, courses: Sequence[Course], device: torch.device) -> list[End]
     batch = size.batch * size.peers
     for t in range(size.steps):
         if t % AHEAD == 0:
+            tell(t)
             n = min(AHEAD, size.steps - t)
             ids = _places(sea.windows, *sea.order.at(t * batch, n * batch))
             ahead = torch.from_numpy(ids.reshape(n, size.peers, size.batch)).to(device)
@@ -195,8 +198,9 @@ class _Step:
 
 def _whole(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens and targets of all windows: [windows, seq] each, as `_places` counts them."""
-    batch = windows.batch(*_all_windows(windows, None))
-    return tuple(torch.from_numpy(a.astype(np.int16)).to(device) for a in (batch.tokens, batch.targets))  # type: ignore[return-value]
+    batch = windows.batch(*all_windows(windows, None))
+    tokens, targets = (torch.from_numpy(a.astype(np.int16)).to(device) for a in (batch.tokens, batch.targets))
+    return tokens, targets
 
 
 def _places(windows: Windows, sources: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -205,7 +209,7 @@ def _places(windows: Windows, sources: np.ndarray, ids: np.ndarray) -> np.ndarra
 
 @torch.no_grad()
 def _loss(stack: Stack, ends: Tensor, windows: Windows, limit: int | None, device: torch.device) -> list[float]:
-    batch = windows.batch(*_all_windows(windows, limit))
+    batch = windows.batch(*all_windows(windows, limit))
     total, targets = torch.zeros(len(ends), dtype=torch.float64, device=device), 0
     for i in range(0, len(batch.tokens), 32):
         tokens, wanted = (

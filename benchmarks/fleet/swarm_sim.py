@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class Size:
     steps: int = 320
     lr: float = 3e-3
     seed: int = 1851
+    held_out: int | None = 128  # windows; None: all there are
+    optimizer: Literal["adamw", "muon"] = "adamw"
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ class Sea:
                     "steps": size.steps,
                     "batch": size.batch * size.peers,
                     "precision": "fp32",
-                    "optimizer": {"lr": size.lr},
+                    "optimizer": {"name": size.optimizer, "lr": size.lr},
                     "schedule": {"name": "cosine", "warmup_steps": max(1, size.steps // 20)},
                 },
-                "eval": {"windows": 128},
+                "eval": {"windows": size.held_out},
                 "mesh": {"micro_batch": 16, "recompute": "none"},
                 "resources": {"device": "cpu", "threads": 1},
             }

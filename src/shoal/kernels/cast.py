@@ -14,11 +14,7 @@ TILE = 128
 def cast_joined(pieces: list[Tensor], scales: list[Tensor], dtype: torch.dtype, along: int) -> tuple[Tensor, Tensor]:
     """The pieces (matrices) put together `along` rows (0) or columns (1), each times its scale (float32, one number),
     in an 8-bit type; and the transpose of that, both contiguous."""
-    rows, columns = pieces[0].shape
-    if along == 0:
-        rows = sum(piece.shape[0] for piece in pieces)
-    else:
-        columns = sum(piece.shape[1] for piece in pieces)
+    rows, columns = sides(pieces, along)
     joined = torch.empty(rows, columns, dtype=dtype, device=pieces[0].device)
     transposed = torch.empty(columns, rows, dtype=dtype, device=pieces[0].device)
     row = column = 0  # where the next piece begins
@@ -44,6 +40,14 @@ def cast_joined(pieces: list[Tensor], scales: list[Tensor], dtype: torch.dtype, 
         )
         row, column = (row + x.shape[0], 0) if along == 0 else (0, column + x.shape[1])
     return joined, transposed
+
+
+def sides(pieces: list[Tensor], along: int) -> tuple[int, int]:
+    """Rows and columns of the pieces put together."""
+    rows, columns = pieces[0].shape
+    if along == 0:
+        return sum(piece.shape[0] for piece in pieces), columns
+    return rows, sum(piece.shape[1] for piece in pieces)
 
 
 @triton.jit

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.cast import sides
+
 TILE = 128
 WARPS = 8  # a tile waits in registers until its second use
 
@@ -16,7 +18,7 @@ WARPS = 8  # a tile waits in registers until its second use
 def largest_joined(pieces: list[Tensor], along: int) -> tuple[Tensor, Tensor]:
     """The largest absolute number (float32) of each row and of each column of the pieces (matrices) put together
     `along` rows (0) or columns (1). What is no number counts as infinite."""
-    rows, columns = _sides(pieces, along)
+    rows, columns = sides(pieces, along)
     down = [triton.cdiv(piece.shape[0], TILE) for piece in pieces]
     across = [triton.cdiv(piece.shape[1], TILE) for piece in pieces]
     # One number a row, or column, of each tile: the little that is left is for the compiler to reduce.
@@ -49,7 +51,7 @@ def cast_joined_by_rows(
 ) -> tuple[Tensor, Tensor]:
     """The pieces put together, each row times its scale (float32), in an 8-bit type; and the transpose of them with
     each column times its scale, both contiguous."""
-    rows, columns = _sides(pieces, along)
+    rows, columns = sides(pieces, along)
     joined = torch.empty(rows, columns, dtype=dtype, device=pieces[0].device)
     transposed = torch.empty(columns, rows, dtype=dtype, device=pieces[0].device)
     row = column = 0  # where the next piece begins
@@ -75,14 +77,6 @@ def cast_joined_by_rows(
         )
         row, column = (row + x.shape[0], 0) if along == 0 else (0, column + x.shape[1])
     return joined, transposed
-
-
-def _sides(pieces: list[Tensor], along: int) -> tuple[int, int]:
-    """Rows and columns of the pieces put together."""
-    rows, columns = pieces[0].shape
-    if along == 0:
-        return sum(piece.shape[0] for piece in pieces), columns
-    return rows, sum(piece.shape[1] for piece in pieces)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ class Evaluator:
         """This process's share, in rounds of as many micro-batches as the model takes at once. Every process runs it
         equally often, for its collectives must meet: where the windows do not divide, the last round is filled up with
         windows whose targets are all masked."""
-        sources, ids = _all_windows(self.windows, self.run.eval.windows)
+        sources, ids = all_windows(self.windows, self.run.eval.windows)
         micro, at_once = int(self.run.mesh.micro_batch), self.model.at_once
         readers, reader = self.place.sizes.dp, self.place.at["dp"]
         for i in range(-(-len(ids) // (micro * at_once * readers))):
@@ -54,7 +54,7 @@ class Evaluator:
         return batch
 
 
-def _all_windows(windows: Windows, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+def all_windows(windows: Windows, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
     sizes = windows.sizes
     sources = np.repeat(np.arange(len(sizes)), sizes)
     ids = np.concatenate([np.arange(n) for n in sizes])

@@ -29,7 +29,7 @@ from shoal.fleet.codec.frame import (
 from shoal.fleet.codec.fresh import fresh
 
 _BITS = {"bf16": 16, "int8": 8, "int4": 4, "2bit": 2}
-_BLOCK = {"bf16": 256, "int8": 256, "int4": 128, "2bit": 256}  # multiples of the lanes in which sums are done
+BLOCKS = {"bf16": 256, "int8": 256, "int4": 128, "2bit": 256}  # multiples of the lanes in which sums are done
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Dense:
 
     @property
     def block(self) -> int:
-        return _BLOCK[self.name]
+        return BLOCKS[self.name]
 
     def most_bytes(self, count: int) -> int:
         return HEADER_BYTES + sum(self._sizes(count))
