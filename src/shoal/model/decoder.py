@@ -101,7 +101,7 @@ class Decoder(nn.Module):
 
     def init_weights(self, seed: int) -> None:
         """Fill every parameter, sharded or not, with numbers that depend on the seed and its name alone."""
-        init_weights(self, self.shape.init_std, seed)
+        init_weights(self, self.shape, seed)
 
 
 def _check(shape: Shape) -> None:

@@ -11,24 +11,45 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal.spec.shape import Shape
+from shoal.spec.start_values import RULES, Matrix, Role, Start
+
 BLOCK_NUMBERS = 1 << 20  # numbers drawn from one generator
+ROLES: dict[str, Role] = {  # by the last part of a matrix's name, be it dense, of an expert or of a shared one
+    "embed": "embedding",
+    "head": "head",
+    "router": "router",
+    **dict.fromkeys(("q", "k", "v"), "attention"),
+    "gate": "gate",
+    "up": "up",
+    **dict.fromkeys(("out", "down"), "residual"),
+}
 
 
 Rows = Callable[[torch.Size, slice], Tensor]  # (shape of the whole matrix, rows): those rows, on the CPU
 
 
-def init_weights(model: nn.Module, std: float, seed: int) -> None:
-    """Norms one, biases zero, matrices normal. Each number depends on (seed, parameter name, place) alone."""
+def init_weights(model: nn.Module, shape: Shape, seed: int) -> None:
+    """Norms one, biases zero, matrices normal by the shape's rule. Each number depends on (rule, seed, parameter name,
+    place) alone."""
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
         elif name.endswith(".bias"):
             fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
         elif parameter.ndim == 3:
-            fill_stack(parameter, partial(_normal_of_stack, std=std, seed=seed, name=name))
+            fill_stack(parameter, partial(_normal_of_stack, start=start(shape, name, parameter), seed=seed, name=name))
         else:
-            fill(parameter, partial(_normal, std=std, seed=seed, name=name))
+            fill(parameter, partial(_normal, start=start(shape, name, parameter), seed=seed, name=name))
     clear_buffers(model)
+
+
+def start(shape: Shape, name: str, parameter: Tensor) -> Start:
+    """The distribution that a matrix is drawn from; a sharded one is asked as the whole."""
+    parts = name.removesuffix(".weight").split(".")
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    facts = {"layers": shape.layers, "dim": shape.dim, "tied": shape.tie_embeddings, "std": shape.init_std}
+    return RULES[shape.init](Matrix(ROLES[parts[-1]], parameter.shape[-1], layer, **facts))
 
 
 def clear_buffers(model: nn.Module) -> None:
@@ -76,11 +97,11 @@ def local_box(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     return tensor.to_local(), tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))
 
 
-def _normal_of_stack(place: int, std: float, seed: int, name: str) -> Rows:
-    return partial(_normal, std=std, seed=seed, name=f"{name}.{place}")
+def _normal_of_stack(place: int, start: Start, seed: int, name: str) -> Rows:
+    return partial(_normal, start=start, seed=seed, name=f"{name}.{place}")
 
 
-def _normal(shape: torch.Size, rows: slice, std: float, seed: int, name: str) -> Tensor:
+def _normal(shape: torch.Size, rows: slice, start: Start, seed: int, name: str) -> Tensor:
     """Rows of a normal matrix. Blocks of rows have generators of their own, so that no rank draws the whole, and so
     that a rank draws with all its threads: one alone takes 10 s for a billion numbers."""
     height = max(1, BLOCK_NUMBERS // shape[1:].numel())
@@ -88,7 +109,9 @@ def _normal(shape: torch.Size, rows: slice, std: float, seed: int, name: str) ->
     def drawn(block: int) -> Tensor:
         first, last = block * height, min((block + 1) * height, shape[0])
         generator = torch.Generator("cpu").manual_seed(_key(seed, name, block))
-        numbers = torch.empty(last - first, *shape[1:], device="cpu").normal_(0.0, std, generator=generator)
+        numbers = torch.empty(last - first, *shape[1:], device="cpu").normal_(0.0, start.std, generator=generator)
+        if start.cut is not None:
+            _draw_again(numbers, start.std, start.cut, generator)
         return numbers[max(rows.start - first, 0) : rows.stop - first]
 
     blocks = range(rows.start // height, -(-rows.stop // height))
@@ -96,6 +119,13 @@ def _normal(shape: torch.Size, rows: slice, std: float, seed: int, name: str) ->
         return drawn(blocks[0])
     with ThreadPoolExecutor(min(len(blocks), torch.get_num_threads())) as threads:
         return torch.cat(list(threads.map(drawn, blocks)))
+
+
+def _draw_again(numbers: Tensor, std: float, cut: float, generator: torch.Generator) -> None:
+    """Those that lie too far out, until none does. By the block, as everything is drawn: whoever holds a row of it
+    draws the same. (`trunc_normal_` goes through erfinv, whose last digit depends on how threads share the work.)"""
+    while (far := numbers.abs() > cut * std).any():
+        numbers[far] = torch.empty(int(far.sum()), device="cpu").normal_(0.0, std, generator=generator)
 
 
 def _key(seed: int, name: str, block: int) -> int:

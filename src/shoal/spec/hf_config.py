@@ -15,6 +15,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.shape import Shape
+from shoal.spec.start_values import STD
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
         "sliding_window": window,
         "full_attention_layers": full_layers,
-        "init_std": float(config.get("initializer_range") or 0.02),
+        "init_std": float(config.get("initializer_range") or STD),
     }
     return fields | {"experts": experts_from_hf(config, kind)} if family.experts else fields
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shoal.spec.base import CountOrAuto, LocalPath, Strict
+from shoal.spec.base import Auto, CountOrAuto, LocalPath, Strict
 
 
 class RopeScaling(Strict):
@@ -83,5 +83,12 @@ class Model(Strict):
     full_attention_layers: int = Field(
         0, ge=0, description="Leading layers that ignore `sliding_window` (Qwen 2's max_window_layers)."
     )
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    init: Literal["auto", "normal", "megatron", "torchtitan", "scaled", "zero"] = Field(
+        "auto", description="Rule for the start values (docs/guide/models.md); `auto`: what learns fastest."
+    )
+    init_std: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto",
+        description="Standard deviation of the start values, where the rule asks for one; `auto`: 0.02. A number with "
+        "`init: auto` means `normal`.",
+    )
     experts: Experts | None = Field(None, description="Makes the model a mixture of experts.")

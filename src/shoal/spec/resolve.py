@@ -26,7 +26,7 @@ from shoal.spec.yaml_text import Document, parse, read_text
 # What a file of weights fixes: these cannot differ from its config.json, or the tensors would not fit.
 _FIXED_BY_WEIGHTS = (
     "family", "vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim",
-    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings",
+    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "init_std",
     "experts.count", "experts.ffn_dim", "experts.shared", "experts.dense_layers",
 )  # fmt: skip
 
@@ -98,6 +98,10 @@ def _base(stated: Layer) -> Layer:
     model = stated.values.get("model")
     if not isinstance(model, dict) or all(name in model for name in Model.model_fields):
         return Layer()
+    if all(name in model for name in Model.model_fields if name != "init"):
+        # A resolved file from before there were rules for the start values: it began by the only one there was.
+        origin = Origin("before model.init", "model.init")
+        return layer({"model": {"init": "auto" if model["weights"] else "normal"}}, lambda _: origin)
     name, weights = model.get("preset"), model.get("weights")
     if isinstance(name, str) and isinstance(weights, str):
         raise SpecError(

@@ -8,6 +8,7 @@ from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
 from shoal.spec.run import Run
+from shoal.spec.start_values import FROM_THE_SHAPE
 
 
 def broken(run: Run) -> list[Broken]:
@@ -47,6 +48,22 @@ def _layers(run: Run) -> Iterator[Broken]:
         yield (
             ("model.experts.dense_layers", "model.layers"),
             f"model.experts.dense_layers {m.experts.dense_layers} leaves no layer of {m.layers} sparse; lower it",
+        )
+
+
+def _start(run: Run) -> Iterator[Broken]:
+    m = run.model
+    if m.init != "auto" and m.weights is not None:
+        yield (
+            ("model.init", "model.weights"),
+            f"model.init {m.init} is for a model that begins from nothing, and this one begins with model.weights; "
+            f"remove one of them",
+        )
+    if m.init in FROM_THE_SHAPE and m.init_std != "auto":
+        yield (
+            ("model.init_std", "model.init"),
+            f"model.init {m.init} takes its standard deviations from the shape, so model.init_std {m.init_std:g} would "
+            f"do nothing; remove it, or choose another rule",
         )
 
 
@@ -197,6 +214,7 @@ def _divisors(n: int) -> str:
 _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _heads,
     _layers,
+    _start,
     _rope,
     _windows,
     _held_out,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import SpecError
 from shoal.spec.model import Experts, Model, RopeScaling
+from shoal.spec.start_values import STD, rule_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Shape:
     tie_embeddings: bool
     sliding_window: int | None
     full_attention_layers: int
+    init: str  # a rule of shoal.spec.start_values
     init_std: float
     experts: Experts | None
 
@@ -95,4 +97,6 @@ def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
     head_dim = model.dim // model.heads if model.head_dim == "auto" else model.head_dim
     ffn_dim = round_up(model.dim * 8 // 3, 64) if model.ffn_dim == "auto" else model.ffn_dim
     same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
-    return Shape(**{**same, "vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim})
+    closed = {"vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim}
+    start = {"init": rule_of(model)[0], "init_std": STD if model.init_std == "auto" else model.init_std}
+    return Shape(**{**same, **closed, **start})

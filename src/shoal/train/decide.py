@@ -12,6 +12,7 @@ from shoal.spec import eight_bits
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.start_values import rule_of, with_rule
 from shoal.train.decide_mesh import close_mesh, closed_mesh
 from shoal.train.decision import Choices, Decision
 
@@ -46,6 +47,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
             f"model.vocab_size is {shape.vocab_size:,}, but the data's tokenizer has {tokenizer_vocab:,} tokens: "
             "use auto, or prepare the data with the model's tokenizer."
         )
+    if run.model.weights is None:
+        choose("model.init", run.model.init, *rule_of(run.model))
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
@@ -70,7 +73,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={
-            "model": run.model.model_copy(update={"vocab_size": vocab}),
+            "model": with_rule(run.model).model_copy(update={"vocab_size": vocab}),
             "train": run.train.model_copy(update=settled),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),

@@ -15,7 +15,7 @@ from shoal.errors import SetupError, SpecError, UsageError
 from shoal.spec.hf_config import from_hf
 from shoal.spec.model import Model
 
-_SOURCES = ("preset", "weights")  # where a shape came from; no part of it
+_SOURCES = ("preset", "weights", "init")  # where a shape and its weights came from; no part of it
 
 
 def model_of(found: Found) -> Model | None:

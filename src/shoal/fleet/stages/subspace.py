@@ -48,7 +48,7 @@ class Space:
         self.u = basis(shape.dim, rank, seed).to(device)  # [dim, rank]
         holder = nn.Module()
         holder.embed = nn.Embedding(shape.vocab_size, shape.dim)
-        init_weights(holder, shape.init_std, seed)
+        init_weights(holder, shape, seed)
         self.table = holder.embed.weight.detach().to(device)  # [vocab, dim]: what the whole model would begin with
 
     def narrow(self, hidden: Tensor, tokens: Tensor) -> Tensor:

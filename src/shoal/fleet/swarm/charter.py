@@ -24,6 +24,7 @@ from shoal.fleet.swarm.blob_store import is_name
 from shoal.fleet.swarm.invite import plain
 from shoal.spec import Run, dump, load
 from shoal.spec.run import Checkpoint, Guard, Mesh, Plan, Resources, Track
+from shoal.spec.start_values import with_rule
 
 FORMAT = "shoal charter 1"
 MOST_CHARTER = 1 << 20
@@ -137,8 +138,10 @@ def write_charter(
             inputs.append(Input(places[path], fingerprint(folder), name, size, total, _near(path, run_file)))
         return places[path]
 
-    shared = _with_paths(run, place).model_copy(
+    placed = _with_paths(run, place)
+    shared = placed.model_copy(
         update={
+            "model": with_rule(placed.model),  # peers of another version begin with the same weights
             "mesh": Mesh(),
             "resources": Resources(),
             "track": Track(),
