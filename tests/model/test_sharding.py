@@ -15,18 +15,19 @@ from shoal.model.decoder import Decoder
 from shoal.model.hf import load_weights, save_folder
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
+from shoal.spec.start_values import RULES
 from tests.ranks import run_ranks
 
 # Sizes that 4 ranks do not divide, so that shards are uneven and one is empty.
 SMALL = {"vocab_size": 101, "dim": 36, "layers": 2, "heads": 3, "kv_heads": 1, "head_dim": 14, "ffn_dim": 50}
 
 
-def shape(tied: bool) -> Shape:
-    return shape_of(Model(family="qwen2", qkv_bias=True, tie_embeddings=tied, **SMALL))
+def shape(tied: bool, init: str = "auto") -> Shape:
+    return shape_of(Model(family="qwen2", qkv_bias=True, tie_embeddings=tied, init=init, **SMALL))
 
 
-def whole(tied: bool, seed: int = 5) -> Decoder:
-    model = Decoder(shape(tied))
+def whole(tied: bool, seed: int = 5, init: str = "auto") -> Decoder:
+    model = Decoder(shape(tied, init))
     model.init_weights(seed)
     return model
 
@@ -54,7 +55,7 @@ def test_initial_and_imported_weights_do_not_depend_on_the_sharding(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(init, "BLOCK_NUMBERS", 500)  # several generators a matrix, whose borders are not the shards'
-    reference = whole(tied)
+    references = {rule: whole(tied, init=rule) for rule in RULES}
     other = whole(tied, seed=6)
     save_folder(tmp_path / "hf", other.shape, dict(other.named_parameters()))
 
@@ -65,17 +66,19 @@ def test_initial_and_imported_weights_do_not_depend_on_the_sharding(
             init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")),
         ):
             model = sharded(tied, mesh)
-            model.init_weights(5)
-            found.append(same(gathered(model), reference))
+            for rule, reference in references.items():
+                model.shape = shape(tied, rule)
+                model.init_weights(5)
+                found.append(same(gathered(model), reference))
             load_weights(model, tmp_path / "hf")
             found.append(same(gathered(model), other))
         return found
 
-    assert run_ranks(work, 4) == [[True] * 4] * 4
+    assert run_ranks(work, 4) == [[True] * 2 * (len(RULES) + 1)] * 4
 
 
 def test_every_seed_parameter_and_row_has_numbers_of_its_own() -> None:
-    one, two = whole(False, 1), whole(False, 2)
+    one, two = (whole(False, seed, init="normal") for seed in (1, 2))
     drawn = [p for _, p in one.named_parameters() if p.ndim == 2]
     rows = torch.cat([p.detach()[:, :36] for p in drawn if p.shape[1] >= 36])
     assert torch.unique(rows, dim=0).shape == rows.shape
