@@ -15,6 +15,7 @@ import sys
 from shoal import __version__
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
 from shoal.leaving import leave_at_once
+from shoal.near import closest
 
 VERBS = {
     "init": "write a run file to start from",
@@ -89,11 +90,7 @@ def _code(argv: list[str]) -> int:
 def _run_verb(argv: list[str]) -> int:
     verb = argv[0]
     if verb not in VERBS:
-        from difflib import get_close_matches
-
-        near = get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean `shoal {near[0]}`?" if near else "; `shoal --help` lists them."
-        raise UsageError(f"there is no verb '{verb}'{hint}")
+        raise UsageError(f"there is no verb '{verb}'; {_verb_hint(verb)}")
     module = importlib.import_module(f"shoal.cli.{verb}")
     parser = Parser(
         prog=f"shoal {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -107,6 +104,20 @@ def _run_verb(argv: list[str]) -> int:
     args = parser.parse_args(rest)
     args.overrides = overrides
     return int(module.run(args) or 0)
+
+
+def _verb_hint(verb: str) -> str:
+    from shoal.spec.elsewhere import VERBS_ANSWERED, VERBS_CALLED
+
+    plain = verb.lower()
+    if plain in VERBS_CALLED:
+        return f"it is `shoal {VERBS_CALLED[plain]}`."
+    if plain in VERBS_ANSWERED:
+        return f"{VERBS_ANSWERED[plain]}."
+    if plain.endswith((".yaml", ".yml")):
+        return f"`shoal train {verb}` trains that run file, `shoal show {verb}` prints it."
+    near = closest(verb, VERBS)
+    return f"did you mean `shoal {near}`?" if near else "`shoal --help` lists them."
 
 
 class Parser(argparse.ArgumentParser):
