@@ -40,7 +40,7 @@ def test_two_of_them_contradict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["train.tokens=many", "train.tokens=0", "train.epochs=0", "train.tokens=5X"])
 def test_what_is_no_length_is_refused_with_what_is_one(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(SpecError, match="number.* (of at least 1, such as|above 0)"):
+    with pytest.raises(SpecError, match=r"number.* (of at least 1, such as|above 0)"):
         of(tmp_path, GOOD, wrong)
 
 

@@ -208,7 +208,7 @@ CALLED = {
     "torch_compile": "train.compile",
 }
 
-_ADAPTERS = "Shoal has no LoRA or other adapters yet: it trains all weights, and a small train.optimizer.lr keeps what they knew"
+_ADAPTERS = "Shoal has no LoRA or other adapters yet: it trains all weights; a small train.optimizer.lr forgets less"
 _PREFERENCES = (
     "Shoal has no preference or reinforcement learning yet: it pre-trains and fine-tunes; `shoal checkpoint export RUN "
     "FOLDER` writes what TRL opens"
@@ -230,6 +230,7 @@ _UI = "Shoal has no page in a browser yet: `shoal ps`, `shoal report RUN`, or th
 _ALL_STEPS = "every step is recorded in the run's journal, so there is nothing to set"
 _DROPOUT = "Shoal has no dropout: the models it trains are published without it"
 _WORKERS = "Shoal reads data ahead by itself, so there is nothing to set"
+_TOKENIZER = "the tokenizer belongs to the data: `shoal data prepare TEXT… --tokenizer FILE --out FOLDER` applies it"
 _OWN_CODE = "Shoal cannot run code of your own inside a training yet"
 
 # What Shoal lacks, or does by itself: said so. A key may be a part of a longer name (`lora` of `lora_alpha`).
@@ -253,9 +254,7 @@ ANSWERED = {
     "label_smoothing": "Shoal has no label smoothing",
     "patience": "Shoal stops no run early by its loss; `shoal sweep --stop-early` stops the worse half of many",
     "early_stopping": "Shoal stops no run early by its loss; `shoal sweep --stop-early` stops the worse half of many",
-    "tokenizer": "the tokenizer belongs to the data: `shoal data prepare TEXT… --tokenizer FILE --out FOLDER` applies it",
-    "tokenizer_path": "the tokenizer belongs to the data: `shoal data prepare … --tokenizer FILE --out FOLDER` applies it",
-    "tokenizer_model": "the tokenizer belongs to the data: `shoal data prepare … --tokenizer FILE --out FOLDER` applies it",
+    **dict.fromkeys(("tokenizer", "tokenizer_path", "tokenizer_model"), _TOKENIZER),
     "shuffle": "Shoal always shuffles, in an order that `seed` gives",
     "packing": "Shoal always packs documents into windows; data.mask_documents keeps them apart",
     "streaming": "Shoal reads prepared shards, also from s3://…, without copying all of them first",
@@ -333,19 +332,18 @@ VERBS_CALLED = {
     "version": "--version",
 }
 VERBS_ANSWERED = {
-    **{
-        word: ANSWERED[word]
-        for word in ("serve", "deploy", "quantize", "lora", "dpo", "rlhf", "ui", "login", "install")
-    },
+    **{word: ANSWERED[word] for word in ("serve", "server", "deploy", "quantize", "lora", "dpo", "rlhf", "distill")},
+    **{word: ANSWERED[word] for word in ("ui", "dashboard", "login", "install")},
     **dict.fromkeys(("eval", "evaluate"), _HARNESS),
-    "server": _SERVING,
-    "dashboard": _UI,
-    "distill": ANSWERED["distill"],
     "delete": "delete the folder runs/NAME; `shoal checkpoint rm` deletes single checkpoints",
     "rm": "delete the folder runs/NAME; `shoal checkpoint rm` deletes single checkpoints",
     "merge": "Shoal merges no models yet",
     "convert": "`shoal checkpoint export` and `import` convert from and to other formats",
 }
+# Of the keys of ANSWERED, the words that mean the same inside a longer name.
+_PARTS = frozenset(
+    ["lora", "qlora", "peft", "dpo", "ppo", "grpo", "rlhf", "vllm", "quantization", "4bit", "8bit", "gptq", "awq", "deepspeed", "zero3", "mmlu", "dropout", "ema", "distillation", "harness"]
+)
 
 
 def answered(name: str) -> str | None:
@@ -354,10 +352,3 @@ def answered(name: str) -> str | None:
     if plain in ANSWERED:
         return ANSWERED[plain]
     return next((ANSWERED[part] for part in plain.split("_") if part in _PARTS), None)
-
-
-# Of those keys, the words that mean the same inside a longer name.
-_PARTS = frozenset(
-    ("lora", "qlora", "peft", "dpo", "ppo", "grpo", "rlhf", "vllm", "quantization", "4bit", "8bit", "gptq", "awq")
-    + ("deepspeed", "zero3", "mmlu", "dropout", "ema", "distillation", "harness")
-)
