@@ -341,9 +341,10 @@ VERBS_ANSWERED = {
     "convert": "`shoal checkpoint export` and `import` convert from and to other formats",
 }
 # Of the keys of ANSWERED, the words that mean the same inside a longer name.
-_PARTS = frozenset(
-    ["lora", "qlora", "peft", "dpo", "ppo", "grpo", "rlhf", "vllm", "quantization", "4bit", "8bit", "gptq", "awq", "deepspeed", "zero3", "mmlu", "dropout", "ema", "distillation", "harness"]
-)
+_PARTS = frozenset((
+    "lora", "qlora", "peft", "dpo", "ppo", "grpo", "rlhf", "vllm", "quantization", "4bit", "8bit", "gptq", "awq",
+    "deepspeed", "zero3", "mmlu", "dropout", "ema", "distillation", "harness",
+))  # fmt: skip
 
 
 def answered(name: str) -> str | None:
