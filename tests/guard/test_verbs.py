@@ -283,3 +283,35 @@ def test_stop_of_a_run_whose_supervisor_died_says_so(
     running.wait()
     assert main(["stop", "demo"]) == 0
     assert "its supervisor died at step" in capsys.readouterr().out
+
+
+def test_epochs_become_steps_of_which_the_journal_says_why_and_a_longer_run_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "demo.yaml").read_text()
+    schedule = "schedule: {warmup_steps: 50%}"
+    (folder / "demo.yaml").write_text(text.replace("steps: 20, batch: 4", f"epochs: 2, batch: 4, {schedule}"))
+    plan(folder, steps=6)
+    assert main(["train", "demo.yaml"]) == 0
+    assert "run demo done at step 6 of 6" in capsys.readouterr().out
+    decided = {d["key"]: (d["value"], d["why"]) for d in told(folder, "decision")}
+    assert decided["train.steps"] == (6, "2 x 12 windows in steps of 4")
+    assert decided["train.schedule.warmup_steps"] == (3, "50% of 6 steps")
+    assert main(["train", "demo.yaml"]) == 0  # the same run, though its own file says steps
+    assert main(["train", "demo.yaml", "train.tokens=500"]) == 2
+    assert "train.steps was 6, now 8" in capsys.readouterr().err
+    plan(folder, steps=9)
+    assert main(["resume", "demo", "train.epochs=3"]) == 0
+    resolved = load(RunDir.of("demo", folder).spec_file).run.train
+    assert (resolved.steps, resolved.epochs, resolved.schedule.warmup_steps) == (9, None, 3)  # as it was warmed up
+    assert main(["resume", "demo", "train.epochs=2"]) == 2
+    assert "train.steps=6 is less than the 9 steps that are done" in capsys.readouterr().err
+
+
+def test_what_cannot_be_counted_here_is_said_with_what_can(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = ["data.train=gone", "model.vocab_size=512"]
+    assert main(["plan", "demo.yaml", "train.epochs=2", *gone]) == 78
+    err = capsys.readouterr().err
+    assert "train.epochs 2: how many steps that are is known once data.train can be read here" in err
+    assert "train.steps or train.tokens need no data" in err
+    assert main(["plan", "demo.yaml", "train.tokens=1B", "--on", "h100", "--json", *gone]) == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from shoal.observe import words
 from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
 from shoal.observe.ledger import ledger
-from shoal.observe.plot import plot
+from shoal.observe.plot import plot, plot_many
 from tests.track.journals import crash_and_finish, loss_at, make_run
 
 
@@ -130,6 +132,57 @@ def test_a_terminal_plot_shows_the_shape_and_the_ends() -> None:
     assert plot([(1.0, 2.0)])  # one point, no range
     spike = plot([(float(x), 9.0 if x == 5000 else 1.0) for x in range(10_000)], width=20, height=4)
     assert "⠀" * 20 not in spike.splitlines()[0], "a spike in ten thousand points is not lost"
+
+
+def drawn(points: list[tuple[float, float]], **how: Any) -> list[str]:
+    """The rows of a plot, without the axes; a blank is a space."""
+    return [row.partition("┤")[2].replace("⠀", " ").rstrip() for row in plot(points, **how).splitlines()[:-2]]
+
+
+def test_few_points_are_marked_and_joined_from_edge_to_edge() -> None:
+    for count in (2, 3, 5, 12):
+        rows = drawn([(float(i), 6.0 - i) for i in range(1, count + 1)], width=30, height=6)
+        assert sum(row.count("•") for row in rows) == count
+        assert all(any(len(row) > column and row[column] != " " for row in rows) for column in range(30)), "no gap"
+    assert sum(row.count("•") for row in drawn([(float(i), 1.0 * i) for i in range(13)])) == 0
+
+
+def test_one_point_and_a_constant_stand_in_the_middle() -> None:
+    rows = drawn([(7.0, 2.5)], width=31, height=5)
+    assert [row.strip() for row in rows] == ["", "", "•", "", ""]
+    assert plot([(7.0, 2.5)], width=31, height=5).splitlines()[-1].split() == ["7"]
+    flat = drawn([(float(i), 2.5) for i in range(100)], width=10, height=5)
+    assert [bool(row) for row in flat] == [False, False, True, False, False]
+
+
+def test_a_line_is_not_drawn_where_there_is_no_number() -> None:
+    rows = drawn([(float(i), math.nan if 30 < i < 60 else 1.0) for i in range(100)], width=20, height=3)
+    assert re.fullmatch(r"\S+ {4,}\S+", rows[1])
+
+
+def test_a_huge_range_is_drawn_on_a_logarithmic_axis_that_says_so() -> None:
+    text = plot([(float(i), 1e30 if i == 50 else 5 - i / 50) for i in range(100)], width=20, height=5)
+    assert text.splitlines()[0].split()[0] == "1e+30"
+    assert text.splitlines()[2].split()[0] == "log"
+    assert plot([(1.0, -1e308), (2.0, 1e308)])
+
+
+def test_ends_that_look_alike_get_digits_until_they_differ_and_steps_are_whole() -> None:
+    rows = plot([(float(i), 2.5 + i * 1e-7) for i in range(12_346)], height=4).splitlines()
+    assert (rows[0].split()[0], rows[3].split()[0]) == ("2.501", "2.5")
+    assert rows[-1].split() == ["0", "12,345"]
+    near = plot([(1.0, 2.5), (2.0, 2.5000001)], height=4).splitlines()
+    assert (near[0].split()[0], near[3].split()[0]) == ("2.5000001", "2.5")
+
+
+def test_several_curves_have_their_own_letters_and_the_first_is_on_top() -> None:
+    rows = plot_many(
+        [("A", [(0.0, 1.0), (9.0, 0.0)]), ("B", [(0.0, 1.0), (9.0, 1.0)])], width=10, height=3
+    ).splitlines()
+    assert rows[0].partition("┤")[2].startswith("A")
+    assert rows[0].endswith("B")
+    assert rows[2].endswith("A")
+    assert plot_many([("A", [])]) == "(nothing to draw)"
 
 
 def test_smoothing_keeps_the_ends_and_the_mean() -> None:

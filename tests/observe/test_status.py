@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.observe import words
 from shoal.observe.commands import command
 from shoal.observe.status import status_of, total_steps
 from shoal.track.rundir import RunDir
@@ -144,12 +145,51 @@ def test_ps_is_a_table_with_the_newest_last(tmp_path: Path, capsys: pytest.Captu
     assert "200 steps are done" in lines[1]
 
 
-def test_a_long_why_is_cut_at_the_width_of_a_terminal_and_whole_in_a_pipe(
+@pytest.mark.parametrize(
+    ("why", "short"),
+    [
+        ("200 steps are done", "200 steps are done"),
+        ("told to stop (SIGTERM); saved at step 3; `shoal resume demo` goes on", "told to stop (SIGTERM)"),
+        (
+            "rank 0 failed (numerics): step 2 has loss 5.768 and gradient norm nan, so no update was made: lower "
+            "train.optimizer.lr, lengthen train.schedule.warmup_steps, then resume the run; fix the cause",
+            "rank 0 failed (numerics): step 2 has loss 5.768 and gradient norm nan",
+        ),
+    ],
+)
+def test_the_first_clause_of_a_cause_is_enough_for_a_table(why: str, short: str) -> None:
+    assert words.clause(why) == short
+
+
+def test_ps_sorts_by_what_is_asked_for_with_the_unknown_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, "b").open().start().steps(9).close("done", 0, "done")
+    make_run(tmp_path, "a").open().start().steps(5, loss_shift=-1.0).close("done", 0, "done")
+    make_run(tmp_path, "c").open().start()
+
+    def listed(*options: str) -> str:
+        assert main(["ps", "--json", "--workspace", str(tmp_path), *options]) == 0
+        return "".join(run["name"] for run in json.loads(capsys.readouterr().out))
+
+    assert listed("--sort", "name") == "abc"
+    assert listed("--sort", "loss") == "abc"
+    assert listed("--sort", "step") == "cab"
+    assert listed("--sort", "step", "--reverse") == "bac"
+    assert main(["ps", "--sort", "price"]) == 2
+
+
+def test_a_long_why_is_one_short_line_and_whole_for_programs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path).open().start().steps(9).close("failed", 75, "why " * 50 + "END")
     assert main(["ps", "--workspace", str(tmp_path)]) == 0
-    assert "END; `shoal resume demo" in capsys.readouterr().out
+    row, advice = capsys.readouterr().out.splitlines()[1:]
+    assert row.endswith("why why…")
+    assert len(row) < 150
+    assert "`shoal ps NAME` says why" in advice
+    assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
+    assert "END; `shoal resume demo" in json.loads(capsys.readouterr().out)[0]["why"]
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["ps", "--workspace", str(tmp_path)]) == 0

@@ -25,6 +25,7 @@ from shoal.guard.drill.plan import MIX, SCENARIOS, plan
 from shoal.spec import load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import workspace
+from shoal.train.decide_length import with_steps
 
 TAKES_OVERRIDES = True
 OWN_OPTIONS = ("seed",)  # the drill's; that of the run is `seed=…`
@@ -73,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.file, args.overrides).run
     trainable(spec)
     local_inputs(spec)
+    place = workspace(args.workspace)
+    spec = with_steps(spec, place)
     planned = plan(args.scenario, spec, args.count, args.seed)
     baseline = Path(args.baseline) if args.baseline else None
     asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience, args.pace)
-    place = workspace(args.workspace)
     for option, path in (("--workspace", place), ("--keep", Path(args.keep or ""))):
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is no folder; {option} takes one.")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
 from shoal.errors import SetupError, UsageError
+from shoal.near import closest
 from shoal.spec.run import NAME_PATTERN
 from shoal.spec.schema import schema_text
 
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     if args.template is None:
         raise UsageError(f"which template? `shoal init {next(iter(known))}` is one; `shoal init --list` lists them.")
     if args.template not in known:
-        near = get_close_matches(args.template, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {' and '.join(known)}."
+        near = closest(args.template, known)
+        hint = f"did you mean {near}?" if near else f"there are {' and '.join(known)}."
         raise UsageError(f"there is no template '{args.template}'; {hint}")
     file = Path(args.file or f"{args.template}.yaml")
     write(file, filled(known[args.template], file), force=args.force)

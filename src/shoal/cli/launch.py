@@ -21,7 +21,7 @@ from shoal.guard.history import History
 from shoal.launch.backend import Rendered, backend
 from shoal.launch.job import Job
 from shoal.launch.request import Request
-from shoal.launch.send import alone, checked, on, request_of, send
+from shoal.launch.send import alone, checked, on, request_of, send, where_known
 from shoal.observe.commands import command
 from shoal.spec import Run, load
 from shoal.spec.history import differences
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = [] if args.on is None else [f"launch.on={args.on}"]
     spec = load(args.file, [*args.overrides, *chosen]).run
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
-    before = _same(run_dir, spec)
+    before = _same(run_dir, where_known(spec, run_dir.workspace) if run_dir.exists() else spec)
     request = request_of(checked(spec, begun=before is not None and before.saved_step > 0), run_dir.workspace)
     if args.render:
         print(rendered(backend(spec.launch.on).render(request)), end="")

@@ -15,28 +15,45 @@ import sys
 from shoal import __version__
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
 from shoal.leaving import leave_at_once
+from shoal.near import closest
 
-VERBS = {
-    "init": "write a run file to start from",
-    "show": "print the resolved run file and where each value came from",
-    "data": "turn text into token shards, train a tokenizer, look at a data set",
-    "plan": "predict speed, memory, cost and goodput, and find the best layout",
-    "train": "train on this machine, all its devices",
-    "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
-    "swarm": "train one model with peers anywhere: create, join, invite, status, leave, relay",
-    "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
-    "ps": "list the runs and what each is doing; of one: why it waits, died, what it cost",
-    "logs": "print or follow the logs of a run",
-    "stop": "stop a run; its state is saved first",
-    "resume": "go on with a run that stopped or failed",
-    "report": "where the time went, the curves, what failed and what was done about it",
-    "drill": "break a real run on purpose and report what it cost",
-    "profile": "trace a few steps: where the time goes, the worst kernels, what to fix next",
-    "bench": "measure this machine; the planner reads the result",
-    "sample": "generate text from a run's newest checkpoint",
-    "checkpoint": "list, verify, compare, delete, export and import checkpoints",
-    "track": "upload what a tracker has not received yet",
+GROUPS = {
+    "begin": {
+        "init": "write a run file to start from",
+        "data": "turn text into token shards, train a tokenizer, look at a data set",
+        "show": "print the resolved run file and where each value came from",
+        "plan": "predict speed, memory, cost and goodput, and find the best layout",
+    },
+    "train": {
+        "train": "train on this machine, all its devices",
+        "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
+        "swarm": "train one model with peers anywhere: create, join, invite, status, leave, relay",
+        "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
+    },
+    "watch and steer": {
+        "ps": "list the runs and what each is doing; of one: why it waits, died, what it cost",
+        "logs": "print or follow the logs of a run",
+        "stop": "stop a run; its state is saved first",
+        "resume": "go on with a run that stopped or failed",
+        "report": "where the time went, the curves, what failed; several runs in one picture",
+    },
+    "use the result": {
+        "sample": "generate text from a run's newest checkpoint",
+        "checkpoint": "list, verify, compare, delete, export and import checkpoints",
+        "track": "upload what a tracker has not received yet",
+    },
+    "look deeper": {
+        "bench": "measure this machine; the planner reads the result",
+        "profile": "trace a few steps: where the time goes, the worst kernels, what to fix next",
+        "drill": "break a real run on purpose and report what it cost",
+    },
 }
+VERBS = {verb: summary for group in GROUPS.values() for verb, summary in group.items()}
+START = """\
+new here? In an empty folder:
+  shoal init pretrain                                          writes pretrain.yaml, which says what to do next
+  shoal data prepare TEXT… --eval-fraction 0.05 --out data     your text (files or folders) as tokens
+  shoal train pretrain.yaml                                    then `shoal report pretrain`"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,11 +106,7 @@ def _code(argv: list[str]) -> int:
 def _run_verb(argv: list[str]) -> int:
     verb = argv[0]
     if verb not in VERBS:
-        from difflib import get_close_matches
-
-        near = get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean `shoal {near[0]}`?" if near else "; `shoal --help` lists them."
-        raise UsageError(f"there is no verb '{verb}'{hint}")
+        raise UsageError(f"there is no verb '{verb}'; {_verb_hint(verb)}")
     module = importlib.import_module(f"shoal.cli.{verb}")
     parser = Parser(
         prog=f"shoal {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -107,6 +120,20 @@ def _run_verb(argv: list[str]) -> int:
     args = parser.parse_args(rest)
     args.overrides = overrides
     return int(module.run(args) or 0)
+
+
+def _verb_hint(verb: str) -> str:
+    from shoal.spec.elsewhere import VERBS_ANSWERED, VERBS_CALLED
+
+    plain = verb.lower()
+    if plain in VERBS_CALLED:
+        return f"it is `shoal {VERBS_CALLED[plain]}`."
+    if plain in VERBS_ANSWERED:
+        return f"{VERBS_ANSWERED[plain]}."
+    if plain.endswith((".yaml", ".yml")):
+        return f"`shoal train {verb}` trains that run file, `shoal show {verb}` prints it."
+    near = closest(verb, VERBS)
+    return f"did you mean `shoal {near}`?" if near else "`shoal --help` lists them."
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,11 +152,14 @@ class Parser(argparse.ArgumentParser):
 
 def _help() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+    groups = "\n\n".join(
+        "\n".join([f"{name}:", *(f"  {verb:<{width}}  {summary}" for verb, summary in group.items())])
+        for name, group in GROUPS.items()
+    )
     return (
         "usage: shoal VERB … [--debug]\n\n"
         "Trains language models on whatever machines you have.\n\n"
-        f"{verbs}\n\n"
+        f"{START}\n\n{groups}\n\n"
         "`shoal VERB --help` says more. Values of the run file are set as `train.steps=100` or `--train.steps 100`.\n"
         "Exit codes: 0 done, 2 wrong usage, 75 may be retried, 78 wrong environment or data, 143 stopped and saved."
     )

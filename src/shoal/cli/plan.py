@@ -16,10 +16,10 @@ names is kept, what it leaves `auto` is searched. `fleet.islands` are planned to
 from __future__ import annotations
 
 import argparse
-from difflib import get_close_matches
 from importlib import import_module
 
 from shoal.errors import UsageError
+from shoal.near import closest
 
 TAKES_OVERRIDES = True
 _WORDS = ("compare", "goodput", "swarm", "validate")
@@ -84,9 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     word = args.words[0] if args.words[0] in _WORDS else "run"
     given = args.words[1:] if word in _WORDS else args.words
-    near = get_close_matches(args.words[0], _WORDS, n=1, cutoff=0.7)
+    near = closest(args.words[0], _WORDS)
     if word == "run" and len(given) == 2 and near:
-        raise UsageError(f"there is no `shoal plan {args.words[0]}`; did you mean `shoal plan {near[0]} {given[1]}`?")
+        raise UsageError(f"there is no `shoal plan {args.words[0]}`; did you mean `shoal plan {near} {given[1]}`?")
     if len(given) != 1:
         needs = "CASES.csv" if word == "validate" else "RUN.yaml"
         raise UsageError(f"one file is needed: `shoal plan {'' if word == 'run' else word + ' '}{needs}`.")

@@ -152,7 +152,7 @@ def _scaled(where: Target, spec: Run, shape: Shape, devices: Sequence[int]) -> S
 def _title(spec: Run, shape: Shape) -> str:
     tokens = spec.train.batch * spec.data.seq_len
     return (
-        f"{spec.name}: {shape.params / 1e9:.3g}B parameters, {tokens * spec.train.steps / 1e9:,.4g}B tokens, "
+        f"{spec.name}: {shape.params / 1e9:.3g}B parameters, {tokens * spec.steps / 1e9:,.4g}B tokens, "
         f"{spec.train.batch:,} x {spec.data.seq_len:,} a step"
     )
 
@@ -283,7 +283,7 @@ def _as_json(
     return {
         "run": spec.name,
         "parameters": shape.params,
-        "tokens": spec.train.batch * spec.data.seq_len * spec.train.steps,
+        "tokens": spec.train.batch * spec.data.seq_len * spec.steps,
         "rows": [{**named(row.where), **as_json(row.verdict)} for row in rows],
         "refused": [{**named(where), "why": why} for where, why in refused],
         "cheapest": named(rows[0].where) if rows and rows[0].verdict.usd is not None else None,

@@ -27,6 +27,7 @@ from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.track.rundir import workspace
 from shoal.train.decide import MOST_CPU_PROCESSES
+from shoal.train.decide_length import with_steps
 
 Number = TypeVar("Number", int, float)
 Found_ = TypeVar("Found_")
@@ -66,7 +67,7 @@ def is_here(device: Device) -> bool:
 
 
 def wanted(args: argparse.Namespace) -> tuple[Run, Shape]:
-    run = load(args.file, args.overrides or ()).run
+    run = with_steps(load(args.file, args.overrides or ()).run, workspace(args.workspace))
     known = None if run.model.vocab_size != "auto" else _vocabulary(run, workspace(args.workspace))
     return run, shape_of(run.model, known)
 

@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from shoal.cli.plan_shared import counts, layouts, names, one, target, wanted
 from shoal.errors import UsageError
+from shoal.near import closest
 from shoal.observe.words import count, duration, size
 from shoal.plan.constants import spread
 from shoal.plan.explain import words
@@ -151,8 +151,8 @@ def _codec(name: str) -> Codec:
     wanted_name = name.lower().replace("-", "").replace("_", "").replace(" ", "")
     if wanted_name in spelled:
         return spelled[wanted_name]
-    near = get_close_matches(wanted_name, spelled, n=1)
-    begin = f"did you mean {spelled[near[0]].name}? There" if near else "there"
+    near = closest(wanted_name, spelled)
+    begin = f"did you mean {spelled[near].name}? There" if near else "there"
     raise UsageError(f"--compression {name}: {begin} are {', '.join(CODECS)}.")
 
 

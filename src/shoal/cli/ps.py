@@ -1,13 +1,15 @@
 """List the runs of a workspace and what each is doing, the newest last; of one, why it waits, died and what it cost.
 
-shoal ps            all of them, launched ones with what their scheduler says
-shoal ps demo       three sentences: what it waits for or does, what ended it last, what it has cost so far
+shoal ps               all of them, launched ones with what their scheduler says
+shoal ps --sort loss   the best first; also name, status, step, speed, age
+shoal ps demo          three sentences: what it waits for or does, what ended it last, what it has cost so far
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import add_workspace
 from shoal.track.rundir import workspace
 
+SORTS = ("age", "name", "status", "step", "loss", "speed")
+
 if TYPE_CHECKING:
     from shoal.launch.watch import Seen
     from shoal.observe.status import Status
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="NAME", nargs="?", help="only this one, in three sentences")
+    parser.add_argument("--sort", choices=SORTS, default="age", help="what the list is sorted by (default: age)")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--json", action="store_true", help="a list of objects (of one run: an object), for programs")
     add_workspace(parser)
 
@@ -32,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     folder = workspace(args.workspace)
     if args.run is not None:
         return _one(args.run, folder, args.json)
-    found = _all(folder)
+    found = sorted(_all(folder), key=lambda pair: _by(args.sort, pair[0]), reverse=args.reverse)
     if args.json:
         print(json.dumps([s.as_json() if seen is None else seen.as_json() for s, seen in found], indent=2))
         return 0
@@ -40,7 +46,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"no runs in {folder / 'runs'}; `shoal train RUN.yaml` starts one.")
         return 0
     _table(found)
+    if any(status.status in ("stopped", "failed", "dead") for status, _ in found):
+        print("`shoal ps NAME` says why and what to do; `shoal resume NAME` goes on")
     return 0
+
+
+def _by(what: str, s: Status) -> tuple[bool, float | str]:
+    """What is not known comes last."""
+    value: float | str | None
+    match what:
+        case "name" | "status":
+            value = s.name if what == "name" else s.status
+        case "step":
+            value = s.step
+        case "loss":
+            value = None if s.loss is None or math.isnan(s.loss) else s.loss
+        case "speed":
+            value = None if s.tokens_per_s is None else -s.tokens_per_s
+        case _:
+            value = s.started
+    return (True, 0.0) if value is None else (False, value)
 
 
 def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
@@ -72,11 +97,13 @@ def _table(found: list[tuple[Status, Seen | None]]) -> None:
         step = f"{s.step}/{s.total}" if s.total else str(s.step)
         speed = "-" if s.tokens_per_s is None else words.count(s.tokens_per_s)
         age = words.duration(max(0.0, now - s.started))
-        rows.append([s.name, s.status, seen.on if seen else "-", step, words.number(s.loss), speed, age, s.why])
+        rows.append(
+            [s.name, s.status, seen.on if seen else "-", step, words.number(s.loss), speed, age, words.clause(s.why)]
+        )
     if not launched:  # on a laptop the column would say nothing
         rows = [row[:2] + row[3:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    # On a terminal a sentence that wraps makes the table unreadable; a pipe gets it whole.
+    # On a terminal a line that wraps makes the table unreadable; the whole sentence is in `ps NAME` and --json.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
         line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])

@@ -19,13 +19,14 @@ from shoal.guard.begin import Asked, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.launch.job import Job, launched
-from shoal.launch.send import alone, checked, request_of, run_file, send
+from shoal.launch.send import alone, checked, request_of, run_file, send, where_known
 from shoal.launch.watch import visible
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, find_run, workspace
 from shoal.train.decide import decide
+from shoal.train.decide_length import with_steps
 
 TAKES_OVERRIDES = True
 LAYOUT = ("mesh", "resources")
@@ -51,7 +52,7 @@ def _launch(job: Job | None, folder: Path, args: argparse.Namespace) -> int:
     run_dir = find_run(args.run, folder) if job is None else visible(job, folder)
     file = run_dir.spec_file if job is None else run_file(job, folder)
     chosen = [] if args.on is None else [f"launch.on={args.on}"]
-    before, spec = load(file).run, load(file, [*args.overrides, *chosen]).run
+    before, spec = load(file).run, where_known(load(file, [*args.overrides, *chosen]).run, folder)
     history = History.of(run_dir)  # empty where it is out of sight
     _refuse(run_dir, history, differences(before, spec, auto_is_equal=False))
     if _finished(run_dir, history, spec):
@@ -70,7 +71,7 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
         history = History.of(run_dir)
         before = load(run_dir.spec_file).run
         opened = _open_again(history, args.overrides)
-        spec = load(run_dir.spec_file, [*opened, *args.overrides]).run
+        spec = with_steps(load(run_dir.spec_file, [*opened, *args.overrides]).run, run_dir.workspace)
         differ = [d for d in differences(before, spec, auto_is_equal=False) if f"{d.key}={d.new}" not in opened]
         _refuse(run_dir, history, differ)
         if _finished(run_dir, history, spec):
@@ -82,12 +83,12 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
             with writing(run_dir):
                 write_spec(run_dir, decided.run)
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
-        print(continues(run_dir, decided.run.train.steps))
+        print(continues(run_dir, decided.run.steps))
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
 
 
 def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:
-    if not history.finished or spec.train.steps > history.step:
+    if not history.finished or spec.train.steps == "auto" or spec.steps > history.step:
         return False
     print(
         f"run {run_dir.name} is finished: {history.step} steps. "
@@ -105,7 +106,7 @@ def _refuse(run_dir: RunDir, history: History, differ: list[Difference]) -> None
                 f"{d}: that would break the history of run '{run_dir.name}'; "
                 f"`shoal train {run_dir.spec_file} --name OTHER {d.key}={d.new}` starts another run."
             )
-        if d.key == "train.steps" and d.new < history.step:
+        if d.key == "train.steps" and d.new != "auto" and d.new < history.step:
             raise UsageError(f"train.steps={d.new} is less than the {history.step} steps that are done.")
 
 

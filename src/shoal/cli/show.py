@@ -1,6 +1,7 @@
 """Print a run file with every value resolved, and where each came from.
 
-Values given after it are laid over it, as `shoal train` would: `shoal show run.yaml train.steps=10`.
+Values given after it are laid over it, as `shoal train` would: `shoal show run.yaml train.steps=10`. Sections of which
+nothing was set are left out; `--all` prints them too.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import SpecError, UsageError
+from shoal.errors import DataError, SetupError, SpecError, UsageError
 from shoal.spec.describe import as_written
-from shoal.spec.layers import leaves
+from shoal.spec.layers import DEFAULT, leaves
 from shoal.spec.names import dotted
 from shoal.spec.presets import presets
 from shoal.spec.reference import preset_shape
@@ -21,6 +22,8 @@ from shoal.spec.run import Run
 from shoal.spec.schema import schema_text
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.write import dump
+from shoal.track.rundir import workspace
+from shoal.train.decide_length import measured
 
 TAKES_OVERRIDES = True
 
@@ -28,6 +31,7 @@ TAKES_OVERRIDES = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="RUN.yaml", help="the run file; NAME=VALUE after it override it")
     form = parser.add_mutually_exclusive_group()
+    form.add_argument("--all", action="store_true", help="also the sections of which nothing was set")
     form.add_argument("--json", action="store_true", help="values, origins and parameter count as JSON")
     form.add_argument("--yaml", action="store_true", help="a run file with every value written out")
     form.add_argument("--schema", action="store_true", help="the JSON schema of a run file, for editors")
@@ -43,16 +47,33 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("which run file? `shoal show RUN.yaml`; `shoal init pretrain` writes one to start from.")
     else:
         loaded = load(args.file, args.overrides)
-        print(as_json(loaded) if args.json else dump(loaded.run).rstrip() if args.yaml else as_lines(loaded))
+        text = as_json(loaded) if args.json else dump(loaded.run).rstrip() if args.yaml else as_lines(loaded, args.all)
+        print(text)
     return 0
 
 
-def as_lines(loaded: Loaded) -> str:
-    """`key  value  origin`, aligned, then the size of the model."""
-    rows = [(dotted(path), _short(value), loaded.origins[dotted(path)]) for path, value in _leaves(loaded.run)]
-    wide_key, wide_value = (max(len(row[i]) for row in rows) for i in (0, 1))
-    lines = [f"{key:<{wide_key}}  {value:<{wide_value}}  {origin}" for key, value, origin in rows]
-    return "\n".join([*lines, "", _size(loaded.run)])
+def as_lines(loaded: Loaded, everything: bool = False) -> str:
+    """`key  value  origin`, aligned, then the length of the run and the size of the model."""
+    rows = [(path, dotted(path), _short(value)) for path, value in _leaves(loaded.run)]
+    used = {path[:n] for path, key, _ in rows if loaded.origins[key] != DEFAULT.label for n in range(len(path))}
+    shown = [(key, value, loaded.origins[key]) for path, key, value in rows if everything or path[:-1] in used]
+    wide_key, wide_value = (max(len(row[i]) for row in shown) for i in (0, 1))
+    lines = [f"{key:<{wide_key}}  {value:<{wide_value}}  {origin}" for key, value, origin in shown]
+    left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
+    if left_out and not everything:
+        lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
+    return "\n".join([*lines, "", *_length(loaded.run), _size(loaded.run)])
+
+
+def _length(run: Run) -> list[str]:
+    """The steps, where they follow from something else."""
+    if run.train.steps != "auto":
+        return []
+    try:
+        found = next(d for d in measured(run, workspace()).decisions if d.key == "train.steps")
+    except (DataError, SetupError):
+        return ["steps: not known until data.train is prepared, since they follow from train.epochs"]
+    return [f"steps: {found.value:,} ({found.why})"]
 
 
 def as_json(loaded: Loaded) -> str:

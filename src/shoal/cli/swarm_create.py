@@ -52,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
     from shoal.spec import load
     from shoal.spec.checks import local_inputs, trainable
     from shoal.track.rundir import RunDir, workspace
+    from shoal.train.decide_length import with_steps
 
     expires = expiry(args.expires)
     spec = load(args.file, args.overrides).run
     trainable(spec)
     local_inputs(spec)
+    spec = with_steps(spec, workspace(args.workspace))  # all peers go by the same number
     if spec.fleet.islands > 1:
         raise UsageError("a peer of a swarm is one island: set fleet.islands=1 (swarm.peers says how many train).")
     run_dir = RunDir.of(spec.name, workspace(args.workspace))

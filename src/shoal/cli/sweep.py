@@ -22,7 +22,7 @@ from shoal.errors import DONE, TRANSIENT, UsageError
 from shoal.launch.backend import Rendered, backend
 from shoal.launch.grid import drawn, grid
 from shoal.launch.request import Request
-from shoal.launch.send import checked, request_of
+from shoal.launch.send import checked, request_of, where_known
 from shoal.launch.sweep import Drive, Row, Sweep, arrays, rows
 from shoal.observe import words
 from shoal.spec import load
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--at-once {args.at_once}: give a number from 1 on.")
     points = _points(args)
     chosen = [*args.overrides, *([] if args.on is None else [f"launch.on={args.on}"])]
-    base = load(args.file, chosen).run
+    base = where_known(load(args.file, chosen).run, folder)
     sweep = Sweep.of(base.name, points, base, args.stop_early, folder)
     requests = {
         name: request_of(checked(load(args.file, [*chosen, *point, f"name={name}"]).run), folder)

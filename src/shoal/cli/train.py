@@ -22,6 +22,7 @@ from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
+from shoal.train.decide_length import with_steps
 
 TAKES_OVERRIDES = True
 MOST_NAMED = 6  # differing keys in one sentence
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)
     if run_dir.exists() and not args.fresh:
-        return _go_on(run_dir, spec)
+        return _go_on(run_dir, with_steps(spec, run_dir.workspace))
     return _begin(run_dir, spec, args.fresh)
 
 
@@ -96,7 +97,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
             return 0
         local_inputs(before, begun=history.saved_step > 0)
         decided = decide(before, run_dir.workspace)
-        print(continues(run_dir, before.train.steps))
+        print(continues(run_dir, before.steps))
         return supervise(run_dir, decided.run, decided.world, held=True)
 
 

@@ -43,7 +43,7 @@ class Console:
     def summary(self, status: str, reason: str, history: History) -> None:
         name = self.run.name
         loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
-        where = f"step {history.step} of {self.run.train.steps}{loss}"
+        where = f"step {history.step} of {self.run.steps}{loss}"
         if status == "failed":
             self.say(f"run {name} failed at {where}: {reason}.")
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class Console:
         return [f"{report}: what happened", f"{resume}: go on"]
 
     def _poll(self) -> None:
-        self._follower = self._follower or Follower(self.run_dir, self.run.train.steps)
+        self._follower = self._follower or Follower(self.run_dir, self.run.steps)
         self._follower.poll()
 
     def _end(self) -> None:

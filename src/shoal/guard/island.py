@@ -54,7 +54,7 @@ class Agent:
         """Until the island is done, told to leave, or beyond help."""
         code = self._attempts()
         with suppress(OSError):  # a full disk
-            orphans.ended(self._run_dir, self._journal, self._island, code, self._run.train.steps)
+            orphans.ended(self._run_dir, self._journal, self._island, code, self._run.steps)
         return code
 
     def _attempts(self) -> int:

@@ -229,7 +229,7 @@ class Session:
                 self._fail(ended.failure, attempt, "stop")
             return self._stopped(ended.stop_signal, ended.saved)
         if ended.failure is None:
-            return End("done", DONE, f"all {self.run.train.steps} steps are done")
+            return End("done", DONE, f"all {self.run.steps} steps are done")
         if not ended.failure.retry:
             self._fail(ended.failure, attempt, "give up: a retry cannot help")
             assert ended.failure.exit_code in NOT_RETRIED

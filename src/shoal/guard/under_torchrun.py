@@ -102,7 +102,7 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
         journal.append("attempt", attempt=session.attempt, world=decided.world, pids=[os.getpid()])
         if mirroring.wanted(decided.run.track):
             mirroring.Mirror(run_dir, mirroring.default_command(run_dir))
-        with _shown(run_dir, decided.run.train.steps):
+        with _shown(run_dir, decided.run.steps):
             yield session
 
 

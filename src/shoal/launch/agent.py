@@ -34,6 +34,7 @@ from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
+from shoal.train.decide_length import measured
 
 EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL
 
@@ -117,10 +118,12 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     run_dir = RunDir.of(asked.name, folder)
     begun = run_dir.exists()
     local_inputs(asked, begun=begun and History.of(run_dir).saved_step > 0)
+    length = measured(asked, run_dir.workspace)
+    asked = length.run
 
     def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
         decided = decide(_for(asked, world), run_dir.workspace, world, processes * who.together)
-        return decided.run, decided.decisions
+        return decided.run, (*length.decisions, *decided.decisions)
 
     with ExitStack() as held:
         with writing(run_dir):
@@ -174,10 +177,10 @@ def _go_on(run_dir: RunDir, asked: Run) -> int | None:
         named = "; ".join(map(str, differ[:6]))
         raise SpecError(f"run '{asked.name}' exists with another spec: {named}. Give this one another name (name=…).")
     history = History.of(run_dir)
-    if history.finished and asked.train.steps <= history.step:
+    if history.finished and asked.steps <= history.step:
         print(f"run {run_dir.name} is finished: {history.step} steps.")
         return 0
-    print(continues(run_dir, asked.train.steps))
+    print(continues(run_dir, asked.steps))
     return None
 
 

@@ -19,6 +19,7 @@ from shoal.observe.commands import command
 from shoal.spec import Run, dump
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import RunDir
+from shoal.train.decide_length import with_steps
 
 RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here
 
@@ -37,6 +38,13 @@ def same_paths(run: Run) -> bool:
     launch = run.launch
     here = launch.on in ("local", "slurm") or (launch.on == "ray" and launch.ray.address == "auto")
     return here and launch.workspace is None and launch.image is None
+
+
+def where_known(run: Run, workspace: Path) -> Run:
+    """The run with its steps, where its epochs can be counted here; elsewhere node 0 counts them."""
+    if run.train.epochs is not None and not same_paths(run):
+        return run
+    return with_steps(run, workspace)
 
 
 def request_of(run: Run, workspace: Path) -> Request:

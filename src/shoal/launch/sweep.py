@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from shoal.errors import SetupError, ShoalError, SpecError
+from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.launch.backend import Backend, Rendered, backend
 from shoal.launch.grid import Point
 from shoal.launch.halving import Curve, losers, rungs
@@ -47,7 +47,7 @@ def arrays(of: Backend) -> Arrays | None:
 class Sweep:
     name: str
     points: dict[str, Point]  # by the names of the runs
-    total: int  # steps of each
+    total: int | None  # steps of each, where they can be told here
     early: bool
     file: Path
     stopped: dict[str, dict[str, Any]] = field(default_factory=dict)  # by this sweep: at which rung, with which loss
@@ -57,7 +57,13 @@ class Sweep:
         """The one of that name, begun or gone on with; another one of that name is refused."""
         width = max(3, len(str(len(points) - 1)))
         named = {f"{name}-{i:0{width}}": point for i, point in enumerate(points)}
-        new = cls(name, named, base.train.steps, early, file_of(name, workspace))
+        total = None if base.train.steps == "auto" else base.steps
+        if early and total is None:
+            raise UsageError(
+                "--stop-early compares runs at shares of train.steps, and how many train.epochs are is known only "
+                "where the data is; set train.steps or train.tokens."
+            )
+        new = cls(name, named, total, early, file_of(name, workspace))
         if not new.file.exists():
             if taken := next((run for run in named if RunDir.of(run, workspace).path.exists()), None):
                 raise SpecError(f"run '{taken}' exists and is not of this sweep; `--name OTHER` begins one of its own.")
@@ -208,7 +214,7 @@ class Drive:
         self._sent.update(names)
 
     def _stop_the_worst(self, seen: dict[str, Seen]) -> None:
-        at = rungs(self.sweep.total)
+        at = rungs(self.sweep.total or 0)
         for run, one in seen.items():
             curve = self._curves.setdefault(run, Curve(visible(one.job, self.workspace).journal_file, at))
             curve.refresh()

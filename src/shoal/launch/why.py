@@ -60,10 +60,11 @@ class Answer:
 def answer(status: Status, seen: Seen | None, told: list[Record], run: Run | None, now: float | None = None) -> Answer:
     """`told` is the journal, `run` the run file; empty and None where they are out of sight."""
     now = time.time() if now is None else now
-    return Answer(_now(status, seen, now), _died(seen, told), _cost(status, seen, told, run, now))
+    died = _died(seen, told)
+    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, run, now))
 
 
-def _now(status: Status, seen: Seen | None, now: float) -> str:
+def _now(status: Status, seen: Seen | None, now: float, told_below: bool) -> str:
     where = "" if seen is None else f" on {seen.on}"
     step = f" at step {status.step}" + (f" of {status.total}" if status.total else "") if status.step else ""
     hint = ""
@@ -73,7 +74,9 @@ def _now(status: Status, seen: Seen | None, now: float) -> str:
         hint = _see("stuck")
     elif status.status in ("starting", "running") and seen is not None and not status.step:
         hint = _see("crash-looping") if seen.state.restarts >= LOOPS else ""
-    return f"{status.status}{where}{step}: {status.why}{hint}"
+    # What a run died of is said once, with what to do about it, in the line of its last end.
+    why = "" if told_below and status.status == "failed" else f": {status.why}"
+    return f"{status.status}{where}{step}{why}{hint}"
 
 
 def _died(seen: Seen | None, told: list[Record]) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.observe import words
 from shoal.observe.history import History
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, BLUE, ORANGE, GREY, RED = "#23272e", "#2f6fb5", "#d9822b", "#9aa3ad", "#c0392b"
+SPIKE_AMONG = 500  # so many points may leave one of them above the picture
 SIZE_INCHES = (8.0, 4.2)
 MOST_POINTS = 4000  # more than the picture has pixels
+FEW = 12  # points that are each marked
 SMOOTH_OVER = 40  # the bold line is a running mean over this fraction of the run
 
 
@@ -23,26 +26,48 @@ def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
     """Writes loss.png and throughput.png; nothing to draw gives nothing."""
     if not found.steps:
         return []
-    import matplotlib
 
-    matplotlib.use("Agg")
-    folder.mkdir(parents=True, exist_ok=True)
+    def of(content: Callable[[Axes, History], None]) -> Callable[[Axes], None]:
+        def drawn(axes: Axes) -> None:
+            content(axes, found)
+            _mark_restarts(axes, found)
+
+        return drawn
+
     return [
-        _picture(folder / "loss.png", found, f"{name}: loss", about, _loss),
-        _picture(folder / "throughput.png", found, f"{name}: throughput", about, _throughput),
+        _picture(folder / "loss.png", f"{name}: loss", about, of(_loss)),
+        _picture(folder / "throughput.png", f"{name}: throughput", about, of(_throughput)),
     ]
 
 
-def _picture(path: Path, found: History, title: str, about: str, content: Any) -> Path:
+def draw_many(runs: Sequence[tuple[str, History]], about: str, path: Path) -> Path:
+    """The losses of several runs in one picture, the first on top."""
+
+    def losses(axes: Axes) -> None:
+        ends = []
+        for place, (label, found) in enumerate(runs):
+            points = [(int(r["step"]), float(r["loss"])) for r in found.steps]
+            _curve(axes, points, f"C{place % 10}", label, "-" if place < 10 else "--", 20 - place)
+            ends += [y for _, y in points]
+        axes.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
+        _fit(axes, ends)
+
+    return _picture(path, f"loss of {len(runs)} runs", about, losses)
+
+
+def _picture(path: Path, title: str, about: str, content: Callable[[Axes], None]) -> Path:
+    import matplotlib
     from matplotlib.figure import Figure
 
+    matplotlib.use("Agg")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=SIZE_INCHES, dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    content(axes, found)
-    _mark_restarts(axes, found)
+    content(axes)
     axes.set_title(f"{title}\n", loc="left", fontsize=12, fontweight="bold", color=INK)
     axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=8, color=GREY, va="bottom")
     axes.set_xlabel("step", color=INK, fontsize=9)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.25
     axes.tick_params(colors=INK, labelsize=8, length=3, width=0.6)
     axes.grid(axis="y", color="#e7eaee", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -77,20 +102,24 @@ def _throughput(axes: Axes, found: History) -> None:
     ordered = sorted(y for _, y in points)
     median = ordered[len(ordered) // 2]
     axes.axhline(median, color=ORANGE, linewidth=1, linestyle="-", label=f"median {words.count(median)} tokens/s")
-    axes.set_ylim(0, max(ordered[int(0.995 * (len(ordered) - 1))] * 1.15, 1e-9))
+    axes.set_ylim(0, max(ordered[-1 - len(ordered) // SPIKE_AMONG] * 1.15, 1e-9))
     axes.yaxis.set_major_formatter(lambda y, _: words.count(y))
     axes.set_ylabel("tokens/s", color=INK, fontsize=9)
 
 
-def _curve(axes: Axes, points: list[tuple[int, float]], color: str, label: str) -> None:
+def _curve(
+    axes: Axes, points: list[tuple[int, float]], color: str, label: str, style: str = "-", above: float = 3
+) -> None:
     """Every point faint, a running mean bold; short runs need no smoothing."""
     window = len(points) // SMOOTH_OVER
     xs, ys = _columns(_thin(points))
     if window < 3:
-        axes.plot(xs, ys, color=color, linewidth=1.6, label=label, zorder=3)
+        few = "o" if len(points) <= FEW else ""  # a line between two points, or of one, is hard to see
+        axes.plot(xs, ys, style, color=color, linewidth=1.6, marker=few, markersize=3.5, label=label, zorder=above)
         return
     axes.plot(xs, ys, color=color, linewidth=0.7, alpha=0.3, zorder=2)
-    axes.plot(*_columns(_thin(smooth(points, window))), color=color, linewidth=1.8, label=label, zorder=3)
+    smoothed = _columns(_thin(smooth(points, window)))
+    axes.plot(*smoothed, style, color=color, linewidth=1.8, label=label, zorder=above)
 
 
 def smooth(points: list[tuple[int, float]], window: int) -> list[tuple[int, float]]:
@@ -116,12 +145,12 @@ def _mark_restarts(axes: Axes, found: History) -> None:
 
 
 def _fit(axes: Axes, ys: list[float]) -> None:
-    """A single spike must not flatten the rest of the curve."""
+    """A single spike among very many must not flatten the rest of the curve; of few points none is left out."""
     finite = sorted(y for y in ys if math.isfinite(y))
     if not finite:
         return
-    low, high = finite[0], finite[int(0.998 * (len(finite) - 1))]
-    pad = 0.05 * ((high - low) or 1.0)
+    low, high = finite[0], finite[-1 - len(finite) // SPIKE_AMONG]
+    pad = 0.05 * ((high - low) or abs(low) or 1.0)
     axes.set_ylim(low - pad, high + pad)
 
 

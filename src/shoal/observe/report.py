@@ -53,7 +53,7 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
 
 
 def as_json(r: Report) -> dict[str, Any]:
-    best = _best(r.history)
+    best = best_eval(r.history)
     return {
         **r.status.as_json(),
         "identity": r.identity,
@@ -97,7 +97,7 @@ def as_text(r: Report) -> str:
         _results(r),
         "\n".join(traffic.lines(r.history.traffic)),
         *_curves(r.history),
-        "\n".join(f"drawn: {_short(path)}" for path in r.pictures),
+        "\n".join(f"drawn: {nearby(path)}" for path in r.pictures),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -181,7 +181,7 @@ def _results(r: Report) -> str:
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
         f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
     ]
-    if best := _best(found):
+    if best := best_eval(found):
         final = words.number(found.evals[-1]["loss"])
         lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
     lines += router.lines(found.routers, found.steps)
@@ -203,7 +203,7 @@ def _results(r: Report) -> str:
 
 
 def _curves(found: History) -> list[str]:
-    if len(found.steps) < 2:
+    if not found.steps:
         return []
     losses = [(float(r["step"]), float(r["loss"])) for r in found.steps]
     evals = [(float(r["step"]), float(r["loss"])) for r in found.evals]
@@ -243,13 +243,13 @@ def _identity(run_dir: RunDir, found: History) -> str:
     return " · ".join(parts) or "not started"
 
 
-def _best(found: History) -> tuple[int, float] | None:
+def best_eval(found: History) -> tuple[int, float] | None:
     evals = [(float(r["loss"]), int(r["step"])) for r in found.evals]
     finite = [(loss, step) for loss, step in evals if math.isfinite(loss)]
     return (min(finite)[1], min(finite)[0]) if finite else None
 
 
-def _short(path: Path) -> str:
+def nearby(path: Path) -> str:
     """Relative to where the reader is, when that is shorter."""
     try:
         return str(path.relative_to(Path.cwd()))

@@ -57,6 +57,15 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f}%"
 
 
+def clause(sentence: str, most: int = 80) -> str:
+    """The first thing that a sentence says, for a line of a table: without what follows from it and what to do."""
+    said = sentence.split("; ")[0].rstrip(".")
+    if len(said) <= most:
+        return said
+    ends = [at for mark in (", ", ": ", " (") if (at := said.rfind(mark, most // 4, most)) > 0]
+    return said[: max(ends)] if ends else said[: most - 1].rstrip() + "…"
+
+
 def whom(record: Mapping[str, Any]) -> str:
     """`rank 1`, `island 2 rank 0`, or nothing: whom a record is about."""
     return " ".join(f"{what} {record[what]}" for what in ("island", "rank") if record.get(what) is not None)

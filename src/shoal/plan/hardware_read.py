@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from difflib import get_close_matches
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.near import closest
 from shoal.plan.hardware_types import LINK_KINDS, PRECISIONS
 
 Table = dict[str, Any]
@@ -111,8 +111,8 @@ def _check(value: Any, kind: Any, where: str, path: str) -> None:
         for name, inner in value.items():
             dotted = f"{path}.{name}" if path else name
             if name not in kind:
-                near = get_close_matches(name, kind, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"the keys there are {', '.join(kind)}."
+                near = closest(name, kind)
+                hint = f"did you mean {near}?" if near else f"the keys there are {', '.join(kind)}."
                 raise SpecError(f"{where}: there is no key '{dotted}'; {hint}")
             _check(inner, kind[name], where, dotted)
     elif isinstance(kind, list):

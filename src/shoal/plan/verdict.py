@@ -116,7 +116,7 @@ def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how:
         mfu=flops[True] * expected / peak,
         mfu_whole=flops[False] * expected / peak,
         goodput=good,
-        tokens=tokens * run.train.steps,
+        tokens=tokens * run.steps,
         usd_per_hour=None if each is None else each * whole,
         watts=None if not device.watts else device.watts * whole,
     )

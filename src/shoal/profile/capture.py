@@ -48,7 +48,7 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     torch.set_num_threads(int(run.resources.threads))
     # One step more for the profiler to warm up in, and one after the last: on a GPU a step ends where the next begins.
     needed = asked.warmup + 1 + asked.steps + 1
-    run = run.model_copy(update={"train": run.train.model_copy(update={"steps": max(run.train.steps, needed + 1)})})
+    run = run.model_copy(update={"train": run.train.model_copy(update={"steps": max(run.steps, needed + 1)})})
     _name_compiled_kernels()
     parts = prepare(RunDir.of(run.name, workspace), run, place)
     parts.load_weights()

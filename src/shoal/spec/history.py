@@ -11,6 +11,8 @@ from shoal.spec.run import Run
 # step is. (Changing the learning rate or the layout changes what comes, not what was.)
 SAFE = (
     "train.steps",
+    "train.epochs",
+    "train.tokens",
     "train.clip",
     "train.precision",
     "train.fp8_head",
@@ -53,8 +55,12 @@ class Difference:
 
 
 def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
-    """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before, and so do the
+    epochs or tokens that `train.steps: auto` follows from."""
+    before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
+    if auto_is_equal and after["train.steps"] == "auto":
+        for key in ("train.epochs", "train.tokens"):
+            before.pop(key), after.pop(key)
     return [
         Difference(key, before.get(key), after.get(key))
         for key in dict.fromkeys([*before, *after])
@@ -62,13 +68,13 @@ def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
     ]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Sections are opened up; lists (the sources of a mixture) are one value."""
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted names. Sections are opened up; lists (the sources of a mixture) are one value."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flat.update(_flat(value, f"{name}.") if isinstance(value, dict) else {name: value})
-    return flat
+        found.update(flat(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ class Origin:
     where: str
 
 
+COMMAND_LINE = "command line"
 DEFAULT = Origin("default", "the default")
 
 
@@ -31,6 +33,16 @@ class Layer:
         replaced = {_head(path) for path in self.origins}
         origins = {p: o for p, o in below.origins.items() if not any(_related(p, path) for path in replaced)}
         return Layer(_merge(below.values, self.values), {**origins, **self.origins})
+
+    def without(self, path: Path) -> Layer:
+        """This layer with the value at `path` not stated."""
+        values = copy.deepcopy(self.values)
+        section: Any = values
+        for part in path[:-1]:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(path[-1], None)
+        return Layer(values, {p: o for p, o in self.origins.items() if p != path})
 
     def origin(self, path: Path) -> Origin | None:
         """The origin of the value at `path`, or of the first value in it."""

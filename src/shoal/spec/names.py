@@ -4,77 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from shoal.near import closest
 from shoal.spec.base import Folder, Strict
+from shoal.spec.elsewhere import CALLED, answered
 from shoal.spec.run import Run
 
 Path = tuple[str | int, ...]
-
-# What other trainers call our names: the first thing a newcomer types. Keys of the run file never clash with these.
-_ELSEWHERE = {
-    "learning_rate": "train.optimizer.lr",
-    "batch_size": "train.batch",
-    "global_batch_size": "train.batch",
-    "micro_batch_size": "mesh.micro_batch",
-    "gradient_accumulation_steps": "mesh.micro_batch",
-    "max_steps": "train.steps",
-    "num_steps": "train.steps",
-    "max_grad_norm": "train.clip",
-    "grad_clip": "train.clip",
-    "sequence_length": "data.seq_len",
-    "context_length": "data.seq_len",
-    "hidden_size": "model.dim",
-    "d_model": "model.dim",
-    "n_layers": "model.layers",
-    "num_layers": "model.layers",
-    "num_hidden_layers": "model.layers",
-    "n_heads": "model.heads",
-    "num_attention_heads": "model.heads",
-    "intermediate_size": "model.ffn_dim",
-    "save_steps": "checkpoint.every",
-    "save_interval": "checkpoint.every",
-    "save_freq": "checkpoint.every",
-    "checkpoint_interval": "checkpoint.every",
-    "ckpt_every": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
-    "keep_latest_k": "checkpoint.keep",
-    "max_to_keep": "checkpoint.keep",
-    "save_top_k": "checkpoint.keep_best",
-    "async_save": "checkpoint.background",
-    "async_mode": "checkpoint.background",
-    "eval_steps": "eval.every",
-    "project": "track.experiment",
-    "dp": "mesh.dp_shard, or mesh.dp_replicate for whole copies",
-    "fsdp": "mesh.dp_shard",
-    "ddp": "mesh.dp_replicate",
-    "data_parallel_shard_degree": "mesh.dp_shard",
-    "data_parallel_replicate_degree": "mesh.dp_replicate",
-    "tensor_parallel": "mesh.tp",
-    "tensor_parallel_size": "mesh.tp",
-    "tensor_parallel_degree": "mesh.tp",
-    "tensor_model_parallel_size": "mesh.tp",
-    "pipeline_parallel": "mesh.pp",
-    "pipeline_parallel_size": "mesh.pp",
-    "pipeline_parallel_degree": "mesh.pp",
-    "pipeline_model_parallel_size": "mesh.pp",
-    "context_parallel": "mesh.cp",
-    "context_parallel_size": "mesh.cp",
-    "context_parallel_degree": "mesh.cp",
-    "expert_parallel": "mesh.ep",
-    "expert_parallel_size": "mesh.ep",
-    "expert_parallel_degree": "mesh.ep",
-    "expert_model_parallel_size": "mesh.ep",
-    "activation_checkpoint": "mesh.recompute",
-    "activation_checkpointing": "mesh.recompute",
-    "gradient_checkpointing": "mesh.recompute",
-    "num_experts": "model.experts.count",
-    "nproc_per_node": "resources.processes",
-}
 
 
 @dataclass(frozen=True)
@@ -129,26 +69,33 @@ def known_part(path: Path) -> Path:
 
 
 def hint(path: Path) -> str:
-    """What to do about the unknown name at `path`: where it belongs, or what it is most like."""
+    """What to do about the unknown name at `path`: where it belongs, what Shoal calls it, that Shoal lacks it, or which
+    name it is a slip of. A far-fetched guess is worse than none."""
     *parent, key = path
     wrong = str(key)
     if lookup(tuple(wrong.split("."))) and "." in wrong:
         section, _, last = wrong.rpartition(".")
         return f"write `{last}:` inside the section `{section}:`"
-    elsewhere = [n.dotted for n in names() if n.path[-1] == wrong]
-    if wrong in _ELSEWHERE:
-        return f"Shoal calls it {_ELSEWHERE[wrong]}"
-    near = get_close_matches(wrong, within(tuple(parent)), n=1)
-    if elsewhere and (not near or len(elsewhere) == 1):
-        if len(elsewhere) == 1:
-            section = elsewhere[0].rpartition(".")[0]
-            return f"{wrong} belongs under {section}" if section else f"{wrong} belongs at the top of the file"
-        return "did you mean " + " or ".join(elsewhere[:4]) + "?"
+    spelt = wrong.lower().replace("-", "_")
+    if spelt in within(tuple(parent)):
+        return f"did you mean {dotted((*parent, spelt))}?"
+    if spelt in CALLED:
+        return f"Shoal calls it {CALLED[spelt]}"
+    if said := answered(spelt):
+        return said
+    near = closest(wrong, within(tuple(parent)))
+    elsewhere = [n.dotted for n in names() if n.path[-1] == spelt and "*" not in n.path]
+    if len(elsewhere) == 1:
+        section = elsewhere[0].rpartition(".")[0]
+        return f"{wrong} belongs under {section}" if section else f"{wrong} belongs at the top of the file"
     if near:
-        return f"did you mean {dotted((*parent, near[0]))}?"
-    far = get_close_matches(wrong, {str(n.path[-1]): n for n in names()}, n=1)
-    if far:
-        return f"did you mean {next(n.dotted for n in names() if n.path[-1] == far[0])}?"
+        return f"did you mean {dotted((*parent, near))}?"
+    if elsewhere:
+        return "did you mean " + " or ".join(elsewhere[:4]) + "?"
+    if far := closest(wrong, [str(n.path[-1]) for n in names()]):
+        return f"did you mean {next(n.dotted for n in names() if n.path[-1] == far)}?"
+    if foreign := closest(wrong, CALLED):
+        return f"Shoal calls it {CALLED[foreign]}"
     return f"the names there are {', '.join(within(tuple(parent)))}"
 
 

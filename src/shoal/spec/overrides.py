@@ -10,7 +10,8 @@ from typing import Any
 
 from shoal.errors import SpecError, UsageError
 from shoal.spec.describe import allowed
-from shoal.spec.layers import Layer, Origin, layer, leaves, normal
+from shoal.spec.layers import COMMAND_LINE, Layer, Origin, layer, leaves, normal
+from shoal.spec.length import WAYS
 from shoal.spec.names import Name, Path, dotted, hint, lookup
 from shoal.spec.problems import ended
 from shoal.spec.yaml_text import parse, scalar
@@ -76,7 +77,7 @@ def _apply_one(text: str, below: Layer, folder: str) -> Layer:
         raise SpecError(
             f"{where}: {left} is {allowed(name.field)}; set one of them, as in {left}.{_first(name)}=VALUE."
         )
-    origin = Origin("command line", where)
+    origin = Origin(COMMAND_LINE, where)
     at = next((i for i, part in enumerate(path) if isinstance(part, int)), None)
     if at is not None:
         # To a layer a list is one value, so one changed item is the whole list anew, the others with their origins.
@@ -85,7 +86,19 @@ def _apply_one(text: str, below: Layer, folder: str) -> Layer:
         above = layer(_nested(head, items), lambda p: below.origins.get(p, origin))
         changed = {p: origin for p, _ in leaves(value, path)}
         return Layer(above.values, {**above.origins, **changed}).over(below)
-    return layer(_nested(path, value), lambda _: origin).over(below)
+    above = layer(_nested(path, value), lambda _: origin)
+    return above.over(_one_length(above, below))
+
+
+def _one_length(above: Layer, below: Layer) -> Layer:
+    """`train.steps=10` over a file with `epochs:` replaces these. Two of them on the command line contradict."""
+    said = {path: value for path, value in leaves(above.values) if path in WAYS}
+    if any(value not in (None, "auto") for value in said.values()):
+        for path in WAYS:
+            origin = below.origins.get(path)
+            if path not in said and origin is not None and origin.label != COMMAND_LINE:
+                below = below.without(path)
+    return below
 
 
 def _name(path: Path, where: str) -> Name:

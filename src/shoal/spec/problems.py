@@ -45,6 +45,7 @@ def _missing(path: Path) -> str:
 
 def _needed(section: Any) -> str:
     needed = [key for key, field in section.model_fields.items() if field.is_required()]
+    needed = needed or list(section.model_fields)[:1]
     return " and ".join(f"`{key}:`" for key in needed)
 
 

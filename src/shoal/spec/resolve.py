@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.errors import SetupError, ShoalError, SpecError
-from shoal.spec.layers import DEFAULT, Layer, Origin, layer, leaves, normal
+from shoal.spec.layers import COMMAND_LINE, DEFAULT, Layer, Origin, layer, leaves, normal
 from shoal.spec.model import Model
 from shoal.spec.names import Path, dotted
 from shoal.spec.overrides import apply
@@ -180,7 +180,7 @@ def _where(paths: Sequence[Path], stated: Layer, document: Document, file: File)
     """The place to look at for a problem with these values: where a person stated one, the command line first."""
     origins = [stated.origins[path] for path in paths if path in stated.origins]
     if origins:
-        return min(origins, key=lambda origin: origin.label != "command line").where
+        return min(origins, key=lambda origin: origin.label != COMMAND_LINE).where
     for length in range(len(paths[0]), 0, -1):
         above = paths[0][:length]
         origin = stated.origins.get(above)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
@@ -122,21 +123,37 @@ def _somewhere(run: Run) -> Iterator[Broken]:
         )
 
 
+def _length(run: Run) -> Iterator[Broken]:
+    said = [".".join(way) for way in WAYS if getattr(run.train, way[-1]) not in (None, "auto")]
+    if not said:
+        yield (
+            ("train.steps",),
+            "train.steps is missing; add `steps:` with a whole number of at least 1, or say train.epochs or "
+            "train.tokens, from which the steps follow",
+        )
+    elif len(said) > 1:
+        yield tuple(said), f"{' and '.join(said)} each say how long the run is; keep one of them"
+
+
 def _schedule(run: Run) -> Iterator[Broken]:
-    steps, schedule = run.train.steps, run.train.schedule
-    warmup = schedule.warmup_steps
+    steps, schedule = known_steps(run), run.train.schedule
+    if steps is None:
+        return  # asked again once the data has been counted
+    warmup = warmup_steps(schedule.warmup_steps, steps)
+    long = f"train.steps {steps}" if run.train.steps != "auto" else f"the {steps} steps of train.tokens"
     if warmup >= steps:
         yield (
             ("train.schedule.warmup_steps", "train.steps"),
-            f"train.schedule.warmup_steps {warmup} is not below train.steps {steps}; lower it",
+            f"train.schedule.warmup_steps {warmup} is not below {long}; lower it, or take a share of the run, such as "
+            "5%",
         )
     elif schedule.name == "wsd":
-        decay = max(1, steps // 5) if schedule.decay_steps == "auto" else schedule.decay_steps
+        decay = decay_steps(schedule.decay_steps, steps)
         if warmup + decay > steps:
             yield (
                 ("train.schedule.decay_steps", "train.schedule.warmup_steps", "train.steps"),
-                f"train.schedule.warmup_steps {warmup} and the decay of {decay} steps exceed train.steps {steps}; "
-                f"shorten one",
+                f"train.schedule.warmup_steps {warmup} and the decay of {decay} steps exceed {long}; shorten one, or "
+                "take shares of the run, such as 20%",
             )
 
 
@@ -203,6 +220,14 @@ def _tracking(run: Run) -> Iterator[Broken]:
         )
 
 
+def known_steps(run: Run) -> int | None:
+    """The steps of a run, where it needs no look at the data."""
+    if run.train.steps != "auto":
+        return run.train.steps
+    tokens = run.train.tokens
+    return None if tokens is None else steps_for_tokens(tokens, run.train.batch, run.data.seq_len)
+
+
 def _head_dim(m: Model) -> int:
     return m.dim // m.heads if m.head_dim == "auto" else m.head_dim
 
@@ -220,6 +245,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _held_out,
     _best,
     _somewhere,
+    _length,
     _schedule,
     _fleet,
     _layout,

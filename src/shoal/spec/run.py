@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
+from shoal.spec.length import WAYS, Decay, Tokens, Warmup
 from shoal.spec.model import Model
 from shoal.spec.swarm import Swarm
 
@@ -104,15 +106,28 @@ class Schedule(Strict):
     """The learning rate over the run, as a multiple of its peak."""
 
     name: Literal["cosine", "wsd", "constant"] = Field("cosine", description="`wsd`: warm-up, stable, decay.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    decay_steps: CountOrAuto = Field("auto", description="wsd: steps of the final decay; `auto`: a fifth of the run.")
+    warmup_steps: Warmup = Field(0, description="Steps of linear warm-up, or a share of the run.")
+    decay_steps: Decay = Field(
+        "auto", description="wsd: steps of the final decay, or a share of the run; `auto`: a fifth of it."
+    )
     min_ratio: float = Field(0.1, ge=0, le=1, description="What is left of the peak at the end.")
 
 
 class Train(Strict):
     """The loop."""
 
-    steps: Positive = Field(description="Optimizer steps of the whole run.")
+    # An editor marks a run without an end, as `rules` refuses it.
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [way[-1]]} for way in WAYS]})
+
+    steps: CountOrAuto = Field(
+        "auto", description="Optimizer steps of the whole run; `auto`: they follow from epochs or tokens."
+    )
+    epochs: float | None = Field(
+        None,
+        gt=0,
+        description="Instead of steps: passes over `data.train`, that is, so many times its windows.",
+    )
+    tokens: Tokens | None = Field(None, description="Instead of steps: tokens to read, in whole steps.")
     batch: Positive = Field(32, description="Windows in one optimizer step, over all processes.")
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty means no clipping.")
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
@@ -300,6 +315,13 @@ class Run(Strict):
     plan: Plan = Field(default_factory=Plan, description="Planning.")
     launch: Launch = Field(default_factory=Launch, description="Launching.")
     swarm: Swarm = Field(default_factory=Swarm, description="Peers across the internet.")
+
+    @property
+    def steps(self) -> int:
+        """`train.steps`, of a run whose length is closed (`train/decide_length.py`)."""
+        if self.train.steps == "auto":
+            raise SpecError("train.steps is not known yet: it follows from train.epochs or train.tokens; set it.")
+        return self.train.steps
 
     @property
     def shard(self) -> int:

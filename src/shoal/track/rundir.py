@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.near import closest
 
 
 def workspace(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -116,7 +116,7 @@ def find_run(name: str, folder: Path) -> RunDir:
     if os.sep in name and (there := RunDir(Path(name).resolve())).exists():
         return there
     known = [run.name for run in runs_in(folder)]
-    if near := get_close_matches(name, known, n=1):
-        raise UsageError(f"there is no run '{name}' in {folder / 'runs'}; did you mean '{near[0]}'?")
+    if near := closest(name, known):
+        raise UsageError(f"there is no run '{name}' in {folder / 'runs'}; did you mean '{near}'?")
     hint = "`shoal ps` lists the runs" if known else "there are no runs there yet; --workspace names another folder"
     raise UsageError(f"there is no run '{name}' in {folder / 'runs'}; {hint}.")

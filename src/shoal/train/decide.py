@@ -13,6 +13,7 @@ from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import rule_of, with_rule
+from shoal.train.decide_length import measured
 from shoal.train.decide_mesh import close_mesh, closed_mesh
 from shoal.train.decision import Choices, Decision
 
@@ -32,7 +33,8 @@ class Decided:
 def decide(run: Run, workspace: Path, world: int | None = None, here: int | None = None) -> Decided:
     """The run with nothing left open. `world` is set when somebody else (torchrun) has started the processes; `here`
     of them are on this machine, where they are not all (torchrun says it too)."""
-    choices = Choices()
+    length = measured(run, workspace)
+    run, choices = length.run, Choices(list(length.decisions))
     choose = choices.choose
     gpus = visible_gpus()
     device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"GPUs visible: {gpus}")

@@ -73,7 +73,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
     scribe.recent = t.recent
     try:
         train(t)
-        scribe.tell("finished", step=run.train.steps, digest=digest(parts.model, place))
+        scribe.tell("finished", step=run.steps, digest=digest(parts.model, place))
     finally:
         feed.close()
         if t.saves:

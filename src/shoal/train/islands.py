@@ -57,7 +57,7 @@ def train(t: Island) -> None:
 
 
 def _train(t: Island, first_round: int) -> None:
-    total, number = t.run.train.steps, first_round
+    total, number = t.run.steps, first_round
     t.pace = Pace()
     while t.step < total:
         if t.numerics.alarm():
@@ -253,5 +253,5 @@ def _leave_if_told(t: Island, number: int) -> None:
     _begin_epoch(t, turn)
     assert t.saves is not None
     t.saves.now(t.step, must=False)
-    total, name = t.run.train.steps, t.run.name
+    total, name = t.run.steps, t.run.name
     raise Stopped(f"stopped after step {t.step} of {total}; the state is saved, `shoal resume {name}` goes on.")

@@ -52,7 +52,7 @@ class Training:
 
 def train(t: Training, first_step: int) -> None:
     """Runs steps `first_step` … `train.steps` - 1. Raises Stopped when told to stop, saved; Rewind after a spike."""
-    run, total = t.run, t.run.train.steps
+    run, total = t.run, t.run.steps
     counter, experts = Counter(t.place), t.run.model.experts is not None
     for step in range(first_step, total):
         count = t.place.world > 1 and due(step - first_step, total - step, varies=experts)
@@ -127,7 +127,7 @@ def _try_step(t: Training, step: int) -> Record | None:
     t.numerics.check(batch, loss_now, norm_now, clock.begin)
     t.pulse.mark("optimizer")
     t.saves.settle()
-    lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.train.steps), factor)
+    lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
     t.model.spread()
     routing = balance(t.model, step + 1, t.tell)
     clock.lap("optimizer_s", then="record")

@@ -133,7 +133,8 @@ class Numerics:
             if policy.numerics == "skip" and policy.skips:
                 after = f" (batches skipped before it: {self._in_a_row - 1} in a row, {near} in {NEAR} steps)"
             raise NumericsError(
-                f"step {step + 1} has loss {loss} and gradient norm {norm}, so no update was made{after}: {ADVICE}"
+                f"step {step + 1} has loss {loss:.4g} and gradient norm {norm:.4g}, so no update was made{after}: "
+                f"{ADVICE}"
             )
         self._skipped.append(step + 1)
         self.skips.add(wrong.batch)

@@ -99,7 +99,7 @@ class Island:
         past = self.past(self.step) if back is None else self._gone_back(back)
         self.state.skips.resume(self.state.skips.spans, self.step, past.spans)
         self.numerics.stand(past)
-        if self.step >= self.run.train.steps:
+        if self.step >= self.run.steps:
             raise Finished
         notes = xxhash.xxh3_64_hexdigest(json.dumps(self.notes()).encode())
         return self.step, f"{digest(self.model, self.place)} {notes}"
@@ -153,7 +153,7 @@ class Island:
             return None
         if self.saves:
             self.saves.settle()
-        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, self.step, self.run.train.steps), factor)
+        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, self.step, self.run.steps), factor)
         self.model.spread()
         self.step += 1
         tokens = sum(s["tokens"] for s in said)

@@ -159,7 +159,7 @@ class StageLayers:
 
     def apply(self, commit: Commit) -> None:
         self._flat.install(self._sum)
-        ratio = lr_ratio(self.run.train.schedule, commit.step, self.run.train.steps)
+        ratio = lr_ratio(self.run.train.schedule, commit.step, self.run.steps)
         self._optimizers.step(ratio, torch.tensor(commit.factor, device=self.device))
         self._residual = self._left
 

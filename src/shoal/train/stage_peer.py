@@ -35,6 +35,7 @@ from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
+from shoal.train.decide_length import with_steps
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_local import run_here
 from shoal.train.worker import exit_code
@@ -75,6 +76,7 @@ def _counts(text: str) -> list[int]:
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     spec = load(args.file, overrides).run
     trainable(spec, cut=True)
+    spec = with_steps(spec, args.folder)
     identity = Identity.load(args.key)
     layout, addresses = peers_of(args.peers, spec)
     stage = next((s for s, peers in enumerate(layout) if identity.id in peers), None)
@@ -121,7 +123,7 @@ async def train(
     def event(kind: str, **fields: Any) -> None:
         journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
         if kind == "step":
-            print(f"step {fields['step']} of {spec.train.steps}: loss {fields['loss']:.4f}", flush=True)
+            print(f"step {fields['step']} of {spec.steps}: loss {fields['loss']:.4f}", flush=True)
         elif "text" in fields:
             print(fields["text"], flush=True)
 
@@ -134,7 +136,7 @@ async def train(
         endpoint.know(other, address)
     stages = spec.swarm.stages
     options: dict[str, Any] = {"silent_s": silent_s, "save_every": stages.save_every, "in_flight": stages.in_flight}
-    peer = Peer(endpoint, layout, work, spec.train.steps, fingerprint=fingerprint, event=event, **options)
+    peer = Peer(endpoint, layout, work, spec.steps, fingerprint=fingerprint, event=event, **options)
     event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
     task = asyncio.ensure_future(peer.run())
     told = False
@@ -152,7 +154,7 @@ async def train(
             await task
         if told:
             work.save(peer.at)
-            raise Stopped(f"stopped after step {peer.at} of {spec.train.steps}; started again, it goes on from there.")
+            raise Stopped(f"stopped after step {peer.at} of {spec.steps}; started again, it goes on from there.")
         sent = {p[:8]: link.sent_bytes for p, link in endpoint.links().items()}
         event("finished", step=peer.at, digest=work.digest(), sent=sent)
     finally:

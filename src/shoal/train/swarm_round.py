@@ -89,11 +89,11 @@ class Pace:
     def progress(self, round: Round) -> int:
         """Steps of the whole run that are done by now, as its schedule counts them."""
         done = round.samples_done + self._growth * round.used
-        return min(int(done // self._run.train.batch), self._run.train.steps - 1)
+        return min(int(done // self._run.train.batch), self._run.steps - 1)
 
     def ratio(self, round: Round) -> float:
         """Of the peak learning rate. A newcomer's moments are empty, and its first steps would be too long."""
-        ratio = lr_ratio(self._run.train.schedule, self.progress(round), self._run.train.steps)
+        ratio = lr_ratio(self._run.train.schedule, self.progress(round), self._run.steps)
         if round.number == self._first and round.began is not None and round.seconds:
             ratio *= min(1.0, FIRST_RATIO + (time.monotonic() - round.began) / round.seconds)
         return ratio

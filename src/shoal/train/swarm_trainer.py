@@ -233,7 +233,7 @@ class Trainer:
         """Windows far beyond those that are trained on, others each round, so that nobody can prepare for them."""
         size = max(1, SCORED_WINDOWS // self._mesh.readers) * self._mesh.readers
         chance = int.from_bytes(hashlib.sha256(f"{self._run.seed} {round} {time.time_ns()}".encode()).digest()[:4])
-        first = self._run.train.steps * self._run.train.batch + chance * size
+        first = self._run.steps * self._run.train.batch + chance * size
         return [(first, first + size)]
 
     def _stop(self) -> None:
@@ -244,7 +244,7 @@ class Trainer:
             self._hand_in(self._rounds.pop(0))
         keeper = self._settled()
         self._checkpoint(keeper)
-        if self._logbook.step >= self._run.train.steps:
+        if self._logbook.step >= self._run.steps:
             self._mesh.write(keeper.outer.theta)
             self._mesh.evaluate(self._logbook.step)
             self._tell("finished", step=self._logbook.step, digest=keeper.outer.digest())
@@ -295,7 +295,7 @@ class Logbook:
         self._out = out
         took = record.get("took") or []
         done = (record.get("ledger") or {}).get("done")
-        step = min(int(done) // self._run.train.batch, self._run.train.steps) if done is not None else self.step + 1
+        step = min(int(done) // self._run.train.batch, self._run.steps) if done is not None else self.step + 1
         if step <= self.step or not took:
             return
         begin, self._since = self._since, round(time.time(), 6)

@@ -131,7 +131,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         feed.close()
         training.saves.close()
     fingerprint = digest(model, place)
-    tell("finished", step=run.train.steps, digest=fingerprint)
+    tell("finished", step=run.steps, digest=fingerprint)
 
 
 def _numerics(run: Run, run_dir: RunDir, state: State, step: int, tell: Tell, heard: Spans | None = None) -> Numerics:
@@ -180,7 +180,7 @@ class Parts:
             "device": device,
             "params": shape.params,
             "precision": run.train.precision,
-            "total": run.train.steps,
+            "total": run.steps,
             "flops_per_token": shape.flops_per_token(run.data.seq_len, causal=True),
             "flops_convention": "causal",
             "peak_flops": peak_flops(device, str(run.train.precision)),

@@ -66,7 +66,7 @@ class Node:
         self._identity, self.endpoint, self.event = identity, endpoint, event
         self._admitted, self.name_of, self._pinned = admitted, name_of, pinned
         spec = run.swarm
-        self.total, self.batch = run.train.steps * run.train.batch, max(1, run.train.batch // spec.peers)
+        self.total, self.batch = run.steps * run.train.batch, max(1, run.train.batch // spec.peers)
         self.round_s = seconds(spec.round)
         share = 0.75 if spec.overlap else 0.5  # of a round; nobody waits for it where the next one runs beside it
         self.deadline_s = self.round_s * share if spec.deadline == "auto" else seconds(spec.deadline)

@@ -151,7 +151,7 @@ def _told(baseline: Path, run: Run) -> list[Record]:
     run_dir = RunDir(baseline.resolve())
     if not run_dir.exists():
         raise UsageError(f"{baseline} is no run directory; --baseline takes that of a finished run, runs/NAME.")
-    steps = run.train.steps
+    steps = run.steps
     differ = [d for d in differences(load(run_dir.spec_file).run, run, auto_is_equal=True) if not d.safe]
     if differ := [d for d in differ if d.key != "name"]:
         raise UsageError(f"{baseline} is another run: {'; '.join(map(str, differ))}.")
@@ -210,7 +210,7 @@ def _broken(
     read = samples(live.records, calm)
     order_is_fixed = asked.run.fleet.islands == 1 or asked.run.fleet.deterministic
     return Result(
-        steps=asked.run.train.steps,
+        steps=asked.run.steps,
         planned=len(asked.planned),
         ended=ended,
         how=how or ("" if ended else f"exit code {live.code}: {live.last_words()}"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 
 from shoal.errors import UsageError
+from shoal.near import closest
 from shoal.spec.run import Run
 
 SCENARIOS = {
@@ -45,11 +45,11 @@ def plan(scenario: str, run: Run, count: int | None, seed: int) -> list[Planned]
     count = named if count is None else count
     if count < named:
         raise UsageError(f"--count {count} leaves out {', '.join(kinds[count:])}: {named} scenarios are named.")
-    if run.train.steps < STEPS_A_FAULT * count:
+    if run.steps < STEPS_A_FAULT * count:
         faults, fewest = f"{count} fault{'s' * (count > 1)}", STEPS_A_FAULT * count
-        raise UsageError(f"train.steps={run.train.steps} is too few for {faults}: at least {fewest} are needed.")
+        raise UsageError(f"train.steps={run.steps} is too few for {faults}: at least {fewest} are needed.")
     chance = random.Random(f"shoal drill {seed}")
-    begin, length = run.train.steps * _FIRST, run.train.steps * (_LAST - _FIRST) / count
+    begin, length = run.steps * _FIRST, run.steps * (_LAST - _FIRST) / count
     planned = []
     for i in range(count):
         kind = chance.choice(kinds) if scenario == MIX else kinds[i % len(kinds)]
@@ -68,8 +68,8 @@ def _kinds(scenario: str, run: Run) -> list[str]:
         if not kind:
             raise UsageError(f"--scenario '{scenario}' lacks a name; there are {', '.join([*SCENARIOS, MIX])}.")
         if kind not in SCENARIOS:
-            near = get_close_matches(kind, [*SCENARIOS, MIX], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*SCENARIOS, MIX])}."
+            near = closest(kind, [*SCENARIOS, MIX])
+            hint = f"did you mean {near}?" if near else f"there are {', '.join([*SCENARIOS, MIX])}."
             raise UsageError(f"there is no scenario '{kind}'; {hint}")
         if wrong := _wrong(kind, run):
             raise UsageError(f"{kind} does not apply to this run: {wrong}.")

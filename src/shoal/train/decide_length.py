@@ -1,0 +1,64 @@
+"""Closes how long a run is: the steps of so many epochs or tokens, and a warm-up that is a share of them. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import DataError, SpecError
+from shoal.spec.length import steps_for_epochs, warmup_steps
+from shoal.spec.rules import broken, known_steps
+from shoal.spec.run import Run
+from shoal.train.decision import Choices, Decision
+
+
+@dataclass(frozen=True)
+class Measured:
+    run: Run
+    decisions: tuple[Decision, ...]
+
+
+def measured(run: Run, workspace: Path) -> Measured:
+    """The run with its steps known, and its warm-up in steps: a longer run that goes on keeps the warm-up it had."""
+    choices = Choices()
+    steps = run.steps if run.train.steps != "auto" else choices.choose("train.steps", "auto", *_steps(run, workspace))
+    schedule, warmup = run.train.schedule, run.train.schedule.warmup_steps
+    if isinstance(warmup, str):
+        found = warmup_steps(warmup, steps)
+        choices.choose("train.schedule.warmup_steps", "auto", found, f"{warmup} of {steps:,} steps")
+        schedule = schedule.model_copy(update={"warmup_steps": found})
+    closed = {"steps": steps, "epochs": None, "tokens": None, "schedule": schedule}
+    run = run.model_copy(update={"train": run.train.model_copy(update=closed)})
+    if choices.made and (problems := broken(run)):
+        raise SpecError("\n".join(f"{sentence}." for _, sentence in problems))
+    return Measured(run, tuple(choices.made))
+
+
+def with_steps(run: Run, workspace: Path) -> Run:
+    return measured(run, workspace).run
+
+
+def _steps(run: Run, workspace: Path) -> tuple[int, str]:
+    """How many, and why."""
+    batch, epochs = run.train.batch, run.train.epochs
+    if epochs is None:
+        known = known_steps(run)
+        if known is None:
+            raise SpecError("train.steps is missing, and neither train.epochs nor train.tokens is given; set one.")
+        return known, f"{run.train.tokens:,} tokens in steps of {batch:,} x {run.data.seq_len:,}"
+    windows = _windows(run, workspace)
+    return steps_for_epochs(epochs, windows, batch), f"{epochs:g} x {windows:,} windows in steps of {batch:,}"
+
+
+def _windows(run: Run, workspace: Path) -> int:
+    from shoal.data.sources import open_sources
+    from shoal.data.windows import Windows
+
+    try:
+        sources = open_sources(run.data.train, run.data, workspace)
+    except DataError as e:
+        raise DataError(
+            f"train.epochs {run.train.epochs:g}: how many steps that are is known once data.train can be read here, "
+            f"and it cannot: {str(e).rstrip('.')}; train.steps or train.tokens need no data."
+        ) from None
+    return sum(Windows(sources, run.data.seq_len, run.data.mask_documents).sizes)
