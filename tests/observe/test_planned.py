@@ -49,7 +49,7 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
         ((0.0, 1.4, 0.1), "forward and backward", "clocks"),
         ((0.0, 0.9, 0.6), "optimizer", "clocks"),
     ):
-        found = compared(planned, steps(*times))
+        found = compared(planned, steps(*times), [])
         assert isinstance(found, Compared)
         assert found.off == pytest.approx(0.5)
         assert found.worst is not None
@@ -58,7 +58,7 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
 
 
 def test_as_planned_nothing_is_named(planned: RunDir) -> None:
-    found = compared(planned, steps(0.0, 0.91, 0.1))
+    found = compared(planned, steps(0.0, 0.91, 0.1), [])
     assert isinstance(found, Compared)
     assert found.worst is None
     assert found.as_json()["furthest_off"] is None
@@ -71,14 +71,14 @@ def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
     run_dir = RunDir.of(run.name, tmp_path)
     run_dir.path.mkdir(parents=True)
     create(run_dir, run)
-    found = compared(run_dir, steps(0.0, 0.9, 0.1))
+    found = compared(run_dir, steps(0.0, 0.9, 0.1), [])
     assert isinstance(found, str)
     assert "own.toml: device must be a list" in lines(found)[0]
 
 
 def test_no_plan_and_too_few_steps_say_nothing(planned: RunDir, tmp_path: Path) -> None:
-    assert compared(planned, steps(0.0, 0.9, 0.1)[:4]) is None
-    assert compared(RunDir.of("other", tmp_path), steps(0.0, 0.9, 0.1)) is None
+    assert compared(planned, steps(0.0, 0.9, 0.1)[:4], [{"attempt": None, "step": 0}]) is None
+    assert compared(RunDir.of("other", tmp_path), steps(0.0, 0.9, 0.1), []) is None
 
 
 def test_a_new_run_has_a_plan_of_this_machine(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the catalogue's, and the plan says which.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,4 +54,6 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
         "parts_s": found.parts,
         "tokens_s": run.train.batch * run.data.seq_len / seconds,
         "memory_bytes": found.memory.total,
+        "load": round(os.getloadavg()[0], 1),  # of this whole machine, now: what else it is doing
+        "cores": os.cpu_count() or 1,
     }

@@ -25,10 +25,12 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.standing import standing
 from shoal.spec import load
+from shoal.spec.flops import CONVENTION
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
+from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.numerics import Numerics, Past, Rewind
@@ -117,6 +119,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         pulse,
         numerics,
         poison,
+        timeline_of(place.device),
     )
     try:
         while True:
@@ -181,8 +184,7 @@ class Parts:
             "params": shape.params,
             "precision": run.train.precision,
             "total": run.train.steps,
-            "flops_per_token": shape.flops_per_token(run.data.seq_len, causal=True),
-            "flops_convention": "causal",
+            "flops_convention": CONVENTION,
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
         }
