@@ -7,7 +7,6 @@ import pytest
 from shoal.observe import words
 from shoal.observe.throughput import mfu, peak_flops, tokens_per_s
 
-
 STEP = {"t": 1.0, "begin": 0.0, "tokens": 1000}
 
 

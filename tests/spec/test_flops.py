@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 
 SEQ = 48
+MODES = ("none", "selective", "attention", "full")
 SMALL = {"dim": 32, "layers": 3, "heads": 4, "kv_heads": 4, "ffn_dim": 64, "vocab_size": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -131,7 +133,7 @@ def _stretches(batch: Batch) -> list[tuple[int, int, int]]:
     found = []
     for row in range(len(batch.tokens)):
         cuts = [*np.flatnonzero(batch.positions[row] == 0).tolist(), SEQ]
-        found += [(row, a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        found += [(row, a, b) for a, b in pairwise(cuts)]
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.observe.faults import Lives
 from shoal.observe.phases import on_device
@@ -144,7 +145,7 @@ def speed(found: History) -> Speed | None:
     )
 
 
-def _hfu(step: Record, start: Record | None) -> float | None:
+def _hfu(step: Mapping[str, Any], start: Record | None) -> float | None:
     done, took_s = step.get("hardware_flops"), duration_s(step)
     return None if done is None or took_s <= 0 else of_peak(float(done) / took_s, start)
 

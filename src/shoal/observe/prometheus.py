@@ -35,6 +35,7 @@ def gauges(run_dir: RunDir, now: float | None = None) -> list[Gauge]:
     status = status_of(run_dir, now)
     newest = _newest(tail(run_dir.journal_file, TAIL_BYTES[1]))
     step, start = newest.get("step", {}), newest.get("start")
+    used = mfu(step, start) if step else None
     return [
         Gauge("shoal_running", "1 while the run is alive", float(status.status == "running")),
         Gauge("shoal_step", "Steps that are taken", status.step),

@@ -38,8 +38,8 @@ def step_flops(shape: Shape, tokens: float, pairs: float, recompute: str = "none
     """Of a step on so many tokens, with `seen_pairs` of them.
 
     Recomputed (`shoal.parallel.recompute`): `attention` and `full` do a block's products again, but for the last one,
-    which no gradient needs (that of routed experts is: the router's does); `full` does attention again. A fused attention kernel always computes its
-    scores a second time backwards: five products for two, where the model's gradient has four.
+    which no gradient needs (of routed experts it is: the router's does); `full` does attention again. A fused attention
+    kernel always computes its scores a second time backwards: five products, where the model's gradient has four.
     """
     model = 6.0 * shape.matrix_params * tokens + 12.0 * shape.q_dim * pairs
     again = 2.0 * shape.q_dim * pairs
