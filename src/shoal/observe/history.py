@@ -105,7 +105,7 @@ def history(records: Iterable[Record]) -> History:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of the steps that count and have settled. Percentiles, since the mean of step times is the mean of the hiccups."""
+    """Of the steps that count and have settled. By percentiles: the mean of step times is the mean of the hiccups."""
 
     tokens: int  # of all steps that count
     tokens_per_s: float

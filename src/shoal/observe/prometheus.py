@@ -45,11 +45,7 @@ def gauges(run_dir: RunDir, now: float | None = None) -> list[Gauge]:
         Gauge("shoal_grad_norm", "Norm of the gradient in the newest step", _number(step, "grad_norm")),
         Gauge("shoal_learning_rate", "Learning rate of the newest step", _number(step, "lr")),
         Gauge("shoal_tokens_per_second", "Of the newest steps, over all processes", status.tokens_per_s),
-        Gauge(
-            "shoal_mfu_ratio",
-            "Share of the devices' peak that the newest step used, causal",
-            mfu(step, start) if step else None,
-        ),
+        Gauge("shoal_mfu_ratio", "Share of the devices' peak that the newest step used, causal", used),
         Gauge("shoal_step_seconds", "Wall time of the newest step", duration_s(step) if step else None),
         Gauge("shoal_data_wait_seconds", "Wait for data in the newest step", _number(step.get("time", {}), "data_s")),
         Gauge("shoal_restarts", "Times that the workers were started again", _number(newest.get("attempt"), "attempt")),

@@ -70,7 +70,7 @@ def planned(
 
 def _windows(asked: Asked, best: Found) -> tuple[Layout, str]:
     """The layout with as many windows at once as speed asks for, of those that fit into memory. The last percent is not
-    worth a card that is full to the brim, and says less than the prediction is off by. A pipeline's are the search's."""
+    worth a card that is full to the brim, and predictions are off by more. A pipeline's windows are the search's."""
     from shoal.plan.search import all_priced
 
     layout, seq = best.layout, asked.run.data.seq_len // best.layout.sizes.cp
