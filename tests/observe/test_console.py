@@ -14,6 +14,7 @@ import pytest
 from shoal.observe import console as console_module
 from shoal.observe.console import Console
 from shoal.observe.follow import Follower
+from shoal.observe.status import status_of
 from tests.track.journals import crash_and_finish, make_run
 
 
@@ -38,13 +39,46 @@ def test_the_line_has_everything_and_names_the_convention(tmp_path: Path) -> Non
             console.step(record)
     line = console.line()
     assert line.startswith("step 40/200  loss 4.6")
-    assert line.endswith("  4.09k tok/s  MFU 12.3% (causal)  ETA 1m20s  wait 4.0%  lr 1.0e-03")
+    assert line.endswith("  4.1k tok/s  MFU 12.3% (causal)  ETA 1m20s  wait 4.0%  lr 1.0e-03")
+
+
+def test_the_rate_is_that_of_the_last_steps_without_compilation_evaluation_and_saves(tmp_path: Path) -> None:
+    """Three first steps of 20 s, an evaluation and a save between the others: none of it is in the rate or the ETA."""
+    story = make_run(tmp_path).open().start(peak_flops=1e11)
+    story.step_s = 20.0
+    story.steps(3)
+    story.step_s = 0.5
+    story.steps(8).eval(30.0).checkpoint(30.0).steps(20)
+    follower = Follower(story.run_dir, 200, io.StringIO())
+    follower.poll()
+    line = follower.console.line()
+    assert "  4.1k tok/s  MFU 12.3% (causal)  ETA 1m30s" in line
+    assert status_of(story.run_dir).tokens_per_s == pytest.approx(4096)
+
+
+def test_the_first_steps_alone_say_as_much_as_the_newest_of_them(tmp_path: Path) -> None:
+    story = make_run(tmp_path).open().start()
+    story.step_s = 20.0
+    story.steps(1)
+    story.step_s = 0.5
+    story.steps(2)
+    assert status_of(story.run_dir).tokens_per_s == pytest.approx(4096)
 
 
 def test_eighty_columns_hold_a_long_run_up_to_its_eta_and_nothing_is_cut_in_the_middle() -> None:
     console = Console(100_000, io.StringIO())
-    console.start({"peak_flops": 1e15, "flops_per_token": 3.667e9, "world": 1})
-    step = {"step": 12345, "loss": 2.7253, "lr": 1.61e-4, "tokens": 123_000, "begin": 0.0, "t": 1.0, "time": {}}
+    console.start({"peak_flops": 1e15, "world": 1})
+    flops = 3.667e9 * 123_000
+    step = {
+        "step": 12345,
+        "flops": flops,
+        "loss": 2.7253,
+        "lr": 1.61e-4,
+        "tokens": 123_000,
+        "begin": 0.0,
+        "t": 1.0,
+        "time": {},
+    }
     console.step(step)
     wanted = "step 12345/100000  loss 2.7253  123k tok/s  MFU 45.1% (causal)  ETA 24h20m"
     assert console.line(79) == wanted

@@ -269,3 +269,21 @@ def test_the_advice_is_what_saves_most(tmp_path: Path) -> None:
     for record in fine.records:
         record.get("time", {}).update(data_s=0.0)
     assert advice(ledger(fine.records), history(fine.records)) is None
+
+
+def test_the_wait_for_the_last_save_is_no_reason_to_save_less(tmp_path: Path) -> None:
+    """It is made however rarely others are. One in the middle, waited for as long, is one."""
+    last = make_run(tmp_path, "last").open().start(startup_s=0.1).steps(100)
+    last.activity("checkpoint", 9.0, bytes=1, path="x", stall_s=0.01, persist_s=9.0).close()
+    middle = make_run(tmp_path, "middle").open().start(startup_s=0.1).steps(50)
+    middle.activity("checkpoint", 9.0, bytes=1, path="x", stall_s=0.01, persist_s=9.0).steps(100)
+    middle.activity("checkpoint", 9.0, bytes=1, path="x", stall_s=0.01, persist_s=9.0).close()
+    for story in (last, middle):
+        for record in story.records:
+            record.get("time", {}).update(data_s=0.0)
+    assert advice(ledger(last.records), history(last.records)) is None
+    best = advice(ledger(middle.records), history(middle.records))
+    assert best is not None
+    assert best.part == "checkpoint"
+    assert best.saves_s == pytest.approx(4.5, abs=0.01)
+    assert ledger(last.records).seconds("checkpoint") == pytest.approx(9.0)  # which the ledger still has

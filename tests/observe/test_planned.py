@@ -49,7 +49,7 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
         ((0.0, 1.4, 0.1), "forward and backward", "clocks"),
         ((0.0, 0.9, 0.6), "optimizer", "clocks"),
     ):
-        found = compared(planned, steps(*times))
+        found = compared(planned, steps(*times), [])
         assert isinstance(found, Compared)
         assert found.off == pytest.approx(0.5)
         assert found.worst is not None
@@ -58,10 +58,44 @@ def test_the_part_that_is_furthest_off_is_named_with_its_likely_cause(planned: R
 
 
 def test_as_planned_nothing_is_named(planned: RunDir) -> None:
-    found = compared(planned, steps(0.0, 0.91, 0.1))
+    found = compared(planned, steps(0.0, 0.91, 0.1), [])
     assert isinstance(found, Compared)
     assert found.worst is None
     assert found.as_json()["furthest_off"] is None
+
+
+def test_a_plan_that_is_nowhere_near_is_told_in_words_not_percent(planned: RunDir) -> None:
+    """ "+47916%" tells nobody anything: how many times as long, and that the machine was overloaded if it was."""
+    plan = {**PLAN, "step_s": 0.089, "figures": "the catalogue", "load": 21.0, "cores": 2}
+    planned.plan_file.write_text(json.dumps(plan))
+    found = compared(planned, steps(0.0, 42.7, 0.1), [])
+    assert isinstance(found, Compared)
+    text = "\n".join(lines(found))
+    assert "it took 42.80 s, 481 times as long" in text
+    assert "this machine was overloaded when the run began (21 programs on 2 cores)" in text
+    assert found.as_json()["overloaded"]
+    assert "%" not in text
+    planned.plan_file.write_text(json.dumps({**plan, "load": 0.3}))
+    quiet = compared(planned, steps(0.0, 42.7, 0.1), [])
+    assert isinstance(quiet, Compared)
+    assert "`shoal bench` measures it" in lines(quiet)[-1]
+    planned.plan_file.write_text(json.dumps({**PLAN, "step_s": 30.1}))
+    fast = compared(planned, steps(0.0, 6.4, 0.1), [])
+    assert isinstance(fast, Compared)
+    assert "it took 6.50 s, 22% of that" in lines(fast)[0]
+
+
+def test_parts_are_the_devices_where_it_has_a_timeline(planned: RunDir) -> None:
+    told = steps(0.0, 0.6, 0.4)
+    for record in told:
+        record["device"] = {"step": record["step"] - 1, "wait_s": 0.0, "forward_s": 0.3, "backward_s": 0.6}
+        record["device"]["optimizer_s"] = 0.1
+    found = compared(planned, told, [])
+    assert isinstance(found, Compared)
+    assert {part.name: part.measured_s for part in found.parts} == pytest.approx(
+        {"waiting for data": 0.0, "forward and backward": 0.9, "optimizer": 0.1}
+    )
+    assert found.worst is None
 
 
 def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
@@ -71,14 +105,14 @@ def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
     run_dir = RunDir.of(run.name, tmp_path)
     run_dir.path.mkdir(parents=True)
     create(run_dir, run)
-    found = compared(run_dir, steps(0.0, 0.9, 0.1))
+    found = compared(run_dir, steps(0.0, 0.9, 0.1), [])
     assert isinstance(found, str)
     assert "own.toml: device must be a list" in lines(found)[0]
 
 
 def test_no_plan_and_too_few_steps_say_nothing(planned: RunDir, tmp_path: Path) -> None:
-    assert compared(planned, steps(0.0, 0.9, 0.1)[:4]) is None
-    assert compared(RunDir.of("other", tmp_path), steps(0.0, 0.9, 0.1)) is None
+    assert compared(planned, steps(0.0, 0.9, 0.1)[:4], [{"attempt": None, "step": 0}]) is None
+    assert compared(RunDir.of("other", tmp_path), steps(0.0, 0.9, 0.1), []) is None
 
 
 def test_a_new_run_has_a_plan_of_this_machine(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shoal.observe import words
 from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
 from shoal.observe.ledger import ledger
+from shoal.observe.phases import on_device, parts
 from shoal.observe.plot import plot, plot_many
 from tests.track.journals import crash_and_finish, loss_at, make_run
 
@@ -116,6 +117,48 @@ def test_a_step_done_twice_counts_as_it_was_done_last(tmp_path: Path) -> None:
     measured = speed(found)
     assert measured is not None
     assert measured.tokens == 30 * 2048
+
+
+def test_speed_is_that_of_settled_steps_and_of_the_work_they_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 s of compiling in the first steps of either attempt, windows of many documents: neither is in the figures."""
+    story = make_run(tmp_path).open()
+    for first in (0, 20):
+        story.start(at_step=first, peak_flops=1e11)
+        story.records[-1] |= {"moved_bytes": 1.2e12, "peak_bandwidth": 4.8e12}
+        story.step_s = 20.0
+        story.steps(first + 3)
+        story.step_s = 0.5
+        story.steps(first + 20)
+    story.close()
+    found = speed(history(story.records))
+    assert found is not None
+    assert found.tokens_per_s == pytest.approx(4096)
+    assert (found.step_s, found.step_p95_s) == pytest.approx((0.5, 0.5))
+    assert found.mfu == pytest.approx(4096 * 6e6 / 2e11)
+    assert found.hfu == pytest.approx(4096 * 8e6 / 2e11)
+    assert found.memory_bytes_per_s == pytest.approx(2.4e12)
+    assert found.memory_share == pytest.approx(0.5)
+    story.run_dir.journal_file.write_text("".join(json.dumps(r) + "\n" for r in story.records))
+    assert main(["report", "demo", "--workspace", str(tmp_path)]) == 0
+    told = "4.1k tokens/s (median), MFU 12.3% (causal), HFU 16.4%, memory 2.40 TB/s a device (50% of its bandwidth)"
+    assert told in capsys.readouterr().out
+
+
+def test_the_devices_phases_come_from_its_own_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the host's clock the optimizer takes 213 of 520 ms, since it waits there; the device says otherwise."""
+    story = make_run(tmp_path).open().start().steps(9).close()
+    phases = {"wait_s": 0.004, "forward_s": 0.15, "backward_s": 0.31, "clip_s": 0.002, "optimizer_s": 0.034}
+    for record in story.records:
+        if record["kind"] == "step":
+            record["time"] = {"data_s": 0.0, "compute_s": 0.307, "optimizer_s": 0.213}
+            record["device"] = {"step": record["step"] - 1, **phases}
+    assert on_device(story.records[-4:-1]) == pytest.approx(phases)
+    assert parts(story.records[-4:-1]) == pytest.approx({"data_s": 0.004, "compute_s": 0.462, "optimizer_s": 0.034})
+    story.run_dir.journal_file.write_text("".join(json.dumps(r) + "\n" for r in story.records))
+    assert main(["report", "demo", "--workspace", str(tmp_path)]) == 0
+    assert "backward 310 ms, norm and sums 2 ms, optimizer 34 ms (median of a step" in capsys.readouterr().out
 
 
 def test_a_terminal_plot_shows_the_shape_and_the_ends() -> None:

@@ -79,7 +79,7 @@ def test_a_live_run_says_what_it_is_doing_and_a_dead_one_that_it_is_dead(
         story.start().steps(120)
         now = status_of(story.run_dir, now=story.t + 1)
         assert (now.status, now.step, now.total) == ("running", 120, 200)
-        assert now.why == "training, 40.1 s left"
+        assert now.why == "training, 40.0 s left"
         assert now.tokens_per_s == pytest.approx(4096, rel=1e-3)
         assert "no step for 5 m 00 s" in status_of(story.run_dir, now=story.t + 300).why
         story.failure()

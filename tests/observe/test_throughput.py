@@ -7,6 +7,8 @@ import pytest
 from shoal.observe import words
 from shoal.observe.throughput import mfu, peak_flops, tokens_per_s
 
+STEP = {"t": 1.0, "begin": 0.0, "tokens": 1000}
+
 
 @pytest.mark.parametrize(
     ("device", "bf16_tflops", "fp32_tflops"),
@@ -41,13 +43,16 @@ def test_a_device_is_known_by_the_name_its_driver_gives(
 )
 def test_a_device_without_a_published_peak_has_none(device: str) -> None:
     assert peak_flops(device, "bf16") is None
-    assert mfu(1e6, {"peak_flops": None, "flops_per_token": 6e9, "world": 8}) is None
+    assert mfu({**STEP, "flops": 6e15}, {"peak_flops": None, "world": 8}) is None
 
 
 def test_mfu_of_a_published_row_comes_out_as_published() -> None:
     """Llama-3-8B on 8 H100 at 12,273 tokens/s a GPU, counted causally: 51.47 GFLOP a token at 8,192 context."""
-    start = {"peak_flops": peak_flops("NVIDIA H100 80GB HBM3", "bf16"), "flops_per_token": 51.47e9, "world": 8}
-    assert mfu(8 * 12_273, start) == pytest.approx(0.6387, abs=1e-3)
+    start = {"peak_flops": peak_flops("NVIDIA H100 80GB HBM3", "bf16"), "world": 8}
+    step = {**STEP, "tokens": 8 * 12_273}
+    assert mfu({**step, "flops": 51.47e9 * 8 * 12_273}, start) == pytest.approx(0.6387, abs=1e-3)
+    # A journal of an older version states FLOPs per token.
+    assert mfu(step, {**start, "flops_per_token": 51.47e9}) == pytest.approx(0.6387, abs=1e-3)
 
 
 def test_a_step_without_duration_has_no_speed_and_no_crash() -> None:

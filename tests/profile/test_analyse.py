@@ -63,6 +63,25 @@ def test_kernels_are_measured_against_the_roof_of_their_device(tmp_path: Path) -
     assert unknown.share is None
 
 
+def test_utilisation_is_that_of_an_untraced_step_by_the_work_it_had(tmp_path: Path) -> None:
+    """4 ms a step and process: of the H200's 989 TFLOP/s and 4.8 TB/s."""
+    used = {"flops_per_step": 2 * 1.978e12, "hardware_flops_per_step": 2 * 2.5e12, "moved_bytes": 4.8e9}
+    peaks = {"peak_flops": 989e12, "peak_bandwidth": 4.8e12, "world": 2, "untraced_step_s": 4e-3}
+    text = report([analyse(gpu_trace.write(tmp_path / "t.json.gz", **used, **peaks))])
+    told = "494 TFLOP/s a process, MFU 50.0% (causal), HFU 63.2%, memory 1.20 TB/s (25% of its bandwidth)"
+    assert told in text
+
+
+def test_attention_that_skips_is_not_counted_as_if_it_did_not() -> None:
+    heads, bf16 = [[1, 32, 4096, 64]] * 3, "c10::BFloat16"
+    for name, left in (("triton_tem_fused_flex_attention_3", 0.1), ("aten::_scaled_dot_product_flash_attention", 1)):
+        whole, packed = (work(operator(name, heads, [bf16] * 3), attended) for attended in (None, 0.05))
+        assert whole is not None
+        assert packed is not None
+        assert packed.flops == pytest.approx(left * whole.flops)
+        assert packed.bytes == whole.bytes
+
+
 def test_idle_is_what_to_fix_where_it_costs_most(tmp_path: Path) -> None:
     found = analyse(gpu_trace.write(tmp_path / "t.json.gz"))
     best = advice(found)

@@ -76,8 +76,7 @@ class Story:
             params=1_000_000,
             precision="fp32",
             total=200,
-            flops_per_token=6e6,
-            flops_convention="causal",
+            flops_convention="causal, documents apart",
             peak_flops=peak_flops,
             resumed_from=self.step or None,
         )
@@ -101,6 +100,8 @@ class Story:
                 loss=loss_at(self.step) + loss_shift,
                 grad_norm=1.0 + 1.0 / self.step,
                 lr=0.001,
+                flops=6e6 * self.tokens,
+                hardware_flops=8e6 * self.tokens,
                 time={"data_s": self.data_s, "compute_s": self.step_s - self.data_s - 0.01, "optimizer_s": 0.01},
             )
         return self

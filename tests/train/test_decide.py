@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,37 @@ def test_several_gpus_are_laid_out_by_the_planner(data: Path, monkeypatch: pytes
     assert mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp == 8
     assert mesh.dp_replicate < 8, "16 bytes a parameter do not fit one GPU"
     whys = {d.key: d.why for d in decided.decisions}
-    assert "the fastest of all layouts on 8 H100 SXM as predicted" in whys["mesh.micro_batch"]
+    assert "the fastest of all layouts on 8 H100 SXM as predicted" in "".join(whys.values())
     named = decide(make_run(data, **{**changes, "mesh.tp": 2}), data.parent)
     assert named.run.mesh.tp == 2
+
+
+def test_windows_at_once_fill_a_card_as_far_as_speed_and_memory_ask(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No limit of 16,384 tokens: on a card with room for more it takes more, on a small one less, and never all."""
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "NVIDIA H200")
+    model = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": 2048}
+    changes = {**{f"model.{name}": value for name, value in model.items()}, "train.batch": 1024, "data.seq_len": 128}
+    run = make_run(data, **{**changes, "resources.device": "cuda"})
+    found = {}
+    for gb in (141, 8):
+        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: int(gb * 1e9))
+        decided = decide(run, data.parent)
+        assert decided.run.train.batch == 1024
+        assert decided.world == 1
+        taken, may = re.findall(r"take ([\d.]+) of the ([\d.]+) GB", why(decided, "mesh.micro_batch"))[0]
+        assert float(taken) < float(may) == pytest.approx(0.9 * gb, rel=0.01)
+        found[gb] = int(decided.run.mesh.micro_batch)
+    assert found[141] * 128 > 16_384
+    assert found[8] < found[141]
+    said = make_run(data, **{**changes, "resources.device": "cuda", "mesh.micro_batch": 8})
+    assert decide(said, data.parent).run.mesh.micro_batch == 8
+
+
+def test_a_card_that_nobody_has_described_is_filled_by_rule(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "Some Accelerator 9000")
+    decided = decide(make_run(data, **{"resources.device": "cuda", "train.batch": 1024}), data.parent)
+    assert int(decided.run.mesh.micro_batch) * 32 == 16_384

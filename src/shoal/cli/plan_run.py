@@ -26,6 +26,7 @@ from shoal.cli.plan_shared import (
 from shoal.errors import UsageError
 from shoal.observe.words import count, short, size
 from shoal.plan.asked import Asked
+from shoal.plan.documents import WHOLE
 from shoal.plan.explain import CALLED, against, changes, words
 from shoal.plan.islands import shards
 from shoal.plan.verdict import Verdict, verdict
@@ -64,7 +65,14 @@ def _lines(asked: Asked, where: Target, verdicts: list[Verdict], price: float | 
             f"{each.found.memory.total / 1e9:>9.1f}  {'unknown' if money is None else f'{money.expected:,.2f}':>10}  "
             f"{words(each.found.layout, each.found.recompute)}"
         )
-    lines += ["", *_about(best), *_islands(asked, where, best), f"Price: {priced(where.device, price)}.", ""]
+    lines += [
+        "",
+        *_about(best),
+        _documents(asked),
+        *_islands(asked, where, best),
+        f"Price: {priced(where.device, price)}.",
+        "",
+    ]
     if len(verdicts) > 1:
         lines.append(f"It is {against(best.found, verdicts[1].found)}")
     lines += [f"With {text}." for text in changes(asked, best.found)]
@@ -82,7 +90,7 @@ def _about(best: Verdict) -> list[str]:
     return [
         f"A step of layout 1: {shown}.",
         f"Its memory at its worst ({m.moment}): {held}; {size(found.budget)} may be filled.",
-        f"MFU {best.mfu:.1%}, or {best.mfu_whole:.1%} if the masked half of attention is counted too.",
+        f"MFU {best.mfu:.1%}, or {best.mfu_whole:.1%} if all of attention's square is counted, computed or not.",
         f"Goodput {good}: {good.advice}.",
         f"The whole run: {lasting(best.days)}"
         + ("" if best.usd is None else f", ${ranged(best.usd)}")
@@ -92,6 +100,17 @@ def _about(best: Verdict) -> list[str]:
             else f", {ranged(best.kwh_per_billion)} kWh a billion tokens at nameplate power."
         ),
     ]
+
+
+def _documents(asked: Asked) -> str:
+    """What attention has to do, and how that is known."""
+    seen, half = asked.seen, asked.run.data.seq_len / 2
+    if seen.basis == WHOLE:
+        return f"Attention: {WHOLE}, in which a token sees {seen.seen:,.0f} tokens on average."
+    text = f"Attention: a token sees {seen.seen:,.0f} tokens on average ({seen.basis}), not a window's {half:,.0f}"
+    if asked.computed is None:
+        return f"{text}; a mask tells documents apart here, and what lies between them is computed all the same."
+    return f"{text}; the kernel computes {seen.computed:,.0f}, whole blocks where documents begin and end."
 
 
 def _islands(asked: Asked, where: Target, best: Verdict) -> list[str]:
@@ -116,6 +135,7 @@ def _as_json(asked: Asked, where: Target, verdicts: list[Verdict]) -> dict[str, 
         "devices": where.devices,
         "islands": asked.run.fleet.islands,
         "precision": asked.precision,
+        "documents": asked.seen.as_json(),
         "fabric": where.joined_by,
         "layouts": [as_json(each) for each in verdicts],
         "why": against(verdicts[0].found, verdicts[1].found) if len(verdicts) > 1 else None,

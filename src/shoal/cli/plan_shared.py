@@ -38,7 +38,12 @@ class Target:
     device: Device
     fabric: Fabric | None  # None: what usually joins such nodes
     devices: int
-    folders: tuple[Path, ...]  # of entries of one's own
+    workspace: Path
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Of entries of one's own."""
+        return (self.workspace / "hardware",)
 
     @property
     def machine(self) -> Machine:
@@ -57,8 +62,11 @@ class Target:
         return f"{self.devices:,} {self.device.name} ({inside})"
 
     def asked(self, run: Run, shape: Shape) -> Asked:
+        from shoal.data.documents import documents_of
+
         machine = self.machine.divided(self.devices) if is_here(self.device) else self.machine
-        return Asked(run, shape, machine, self.devices, calibrated(self.device))
+        documents = documents_of(run, shape, self.workspace)
+        return Asked(run, shape, machine, self.devices, calibrated(self.device), documents)
 
 
 def is_here(device: Device) -> bool:
@@ -113,7 +121,7 @@ def target(
             f"{devices:,} devices cannot be shared out to the {islands} islands of fleet.islands; take "
             f"{' or '.join(f'{n:,}' for n in near)}."
         )
-    return Target(device, joined, devices, folders)
+    return Target(device, joined, devices, workspace(args.workspace))
 
 
 def _usual(run: Run, device: Device) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,12 @@ class Batch:
     @property
     def target_count(self) -> int:
         return int(np.count_nonzero(self.targets != NO_TARGET))
+
+    @cached_property
+    def lengths(self) -> I64:
+        """Of the stretches of one document, row after row: what attention computes depends on them."""
+        begins = np.flatnonzero(self.positions.reshape(-1) == 0)  # every row has one at its start
+        return np.diff(begins, append=self.positions.size)
 
 
 class Windows:
@@ -69,7 +76,9 @@ class Windows:
         if rows.trained is not None:
             targets[rows.trained == 0] = NO_TARGET
         positions, documents = self._layout(len(window), ends)
-        return Batch(rows.ids[:, :-1].astype(np.int64), targets, positions, documents)
+        batch = Batch(rows.ids[:, :-1].astype(np.int64), targets, positions, documents)
+        _ = batch.lengths  # counted here, in the thread that assembles, and not when the step wants it
+        return batch
 
     def _layout(self, rows: int, ends: I64) -> tuple[I64, npt.NDArray[np.int32]]:
         """Positions and document numbers, [rows, seq], from the flat places of the inputs that end a document."""

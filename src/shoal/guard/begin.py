@@ -41,10 +41,12 @@ def create(run_dir: RunDir, run: Run) -> None:
 
 def _write_plan(run_dir: RunDir, run: Run) -> None:
     """What is expected of it on this machine, or why that cannot be told: no reason not to train."""
-    from shoal.plan.expect import expected  # numpy: only those who start a run wait for it
+    from shoal.data.documents import documents_of  # numpy: only those who start a run wait for it
+    from shoal.plan.expect import expected
 
     try:
-        plan = expected(run, shape_of(run.model), [run_dir.workspace / "hardware"])
+        shape = shape_of(run.model)
+        plan = expected(run, shape, [run_dir.workspace / "hardware"], documents_of(run, shape, run_dir.workspace))
     except (ShoalError, ArithmeticError) as e:
         plan = {"none": str(e)}
     _publish(run_dir.plan_file, json.dumps(plan, indent=2) + "\n")

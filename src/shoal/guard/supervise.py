@@ -18,6 +18,7 @@ from typing import Any
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
+from shoal.guard.begin import write_spec
 from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
@@ -26,6 +27,7 @@ from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.islands import Agents
 from shoal.guard.progress import Progress, of_attempt
 from shoal.guard.signals import Signals, signal_name
+from shoal.guard.smaller import smaller
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.watch import TICK_S, Ended, watch
@@ -160,13 +162,18 @@ class Session:
                 return end
             failure = ended.failure
             assert failure is not None  # neither over nor failed cannot be
-            wait_s = budget.spend(progressed=self.history.step > furthest)
+            fewer = smaller(self.run, failure, self.history)
+            wait_s = budget.spend(progressed=self.history.step > furthest or fewer is not None)
             furthest = self.history.step
             if wait_s is None:
                 return self._give_up(failure, attempt)
             step = newest_checkpoint_step(self.run_dir)
             action = f"restart {budget.used} of {budget.restarts} from step {step} in {wait_s:g} s"
-            self._fail(failure, attempt, action)
+            self._fail(failure, attempt, action if fewer is None else f"{action}, with {fewer.key} {fewer.value}")
+            if fewer is not None:
+                self.run = fewer.run
+                self._note("decision", key=fewer.key, value=fewer.value, why=fewer.why)
+                write_spec(self.run_dir, fewer.run)
             self._wait(wait_s)
             if self.signals.told_to_stop:
                 return self._stopped(self.signals.stops[0], saved=True)

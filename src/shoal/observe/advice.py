@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shoal.observe import words
 from shoal.observe.history import History, speed
 from shoal.observe.ledger import Ledger
+from shoal.observe.throughput import duration_s
 
 WORTH = 0.01  # of the time; less than this is no advice
 
@@ -62,19 +63,22 @@ def _spent_s(ledger: Ledger, cause: str) -> float:
 
 
 def _others(ledger: Ledger, found: History) -> Iterator[Advice]:
-    def tell(part: str, what: str, how: str, share_saved: float = 1.0) -> Advice:
-        spent_s = ledger.seconds(part)
+    def tell(part: str, what: str, how: str, share_saved: float = 1.0, needed_s: float = 0.0) -> Advice:
+        spent_s = max(0.0, ledger.seconds(part) - needed_s)
         saved_s = spent_s * share_saved
         share = words.percent(spent_s / ledger.total_s, 0)
         return Advice(part, saved_s, f"{what} cost {share} of the time: {how} saves about {words.duration(saved_s)}.")
 
     yield tell("data_wait", "Waiting for data", "shards on a disk of this machine (data.cache_dir for remote ones)")
     yield tell("evaluation", "Evaluation", "half as often, or on half the windows (eval.every, eval.windows),", 0.5)
-    waited = [float(c.get("stall_s") or 0) > 0.5 * float(c.get("persist_s") or 0) for c in found.checkpoints]
+    # The last save of a session is made however rarely others are, and it is waited for: no advice is about it.
+    last_s = sum(duration_s(record) for record in found.last_saves)
+    others = [c for c in found.checkpoints if not any(c is last for last in found.last_saves)]
+    waited = [float(c.get("stall_s") or 0) > 0.5 * float(c.get("persist_s") or 0) for c in others]
     if waited and all(waited):
-        yield tell("checkpoint", "Saving", "in the background (checkpoint.background: true) it", 0.9)
+        yield tell("checkpoint", "Saving", "in the background (checkpoint.background: true) it", 0.9, last_s)
     else:
-        yield tell("checkpoint", "Waiting for saves", "half as many (checkpoint.every)", 0.5)
+        yield tell("checkpoint", "Waiting for saves", "half as many (checkpoint.every)", 0.5, last_s)
     if ledger.sessions > 1:
         again = 1 - 1 / ledger.sessions
         how = f"one session instead of {ledger.sessions}"

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from shoal.observe import words
-from shoal.observe.throughput import CONVENTION, mfu
+from shoal.observe.throughput import CONVENTION, FIRST, RECENT, recent
 
 REDRAW_EVERY_S = 0.25  # more often is not read, and each write to a terminal costs
 PLAIN_EVERY_S = 10.0
-WINDOW_STEPS = 30  # speed is over the last steps: one slow step should not make the line jump
 
 
 class Console:
@@ -23,7 +22,7 @@ class Console:
         self._total = total_steps
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._window: deque[Mapping[str, Any]] = deque(maxlen=WINDOW_STEPS)
+        self._window: deque[Mapping[str, Any]] = deque(maxlen=RECENT + FIRST)
         self._start: Mapping[str, Any] | None = None
         self._drawn_at = float("-inf")
         self._shown = ""  # the live line on the screen now
@@ -77,17 +76,15 @@ class Console:
         last = self._window[-1]
         parts = [f"step {last['step']}" + (f"/{self._total}" if self._total else "")]
         parts.append(f"loss {words.number(last.get('loss'))}")
-        seconds = float(last["t"]) - float(self._window[0].get("begin", self._window[0]["t"]))
-        if seconds > 0:
-            rate = sum(float(r["tokens"]) for r in self._window) / seconds
-            waited_s = sum(float(r.get("time", {}).get("data_s", 0.0)) for r in self._window)
-            parts.append(f"{words.count(rate)} tok/s")
-            if (utilisation := mfu(rate, self._start)) is not None:
-                parts.append(f"MFU {words.percent(utilisation)} ({CONVENTION})")
+        rate = recent(tuple(self._window), () if self._start is None else (self._start,))
+        if rate is not None:
+            parts.append(f"{words.count(rate.tokens_per_s)} tok/s")
+            if rate.mfu is not None:
+                parts.append(f"MFU {words.percent(rate.mfu)} ({CONVENTION})")
             if self._total and int(last["step"]) < self._total:
-                left_s = seconds / len(self._window) * (self._total - int(last["step"]))
+                left_s = rate.step_s * (self._total - int(last["step"]))
                 parts.append(f"ETA {words.duration(left_s).replace(' ', '')}")
-            parts.append(f"wait {words.percent(waited_s / seconds)}")
+            parts.append(f"wait {words.percent(rate.data_wait)}")
         if last.get("lr") is not None:
             parts.append(f"lr {float(last['lr']):.1e}")
         return parts

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from shoal.observe import words
-from shoal.observe.throughput import duration_s
+from shoal.observe import phases, words
+from shoal.observe.throughput import FIRST, duration_s, settled
 from shoal.track.rundir import RunDir
 
-# Steps at the beginning that compile, fill caches and count traffic.
-FIRST = 3
 # Off by less than this of a step, a part is no news.
 NEWS = 0.05
+# Off by more than this factor a percentage says nothing: plan and machine are not about the same thing.
+STRANGE = 2.0
+# Programs that want a core, for each that there is, from which on a machine is said to be overloaded.
+CROWDED = 1.5
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class Compared:
         return self.step_s / float(self.plan["step_s"]) - 1
 
     @property
+    def strange(self) -> bool:
+        """So far off that plan and run were about different machines."""
+        return not 1 / STRANGE <= self.off + 1 <= STRANGE
+
+    @property
     def worst(self) -> Part | None:
         part = max(self.parts, key=lambda p: abs(p.off_s))
         return part if abs(part.off_s) > NEWS * self.step_s else None
@@ -52,14 +59,17 @@ class Compared:
             "device": self.plan["device"],
             "figures": self.plan["figures"],
             "step_s": {"planned": self.plan["step_s"], "measured": self.step_s},
+            "overloaded": crowded(self.plan),
             "parts": parts,
             "furthest_off": None if worst is None else {"part": worst.name, "likely": likely(self, worst)},
         }
 
 
-def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | str | None:
+def compared(
+    run_dir: RunDir, steps: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
+) -> Compared | str | None:
     """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
-    counted = list(steps[FIRST:])
+    counted = settled(steps, starts)
     try:
         plan = json.loads(run_dir.plan_file.read_bytes())
     except (OSError, ValueError):
@@ -68,11 +78,7 @@ def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | 
         return f"none: {plan['none']}"
     if len(counted) < FIRST:
         return None
-    clocks: dict[str, list[float]] = {}
-    for record in counted:
-        for name, seconds in (record.get("time") or {}).items():
-            clocks.setdefault(name, []).append(float(seconds))
-    measured = {name: median(values) for name, values in clocks.items()}
+    measured = phases.parts(counted)
     planned = {"optimizer_s": float(plan["parts_s"].get("update", 0.0)), "data_s": 0.0}
     if "exchange_s" in measured:  # of islands: what they trade
         planned["exchange_s"] = float(plan["parts_s"].get("islands", 0.0))
@@ -96,6 +102,8 @@ _CALLED = {
 
 def likely(found: Compared, part: Part) -> str:
     """The likely cause, in words that say what to do."""
+    if part.off_s > 0 and (busy := crowded(found.plan)):
+        return f"{busy}: a plan is for a machine that does nothing else"
     if part.name == "waiting for data":
         return "data comes more slowly than the devices compute: a slow disk or bucket, or too few cores beside them"
     if part.name == "trading with islands":
@@ -107,6 +115,25 @@ def likely(found: Compared, part: Part) -> str:
     return "something else runs on these devices, their clocks sag, or steps are too small to fill them"
 
 
+def crowded(plan: Mapping[str, Any]) -> str | None:
+    """That other programs kept the machine busy when the run began, as the plan was told then."""
+    load, cores = plan.get("load"), plan.get("cores")
+    if not load or not cores or float(load) < CROWDED * int(cores):
+        return None
+    return f"this machine was overloaded when the run began ({float(load):.0f} programs on {int(cores)} cores)"
+
+
+def _against(found: Compared) -> str:
+    """Measured against planned, in words. Between a half and double a percentage is one; beyond, it is nonsense."""
+    took = f"it took {words.short(found.step_s)}"
+    if not found.strange:
+        return f"{took} ({found.off:+.0%})"
+    ratio = found.off + 1
+    if ratio < 1:
+        return f"{took}, {ratio:.0%} of that"
+    return f"{took}, {ratio:.1f} times as long" if ratio < 10 else f"{took}, {ratio:,.0f} times as long"
+
+
 def lines(found: Compared | str) -> list[str]:
     if isinstance(found, str):
         return [f"plan        {found}"]
@@ -114,7 +141,7 @@ def lines(found: Compared | str) -> list[str]:
     expected, low, high = (words.short(float(plan[name])) for name in ("step_s", "step_low_s", "step_high_s"))
     told = [
         f"plan        a step of {expected} ({low} to {high}) by the figures of {plan['figures']} for {plan['device']}; "
-        f"it took {words.short(found.step_s)} ({found.off:+.0%})"
+        f"{_against(found)}"
     ]
     for part in found.parts:
         if max(part.planned_s, part.measured_s) > 0.001 * found.step_s:

@@ -35,7 +35,7 @@ def gauges(run_dir: RunDir, now: float | None = None) -> list[Gauge]:
     status = status_of(run_dir, now)
     newest = _newest(tail(run_dir.journal_file, TAIL_BYTES[1]))
     step, start = newest.get("step", {}), newest.get("start")
-    speed = status.tokens_per_s
+    used = mfu(step, start) if step else None
     return [
         Gauge("shoal_running", "1 while the run is alive", float(status.status == "running")),
         Gauge("shoal_step", "Steps that are taken", status.step),
@@ -44,8 +44,8 @@ def gauges(run_dir: RunDir, now: float | None = None) -> list[Gauge]:
         Gauge("shoal_eval_loss", "Loss of the newest evaluation", _number(newest.get("eval", {}), "loss")),
         Gauge("shoal_grad_norm", "Norm of the gradient in the newest step", _number(step, "grad_norm")),
         Gauge("shoal_learning_rate", "Learning rate of the newest step", _number(step, "lr")),
-        Gauge("shoal_tokens_per_second", "Median of the newest steps, over all processes", speed),
-        Gauge("shoal_mfu_ratio", "Share of the devices' peak that is used, causal", speed and mfu(speed, start)),
+        Gauge("shoal_tokens_per_second", "Of the newest steps, over all processes", status.tokens_per_s),
+        Gauge("shoal_mfu_ratio", "Share of the devices' peak that the newest step used, causal", used),
         Gauge("shoal_step_seconds", "Wall time of the newest step", duration_s(step) if step else None),
         Gauge("shoal_data_wait_seconds", "Wait for data in the newest step", _number(step.get("time", {}), "data_s")),
         Gauge("shoal_restarts", "Times that the workers were started again", _number(newest.get("attempt"), "attempt")),

@@ -48,7 +48,7 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
     drawn = draw(found, run_dir.name, identity, run_dir.report) if pictures else []
     # While it runs, the time since the last record is part of it.
     accounts = ledger(told, time.time() if status.status == "running" else None)
-    beside, said = compared(run_dir, found.steps), advice(accounts, found)
+    beside, said = compared(run_dir, found.steps, found.starts), advice(accounts, found)
     return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn)
 
 
@@ -172,11 +172,13 @@ def _results(r: Report) -> str:
         return "no step was committed"
     s, found = r.speed, r.history
     mfu = f"{words.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
+    hfu = "" if s.hfu is None else f", HFU {words.percent(s.hfu)}"
     lines = [
-        f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}",
+        f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}{hfu}{_memory(s)}",
         f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} "
         "(5th to 95th percentile), "
         f"{words.percent(s.data_wait_share)} of it waiting for data",
+        *_device(s),
         *([] if r.planned is None else planned.lines(r.planned)),
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
         f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
@@ -200,6 +202,32 @@ def _results(r: Report) -> str:
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)
+
+
+def _memory(s: Speed) -> str:
+    if s.memory_bytes_per_s is None:
+        return ""
+    share = "" if s.memory_share is None else f" ({words.percent(s.memory_share, 0)} of its bandwidth)"
+    return f", memory {s.memory_bytes_per_s / 1e12:.2f} TB/s a device{share}"
+
+
+def _device(s: Speed) -> list[str]:
+    """What the device did in a step, by its own timeline."""
+    if not s.device_s:
+        return []
+    told = ", ".join(f"{_PHASES.get(name, name)} {words.short(seconds)}" for name, seconds in s.device_s.items())
+    return [f"device      {told} (median of a step, by marks in its queue)"]
+
+
+_PHASES = {
+    "wait_s": "waiting for the host",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "compute_s": "forward and backward",
+    "clip_s": "norm and sums",
+    "trade_s": "trading with islands",
+    "optimizer_s": "optimizer",
+}
 
 
 def _curves(found: History) -> list[str]:

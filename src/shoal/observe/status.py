@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import time
 from collections.abc import Container
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import yaml
 from shoal.errors import ShoalError
 from shoal.observe import words
 from shoal.observe.commands import going_on
-from shoal.observe.throughput import tokens_per_s
+from shoal.observe.throughput import Rate, recent
 from shoal.track.journal import Record
 from shoal.track.rundir import RunDir, runs_in
 from shoal.track.tail import REMARKS, head, tail
@@ -56,7 +55,7 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     last = said[-1] if said else first
     updated = float(last.get("t", 0.0))
     total = _total(run_dir, records)
-    speed = statistics.median(tokens_per_s(r) for r in steps[-20:]) if steps else None
+    speed = rate.tokens_per_s if (rate := _rate(records)) else None
     step = int(steps[-1]["step"]) if steps else int(_last(records, "start").get("step", 0))
     name, why = _state(run_dir, said, last, step, total, now, alive)
     loss = float(steps[-1]["loss"]) if steps else None
@@ -116,11 +115,15 @@ def _doing(said: list[Record], step: int, total: int | None, silent_s: float) ->
 
 
 def _left(said: list[Record], step: int, total: int | None) -> str:
-    steps = [r for r in said if r.get("kind") == "step"]
-    if total is None or len(steps) < 2:
+    rate = _rate(said)
+    if total is None or rate is None:
         return ""
-    per_step_s = (float(steps[-1]["t"]) - float(steps[0]["t"])) / (len(steps) - 1)
-    return f", {words.duration(max(0.0, per_step_s * (total - step)))} left"
+    return f", {words.duration(max(0.0, rate.step_s * (total - step)))} left"
+
+
+def _rate(said: list[Record]) -> Rate | None:
+    steps, starts = ([r for r in said if r.get("kind") == kind] for kind in ("step", "start"))
+    return recent(steps, starts)
 
 
 def _holder(run_dir: RunDir) -> str:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.plan.documents import skips_between
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -175,9 +176,8 @@ def _sparse(at: Setting, shape: Shape) -> tuple[float, float, float]:
 
 def _by_rule(run: Run, shape: Shape) -> bool:
     """Whether documents are told apart by a rule instead of a matrix (shoal.model.documents)."""
-    fast = run.resources.device == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
-    width = shape.head_dim
-    return fast and run.data.mask_documents and run.mesh.cp == 1 and width >= 16 and not width & (width - 1)
+    cuda, precision = run.resources.device == "cuda", str(run.train.precision)
+    return run.mesh.cp == 1 and skips_between(run, shape, cuda, precision)
 
 
 def _masked(run: Run, shape: Shape, layer: int) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.plan.case import Case, Plan
 from shoal.plan.constants import Constants, fitted
+from shoal.plan.documents import Documents, one_document, skips_between
 from shoal.plan.islands import shards
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
@@ -46,6 +47,7 @@ class Asked:
     machine: Machine
     devices: int  # of all islands
     constants: Constants = field(default_factory=fitted)  # of this machine where it was measured, else as fitted
+    documents: Documents | None = None  # of the data; None: nothing is known of it
 
     @property
     def island(self) -> int:
@@ -63,6 +65,17 @@ class Asked:
         """Whether blocks would be compiled there: left open, it is as the trainer decides."""
         named = self.run.train.compile
         return named if isinstance(named, bool) else not (self.machine.cpu or self.shape.experts)
+
+    @property
+    def seen(self) -> Documents:
+        """What attention has to do for a token."""
+        return self.documents or one_document(self.shape, self.run.data.seq_len)
+
+    @property
+    def computed(self) -> float | None:
+        """Tokens that attention computes for each; None: half a window, whatever the documents."""
+        skips = skips_between(self.run, self.shape, not self.machine.cpu, self.precision)
+        return self.seen.computed if skips else None
 
     @property
     def peak(self) -> float:
@@ -85,7 +98,8 @@ class Asked:
                 narrow_head=head_in_8_bits(self.run, self.shape),
             )
         batch, seq = self.run.train.batch, self.run.data.seq_len
-        return Case(Net.of(self.shape), self.machine, software, Plan(), self.island, batch, seq, precision)
+        net = Net.of(self.shape)
+        return Case(net, self.machine, software, Plan(), self.island, batch, seq, precision, self.computed)
 
     @property
     def work(self) -> Work:

@@ -53,6 +53,7 @@ class Case:
     batch: int  # windows of a step
     seq: int
     precision: str = "bf16"
+    seen: float | None = None  # tokens that attention computes for each, on average; None: half a window
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Cases:
     devices: Column
     batch: Column
     seq: Column
+    seen: Column
     tp: Column
     pp: Column
     cp: Column
@@ -188,6 +190,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "devices": case.devices,
         "batch": case.batch,
         "seq": case.seq,
+        "seen": case.seq / 2 if case.seen is None else case.seen,
         "tp": plan.tp,
         "pp": plan.pp,
         "cp": plan.cp,

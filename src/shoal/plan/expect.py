@@ -6,6 +6,7 @@ the catalogue's, and the plan says which.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import find
 from shoal.plan.constants import spread
+from shoal.plan.documents import Documents
 from shoal.plan.machine import Machine
 from shoal.plan.search import priced
 from shoal.spec.mesh import Layout, Sizes
@@ -32,7 +34,9 @@ def this_device() -> str:
     return told.strip().split("\n")[0] or "cpu"
 
 
-def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, Any]:
+def expected(
+    run: Run, shape: Shape, folders: Sequence[Path] = (), documents: Documents | None = None
+) -> dict[str, Any]:
     """Of a run with nothing left open."""
     cpu = run.resources.device == "cpu"
     device = find("cpu" if cpu else this_device(), folders)
@@ -40,7 +44,8 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
     whole = Machine.of(device, folders=folders)
     machine = whole.divided(everybody) if cpu else whole
     layout = Layout(sizes, int(run.mesh.micro_batch), str(run.mesh.schedule), str(run.mesh.cp_method))
-    found = priced(Asked(run, shape, machine, everybody, calibrated(device)), layout, str(run.mesh.recompute))
+    asked = Asked(run, shape, machine, everybody, calibrated(device), documents)
+    found = priced(asked, layout, str(run.mesh.recompute))
     low, high = spread()
     seconds = found.seconds
     return {
@@ -53,4 +58,7 @@ def expected(run: Run, shape: Shape, folders: Sequence[Path] = ()) -> dict[str, 
         "parts_s": found.parts,
         "tokens_s": run.train.batch * run.data.seq_len / seconds,
         "memory_bytes": found.memory.total,
+        "documents": asked.seen.as_json(),
+        "load": round(os.getloadavg()[0], 1),  # of this whole machine, now: what else it is doing
+        "cores": os.cpu_count() or 1,
     }

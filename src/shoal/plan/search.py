@@ -76,7 +76,7 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
     every, modes = list(layouts(asked)), _modes(asked)
     if not every:
         return []
-    cases = _cases(asked, every, modes)
+    cases = cases_of(asked, every, modes)
     parts = _parts(cases, c)
     seconds, needed = _estimate(asked, parts, cases), footprint(cases).total
     budget = USABLE * asked.machine.memory
@@ -120,7 +120,7 @@ def all_priced(
     asked: Asked, every: Sequence[Layout], modes: Sequence[str], c: Constants | None = None
 ) -> Iterator[Found]:
     """Each layout with each way of recomputing."""
-    parts = _parts(_cases(asked, every, modes), c or asked.constants)
+    parts = _parts(cases_of(asked, every, modes), c or asked.constants)
     for i, (layout, mode) in enumerate(itertools.product(every, modes)):
         yield _look_at(asked, layout, mode, parts.of(i), USABLE * asked.machine.memory)
 
@@ -143,7 +143,7 @@ def _modes(asked: Asked) -> tuple[str, ...]:
     return MODES if named == "auto" else (named,)
 
 
-def _cases(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases:
+def cases_of(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases:
     """Each layout with each way of recomputing, one after the other."""
     experts = asked.shape.experts is not None
     axes = np.array([(s.pp, s.dp_replicate, s.dp_shard, s.cp, s.tp, s.ep) for s in (one.sizes for one in every)])
@@ -163,6 +163,8 @@ def _cases(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cases
         "ep": ep,
         "batch": windows.astype(float),
         "micro_batch": micro.astype(float),
+        # Where a sequence is shared, documents are told apart by masks, which skip nothing.
+        "seen": np.where(cp > 1, asked.run.data.seq_len / 2, asked.case.seen or asked.run.data.seq_len / 2),
         "all_to_all": np.array([one.cp_method == "all_to_all" for one in every]),
         "shard": shard * cp,
         "chunks": np.array([PIECES[name] for name in ORDERS])[orders[:, 1]],

@@ -127,10 +127,10 @@ def _feed_forward(cases: Cases, c: Constants, rows: Column, width: Column) -> Ti
 
 
 def _attention(cases: Cases, c: Constants) -> Time:
-    """Half of the square of scores is computed, forwards twice and backwards five times; where the scores go through
-    memory, all of it."""
+    """What a token sees is computed (of one document: half of the square of scores; less where documents are packed),
+    forwards twice and backwards five times; where the scores go through memory, all of it."""
     at = speed(cases, c, low=False)
-    half = 2 * cases.tokens * cases.seq * cases.q_dim / cases.tp
+    half = 4 * cases.tokens * cases.seen * cases.q_dim / cases.tp
     share = np.where(cases.native_attention, c.native, c.generic)
     moved = c.score * cases.heads / cases.tp * cases.tokens * cases.seq / (cases.bandwidth * c.achieved)
     forward = np.where(cases.fused_attention, half / (at * share), 2.5 * half / at + moved)
@@ -138,13 +138,18 @@ def _attention(cases: Cases, c: Constants) -> Time:
     return Time(forward + c.launch_s, backward + 2 * c.launch_s)
 
 
-def _elementwise(cases: Cases, c: Constants) -> Time:
+def elementwise_bytes(cases: Cases, c: Constants) -> Column:
+    """Through memory, of a micro-batch in a layer: norms, activations, sums."""
     share = cases.sparse_layers / cases.layers
     inner = cases.ffn_dim * (1 - share) + cases.expert_dim * (cases.top_k + cases.shared) * share
     stream = c.stream * cases.dim * cases.passes * cases.stream_bytes / cases.wide
     numbers = stream + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
     numbers = numbers * np.where(cases.fused, 1.0, c.unfused) + c.permute * cases.top_k * cases.dim * share
-    moved = cases.wide * numbers / cases.tp * cases.tokens / (cases.bandwidth * c.achieved)
+    return cases.wide * numbers / cases.tp * cases.tokens
+
+
+def _elementwise(cases: Cases, c: Constants) -> Time:
+    moved = elementwise_bytes(cases, c) / (cases.bandwidth * c.achieved)
     forward, backward = SMALL_KERNELS
     return Time(moved / 3 + forward * c.launch_s, moved * 2 / 3 + backward * c.launch_s)
 
@@ -154,8 +159,13 @@ def _loss(cases: Cases, c: Constants) -> Column:
     head = linear(*about, low=False).both
     if cases.narrow_head.any():  # with a gradient that is made narrow, so there is no cast
         head = np.where(cases.narrow_head, linear(*about, cast=False).both, head)
+    return head + logit_bytes(cases, c) / (cases.bandwidth * c.achieved)
+
+
+def logit_bytes(cases: Cases, c: Constants) -> Column:
+    """Through memory, of a micro-batch."""
     moved = np.where(np.isnan(cases.logit_moved), c.logit, cases.logit_moved)
-    return head + moved * cases.tokens * cases.vocab / cases.tp / (cases.bandwidth * c.achieved)
+    return moved * cases.tokens * cases.vocab / cases.tp
 
 
 def _tensor(cases: Cases, c: Constants) -> Time:
@@ -260,7 +270,12 @@ def _seen(traffic: Column, beside: Column, felt: Column) -> Column:
 
 
 def _update(cases: Cases, c: Constants) -> Column:
+    return update_bytes(cases, c) / (cases.bandwidth * c.achieved)
+
+
+def update_bytes(cases: Cases, c: Constants) -> Column:
+    """Through memory, of a step: weights, gradients and the optimizer's state."""
     dense, sparse = held_params(cases)
     over = np.where(cases.zero >= 1, np.maximum(cases.shard, 1.0), 1.0)
     moved = np.where(np.isnan(cases.param_moved), c.update, cases.param_moved)
-    return moved * (dense + sparse) / over / (cases.bandwidth * c.achieved)
+    return moved * (dense + sparse) / over

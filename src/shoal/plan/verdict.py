@@ -51,8 +51,8 @@ class Range:
 class Verdict:
     found: Found
     tokens_s: Range  # of all devices, without failures
-    mfu: float  # causal attention counted half
-    mfu_whole: float  # and whole
+    mfu: float  # attention counted as far as a token sees
+    mfu_whole: float  # and the whole square of a window
     goodput: Goodput
     tokens: float  # of the whole run
     usd_per_hour: float | None  # of all devices
@@ -108,13 +108,14 @@ def verdict(asked: Asked, device: Device, found: Found, rates: FailureRate, how:
         )
     known = price(device) if usd is None else None
     each = usd if usd is not None else None if known is None else known.usd_per_hour
-    flops = {causal: asked.shape.flops_per_token(run.data.seq_len, causal) for causal in (True, False)}
+    needed = asked.shape.flops_per_token_seeing(asked.seen.seen)
+    square = asked.shape.flops_per_token(run.data.seq_len, causal=False)
     peak, whole = asked.peak * devices, devices / asked.machine.processes
     return Verdict(
         found,
         Range(expected * low, expected, expected * high),
-        mfu=flops[True] * expected / peak,
-        mfu_whole=flops[False] * expected / peak,
+        mfu=needed * expected / peak,
+        mfu_whole=square * expected / peak,
         goodput=good,
         tokens=tokens * run.steps,
         usd_per_hour=None if each is None else each * whole,

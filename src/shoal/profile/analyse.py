@@ -118,7 +118,7 @@ def analysis_of(trace: Trace, file: Path, folders: Sequence[Path] = ()) -> Analy
         idle=a_step(tally.idle),
         unknown=a_step(tally.unknown),
         waits={name: n / tally.steps for name, n in sorted(tally.waits.items(), key=lambda item: -item[1])},
-        kernels=tuple(kernels(tally, roof := roof_of(trace, folders))),
+        kernels=tuple(kernels(tally, roof := roof_of(trace, folders), trace.about.get("attended"))),
         roof=roof,
     )
 

@@ -27,6 +27,7 @@ from shoal.profile.launches import name_triton_launches
 from shoal.profile.ranges import Ranges
 from shoal.profile.session import NOT_WRITTEN, trace_file
 from shoal.spec.run import Run
+from shoal.spec.shape import Shape
 from shoal.track.rundir import RunDir
 from shoal.train.loop import Training, train
 from shoal.train.numerics import Numerics
@@ -64,7 +65,7 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     cycle = schedule(wait=asked.warmup, warmup=1, active=asked.steps + 1, repeat=1)
     profiler = profile(activities=activities, schedule=cycle, on_trace_ready=ready, record_shapes=True)
-    steps = Steps(profiler, asked, cuda)
+    steps, done = Steps(profiler, asked, cuda), Done(parts.model.shape, run.data.seq_len)
     ranges = Ranges(steps.begin)
     feed = Feed(parts.windows, parts.order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch))
     training = Training(
@@ -73,7 +74,7 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
         parts.model,
         parts.optimizers,
         feed,
-        tell=lambda kind, **fields: None,
+        tell=done.tell,
         told_to_stop=lambda: over or stop(),
         evaluate=lambda step: None,
         saves=cast(Saves, NoSaves()),
@@ -89,7 +90,8 @@ def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked,
     finally:
         ranges.close()
         feed.close()
-    _export(profiler, trace_file(folder, place.rank), _about(parts, asked, steps))
+    about = {**_about(parts, asked, steps), **done.about(asked)}
+    _export(profiler, trace_file(folder, place.rank), about)
 
 
 def _name_compiled_kernels() -> None:
@@ -131,6 +133,31 @@ class Steps:
     def traced_s(self) -> list[float]:
         first = self._asked.warmup + 1
         return [self._ended_s[i] - self._begun_s[i] for i in range(first, first + self._asked.steps)]
+
+
+class Done:
+    """What the traced steps had to compute, from their records. `attended`: of attention's square, as a share."""
+
+    def __init__(self, shape: Shape, seq: int) -> None:
+        self._shape, self._seq = shape, seq
+        self._records: list[dict[str, Any]] = []
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        if kind == "step":
+            self._records.append(fields)
+
+    def about(self, asked: Asked) -> dict[str, float]:
+        """A step, on average, by all processes."""
+        first = asked.warmup + 1
+        traced = self._records[first : first + asked.steps] or self._records[-1:]
+        names = {"flops_per_step": "flops", "hardware_flops_per_step": "hardware_flops", "tokens_per_step": "tokens"}
+        if not traced:
+            return {}
+        about = {name: sum(float(r[of]) for r in traced) / len(traced) for name, of in names.items()}
+        tokens, shape = about["tokens_per_step"], self._shape
+        attention = about["flops_per_step"] - 6 * shape.matrix_params * tokens
+        whole = 12 * shape.q_dim * shape.layers * tokens * self._seq
+        return {**about, "attended": attention / whole}
 
 
 class NoSaves:

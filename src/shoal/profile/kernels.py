@@ -36,20 +36,20 @@ class Kernel:
         return self.seconds * (1 - share)
 
 
-def kernels(tally: Tally, roof: Roof) -> list[Kernel]:
-    """The one that loses most first."""
+def kernels(tally: Tally, roof: Roof, attended: float | None = None) -> list[Kernel]:
+    """The one that loses most first. `attended`: of attention's square, what packed documents left to compute."""
     grouped: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
     for call in tally.calls:
         signature = _signature(call.operator) if call.operator is not None else ""
         grouped[call.name, call.kind, signature].append(call)
-    found = (_kernel(calls, tally.steps, roof, signature) for (_, _, signature), calls in grouped.items())
+    found = (_kernel(calls, tally.steps, roof, signature, attended) for (*_, signature), calls in grouped.items())
     return sorted(found, key=lambda kernel: -kernel.lost_s)
 
 
-def _kernel(calls: Sequence[Call], steps: int, roof: Roof, signature: str) -> Kernel:
+def _kernel(calls: Sequence[Call], steps: int, roof: Roof, signature: str, attended: float | None) -> Kernel:
     first = calls[0]
     seconds = sum(call.ns for call in calls) / 1e9
-    done = _work(calls)
+    done = _work(calls, attended)
     least = roof.least_s(done) if done is not None else None
     bound = achieved = at_most = share = None
     if done is not None and least and seconds:
@@ -71,12 +71,12 @@ def _kernel(calls: Sequence[Call], steps: int, roof: Roof, signature: str) -> Ke
     )
 
 
-def _work(calls: Iterable[Call]) -> Work | None:
+def _work(calls: Iterable[Call], attended: float | None) -> Work | None:
     """Of all calls together; None where one is not known, or a kernel beside this one does its operator's work."""
     flops = moved = 0.0
     precision = ""
     for call in calls:
-        one = work(call.operator) if call.operator is not None and call.leads else None
+        one = work(call.operator, attended) if call.operator is not None and call.leads else None
         if one is None:
             return None
         flops, moved, precision = flops + one.flops, moved + one.bytes, one.precision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shoal.observe.throughput import CONVENTION
 from shoal.observe.words import count, percent, size
 from shoal.profile.advice import advice, ms
 from shoal.profile.analyse import Analysis, slowest
@@ -38,12 +39,26 @@ def _head(a: Analysis, ranks: int) -> str:
         text += f"; untraced {ms(a.untraced_step_s)} (tracing costs {percent(max(0.0, slower), 0)})"
     if a.tokens_per_s:
         text += f", {count(a.tokens_per_s)} tokens/s"
-    if a.tokens_per_s and about.get("flops_per_token"):
-        flops = a.tokens_per_s * float(about["flops_per_token"]) / int(about.get("world", 1))
-        text += f", {flops / 1e12:.3g} TFLOP/s a process"
+    text += "".join(f", {figure}" for figure in _used(a))
     if about.get("memory_bytes"):
         text += f", {size(float(about['memory_bytes']))} at the peak"
     return text
+
+
+def _used(a: Analysis) -> Iterator[str]:
+    """What the step needed of the device, counted as `shoal report` does, in the time of an untraced step."""
+    about, step_s = a.about, a.untraced_step_s or a.step_s
+    needed, done = ((about.get(f"{kind}_per_step") or 0.0) for kind in ("flops", "hardware_flops"))
+    world, peak = int(about.get("world", 1)), about.get("peak_flops")
+    if needed:
+        rate = float(needed) / step_s / world
+        yield f"{rate / 1e12:.3g} TFLOP/s a process"
+        if peak:
+            yield f"MFU {percent(rate / float(peak))} ({CONVENTION})"
+            yield f"HFU {percent(float(done) / step_s / world / float(peak))}"
+    if about.get("moved_bytes") and about.get("peak_bandwidth"):
+        moved = float(about["moved_bytes"]) / step_s
+        yield f"memory {moved / 1e12:.2f} TB/s ({percent(moved / float(about['peak_bandwidth']), 0)} of its bandwidth)"
 
 
 def _spread(ranks: Sequence[Analysis]) -> Iterator[str]:

@@ -20,7 +20,7 @@ _PRECISIONS = {
     "c10::float8_e5m2": "fp8",
 }  # fmt: skip
 _KNOWN = ("aten::", "triton_", "triton::", "fsdp::")  # of others nobody knows what they do with their inputs
-_CAUSAL = 0.5  # of the square; what documents mask away beside is not known here
+_CAUSAL = 0.5  # of the square
 
 Dims = tuple[int, ...]
 
@@ -49,8 +49,9 @@ def _tensors(dims: list[Any], types: list[Any]) -> Iterator[tuple[Dims, str]]:
             yield tuple(map(int, one)), type_
 
 
-def work(operator: Event) -> Work | None:
-    """None where the trace does not say enough."""
+def work(operator: Event, attended: float | None = None) -> Work | None:
+    """None where the trace does not say enough. `attended`: of attention's square, what packed documents left to
+    compute in the traced steps, where the kernel skips the rest of it."""
     inputs = shapes(operator)
     if not inputs or not operator.name.startswith(_KNOWN):
         return None
@@ -65,6 +66,8 @@ def work(operator: Event) -> Work | None:
             if counted is None:
                 return None
             flops, result = counted
+            if count is _attention and attended is not None and "flex" in name:
+                flops *= attended / _CAUSAL
             return Work(flops, moved + result * _width(inputs[0][1]), precision)
     if "adam" in name:  # parameters, gradients and two moments are read, all but the gradients written
         return Work(0.0, moved * 7 / 4, precision)

@@ -59,14 +59,31 @@ class Shape:
         return self.vocab_size * self.dim + head + self.dim + self._layers(active=True)
 
     def flops_per_token(self, seq_len: int, causal: bool) -> float:
-        """Training FLOPs of one token: 6 a matrix parameter it passes, plus attention over `seq_len` tokens.
+        """Training FLOPs of one token in a window that is one document: 6 a matrix parameter it passes, plus attention
+        over `seq_len` tokens. What a step of packed documents computes is in `shoal.spec.flops`.
 
         `causal=True` counts the half of the attention square that is computed; `False` counts it all, as torchtitan
         does. The embedding is a lookup and counts nothing; the head counts even when tied.
         """
-        matrices = self._layers(active=True) + self.vocab_size * self.dim
-        attention = 12 * self.layers * self.q_dim * seq_len
-        return 6 * matrices + (attention / 2 if causal else attention)
+        return self.flops_per_token_seeing(seq_len / 2 if causal else seq_len)
+
+    def flops_per_token_seeing(self, seen: float) -> float:
+        """The same of a token that sees so many others, on average over layers and tokens."""
+        return 6 * self.matrix_params + 12 * self.layers * self.q_dim * seen
+
+    @property
+    def matrix_params(self) -> int:
+        """Of the products that one token passes through."""
+        return sum(self.layer_params(layer) for layer in range(self.layers)) + self.vocab_size * self.dim
+
+    def layer_params(self, layer: int) -> int:
+        """Of the products of one layer that a token passes through."""
+        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
+        if not self.sparse(layer):
+            return attention + 3 * self.dim * self.ffn_dim
+        e = self.experts
+        assert e is not None
+        return attention + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
 
     def _layers(self, active: bool) -> int:
         attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)

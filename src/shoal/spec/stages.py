@@ -74,17 +74,11 @@ def layer_costs(shape: Shape, seq_len: int) -> list[float]:
 
 
 def _block_cost(shape: Shape, layer: int, seq_len: int) -> float:
-    matrices = shape.dim * (2 * shape.q_dim + 2 * shape.kv_dim)
-    experts = shape.experts
-    if experts is None or layer < experts.dense_layers:
-        matrices += 3 * shape.dim * shape.ffn_dim
-    else:
-        matrices += 3 * shape.dim * experts.ffn_dim * (experts.top_k + experts.shared) + shape.dim * experts.count
     window = seq_len
     if shape.sliding_window is not None and layer >= shape.full_attention_layers:
         window = min(window, shape.sliding_window)
     seen = window - window**2 / (2 * seq_len)  # keys that a query sees, on average over the sequence
-    return 6 * matrices + 12 * shape.q_dim * seen
+    return 6 * shape.layer_params(layer) + 12 * shape.q_dim * seen
 
 
 def _least_maximum(costs: Sequence[float], stages: int) -> float:

@@ -110,5 +110,5 @@ def _step_values(record: Record, start: Record | None) -> dict[str, float]:
     for key in ("grad_norm", "lr", *STEP_METRICS):
         if record.get(key) is not None:
             values[key] = float(record[key])
-    utilisation = mfu(rate, start)
+    utilisation = mfu(record, start)
     return values if utilisation is None else {**values, "mfu": utilisation}

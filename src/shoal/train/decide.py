@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
@@ -16,6 +19,10 @@ from shoal.spec.start_values import rule_of, with_rule
 from shoal.train.decide_length import measured
 from shoal.train.decide_mesh import close_mesh, closed_mesh
 from shoal.train.decision import Choices, Decision
+
+if TYPE_CHECKING:
+    from shoal.data.shards import TokenShards
+    from shoal.plan.documents import Documents
 
 # Float32 weights, gradients and AdamW's two moments.
 STATE_BYTES = 16
@@ -42,7 +49,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         raise SetupError(
             "resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi."
         )
-    tokenizer_vocab = _look_at_data(run, workspace)
+    opened = _look_at_data(run, workspace)
+    tokenizer_vocab = opened[0].vocab_size
     shape = shape_of(run.model, tokenizer_vocab)
     if shape.vocab_size < tokenizer_vocab:
         raise SpecError(
@@ -57,7 +65,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     room = max(1, (gpus if device == "cuda" else min(cores, MOST_CPU_PROCESSES)) // islands)
     if islands > 1:
         run = _for_islands(run, choices)
-    layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"])
+    look = partial(_documents, run, shape, opened)
+    layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"], look)
     world = layout.sizes.world
     here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world * islands))
     _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))
@@ -154,11 +163,17 @@ def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, h
         )
 
 
-def _look_at_data(run: Run, workspace: Path) -> int:
-    """The vocabulary of the data. What is wrong with the data is better said now than by every worker."""
+def _documents(run: Run, shape: Shape, opened: Sequence[TokenShards]) -> Documents:
+    from shoal.data.documents import measured
+
+    return measured(run, shape, opened)
+
+
+def _look_at_data(run: Run, workspace: Path) -> list[TokenShards]:
+    """The data, opened. What is wrong with it is better said now than by every worker."""
     from shoal.data.sources import open_sources
     from shoal.data.windows import Windows
 
     opened = open_sources((*run.data.train, *run.data.eval), run.data, workspace)
     Windows(opened, run.data.seq_len, run.data.mask_documents)
-    return opened[0].vocab_size
+    return opened

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import SetupError, SpecError
 from shoal.spec.mesh import Layout, Sizes
@@ -16,24 +17,36 @@ from shoal.spec.shape import Shape
 from shoal.train.decide_plan import Planned, planned
 from shoal.train.decision import Choices
 
-# Tokens one process computes at once: enough to keep matmuls busy, small enough for the activations.
+if TYPE_CHECKING:
+    from shoal.plan.documents import Documents
+
+# Tokens one process computes at once, by rule: enough to keep matmuls busy, small enough for the activations. On a GPU
+# that the planner knows it decides, by memory and speed.
 MICRO_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
 def close_mesh(
-    run: Run, shape: Shape, device: str, room: int, world: int | None, choices: Choices, folders: Sequence[Path] = ()
+    run: Run,
+    shape: Shape,
+    device: str,
+    room: int,
+    world: int | None,
+    choices: Choices,
+    folders: Sequence[Path] = (),
+    documents: Callable[[], Documents | None] = lambda: None,
 ) -> Layout:
     """The layout of the run. `room` is how many processes suit this machine; `world` is set when they are started
-    already. Refuses in a sentence what cannot be laid out. Several GPUs are laid out by the planner (`folders` describe
-    those that the catalogue does not know); rules decide on processors, and where it knows no answer."""
+    already. Refuses in a sentence what cannot be laid out. GPUs are laid out by the planner (`folders` describe those
+    that the catalogue does not know, `documents` asks the data); rules decide on processors, and where it knows no
+    answer."""
     work = replace(Work.of(run), shape=shape, vocab_size=shape.vocab_size, micro_tokens=MICRO_TOKENS[device])
     if world is not None:
         work = replace(work, processes=world, processes_name="WORLD_SIZE")
     elif work.processes is None:
         work = replace(work, processes=_processes(run, work, device, room, choices))
     best = None
-    if device == "cuda" and work.processes is not None and work.processes > 1:
-        best = planned(run, shape, work.processes, folders)
+    if device == "cuda" and work.processes is not None:
+        best = planned(run, shape, work.processes, folders, documents())
     layout = _layout(run.mesh, work) if best is None else best.layout
     if device == "cuda" and world is None and layout.sizes.world > room:
         fewer = nearest(run.mesh, replace(work, processes=room))
@@ -85,7 +98,8 @@ def _explain_planned(mesh: Mesh, best: Planned, choices: Choices) -> None:
     values |= {name: getattr(best.layout, name) for name in ("micro_batch", "schedule", "cp_method")}
     for name, value in values.items():
         if value not in (1, "auto") or name == "micro_batch":
-            choices.choose(f"mesh.{name}", getattr(mesh, name), value, best.why)
+            why = best.why_micro_batch if name == "micro_batch" else best.why
+            choices.choose(f"mesh.{name}", getattr(mesh, name), value, why)
 
 
 def _explain(run: Run, work: Work, layout: Layout, device: str, choices: Choices) -> None:

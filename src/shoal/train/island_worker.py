@@ -18,6 +18,7 @@ from shoal.spec.run import Run
 from shoal.track.journal import Journal, Record, records
 from shoal.track.rundir import RunDir
 from shoal.train import takeover
+from shoal.train.clock import timeline_of
 from shoal.train.islands import train
 from shoal.train.numerics import Past
 from shoal.train.poison import Poison
@@ -69,6 +70,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         lambda step: takeover.good_before(run, run_dir, step),
         pulse,
         Poison.here(place.rank),
+        timeline_of(place.device),
     )
     scribe.recent = t.recent
     try:

@@ -21,6 +21,7 @@ from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
 from shoal.track.journal import Record
+from shoal.train.amount import amount
 from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
 from shoal.train.numerics import Rewind
@@ -91,22 +92,22 @@ def _train(t: Island, first_round: int) -> None:
 
 def train_step(t: Island, number: int) -> Record | None:
     """A round of the fleet. None: the numbers of its batch are wrong, and no step was taken."""
-    clock, batch = Clock(t.pulse, t.step), t.batch
+    clock, batch = Clock(t.pulse, t.step, t.timeline), t.batch
     faults.reach("step")
     work = Work(t, batch)
     while True:
-        t.pulse.mark("trade")
+        clock.mark("trade")
         turn = t.fleet.take(number, t)
         if turn is None:
             raise AssertionError(f"step {t.step + 1} was decided without this island's sum")
         _begin_epoch(t, turn)
         work.compute(turn.shards, clock)
-        t.pulse.mark("trade")
+        clock.mark("trade")
         traded = t.fleet.trade(number, work.offer(clock), t.total, t.run.fleet.deterministic)
         clock.lap("exchange_s")
         if traded is not None:
             break
-    t.pulse.mark("optimizer")
+    clock.mark("optimizer")
     _pace(t, traded)
     _votes(t)
     fields = t.update(traded.total, traded.said, clock.begin)
@@ -121,7 +122,7 @@ def train_step(t: Island, number: int) -> Record | None:
         "position": batch * t.run.train.batch,
         "samples": _samples(t, traded),
         **fields,
-        "time": clock.laps,
+        **clock.fields(),
         "epoch": turn.epoch.number,
         "islands": [card.island for card in turn.epoch.members],
     }
@@ -134,7 +135,7 @@ class Work:
         self._t, self._batch = t, batch
         self._done: list[int] = []
         self._losses: list[float] = []
-        self._targets = self._tokens = 0
+        self._targets = self._tokens = self._pairs = 0
         self._sum: Tensor | None = None
         self._counts: Counts | None = None  # of experts
         self._forest = Forest[Tensor](t.fleet.shards, lambda a, b: a.add_(b))
@@ -145,18 +146,19 @@ class Work:
         todo = [shard for shard in shards if shard not in self._done]
         one_by_one = self._t.run.fleet.deterministic or self._t.model.pipeline is not None
         for some in [[shard] for shard in todo] if one_by_one else [todo] * bool(todo):
-            self._t.pulse.mark("data")
+            clock.mark("data")
             batches = [batch for shard in some for batch in self._t.feed.get(self._batch, shard)]
             batches = self._t.poison.batches(self._batch, batches, self._t.model.shape.vocab_size)
             clock.lap("data_s")
             seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
-            loss = float(self._t.model.total(self._t.model.backward(batches, self._t.pulse.mark)))
+            loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark)))
             self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
-            self._t.pulse.mark("clip")
-            mine = [sum(batch.target_count for batch in batches), sum(batch.tokens.size for batch in batches)]
-            targets, tokens = self._t.place.sum_of_batch(*mine)
+            clock.mark("clip")
+            mine = amount(self._t.model.shape, batches)
+            targets, tokens, pairs = map(int, self._t.place.sum_of_batch(*mine))
             self._losses.append(loss)
-            self._targets, self._tokens = self._targets + int(targets), self._tokens + int(tokens)
+            self._targets, self._tokens = self._targets + targets, self._tokens + tokens
+            self._pairs += pairs
             self._done += some
             self._add(some, self._t.flat.gather(self._t.flat.empty()))
             self._count()
@@ -180,7 +182,7 @@ class Work:
     def offer(self, clock: Clock) -> Offer:
         says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": self._losses}
         seconds = {"data": clock.laps.get("data_s", 0.0), "forward": clock.laps.get("compute_s", 0.0)}
-        says |= {"island": self._t.fleet.island, "seconds": seconds}
+        says |= {"pairs": self._pairs, "island": self._t.fleet.island, "seconds": seconds}
         if self._counts is not None:
             says["experts"] = self._counts.said()
         if self._t.run.fleet.deterministic:

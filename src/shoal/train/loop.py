@@ -20,8 +20,9 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train.amount import amount, flops_fields
 from shoal.train.balance import balance, forget
-from shoal.train.clock import Clock
+from shoal.train.clock import Clock, Timeline
 from shoal.train.numerics import NotFinite, Numerics
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
@@ -48,6 +49,7 @@ class Training:
     pulse: Pulse = SILENT
     numerics: Numerics = field(default_factory=Numerics)
     poison: Poison = field(default_factory=lambda: Poison("", 0))
+    timeline: Timeline | None = None  # of this process's GPU
 
 
 def train(t: Training, first_step: int) -> None:
@@ -94,19 +96,19 @@ def train_step(t: Training, step: int) -> Record | None:
 
 
 def _try_step(t: Training, step: int) -> Record | None:
-    clock = Clock(t.pulse, step)
+    clock, shape = Clock(t.pulse, step, t.timeline), t.model.shape
     faults.reach("step")
     seed_step(t.run.seed, step, t.place.at["dp"])
     batch = t.numerics.skips.batch_of(step)
-    micro_batches = t.poison.batches(batch, t.feed.step(batch), t.model.shape.vocab_size)
+    micro_batches = t.poison.batches(batch, t.feed.step(batch), shape.vocab_size)
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: how many targets the whole batch has, whether anybody was told to stop or has seen a
-    # spike, and how the saves stand. Loss normalised by this count is right for any split, packing and mask.
-    tokens = sum(b.tokens.size for b in micro_batches)
-    mine = sum(b.target_count for b in micro_batches)
+    # One exchange before the step: how many targets the whole batch has, how much attention computes for it, whether
+    # anybody was told to stop or has seen a spike, and how the saves stand. Loss normalised by this count is right for
+    # any split, packing and mask.
+    mine = amount(shape, micro_batches)
     said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
-    targets, all_tokens, stop, alarm, *votes = t.place.sum_of_batch(mine, tokens, *said)
+    targets, tokens, pairs, stop, alarm, *votes = t.place.sum_of_batch(*mine, *said)
     t.saves.heard(*votes)
     if stop:
         return None
@@ -116,16 +118,14 @@ def _try_step(t: Training, step: int) -> Record | None:
         raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
-    part = t.model.backward(micro_batches, t.pulse.mark)
-    t.pulse.mark("clip")
+    part = t.model.backward(micro_batches, clock.mark)
+    clock.mark("clip")
     loss = t.model.total(part) / targets
     t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))
-    clock.lap("compute_s")
-
     grad_norm, factor = t.model.norm(1 / targets, t.run.train.clip)
-    loss_now, norm_now = float(loss), float(grad_norm)
+    loss_now, norm_now = float(loss), float(grad_norm)  # here, and nowhere else, the host waits for a GPU
     t.numerics.check(batch, loss_now, norm_now, clock.begin)
-    t.pulse.mark("optimizer")
+    clock.lap("compute_s", then="optimizer")
     t.saves.settle()
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
     t.model.spread()
@@ -136,12 +136,13 @@ def _try_step(t: Training, step: int) -> Record | None:
         "begin": clock.begin,
         "position": batch * t.run.train.batch,
         "samples": t.run.train.batch,
-        "tokens": int(all_tokens),
+        "tokens": int(tokens),
         "targets": int(targets),
         "loss": loss_now,
         "grad_norm": norm_now,
         "lr": lr,
-        "time": clock.laps,
+        **flops_fields(t.run, shape, tokens, pairs),
+        **clock.fields(),
         **routing,
     }
 

@@ -26,7 +26,9 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train.amount import flops_fields
 from shoal.train.balance import Counts, nudge
+from shoal.train.clock import Timeline
 from shoal.train.numerics import NotFinite, Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
 from shoal.train.pace import Pace
@@ -65,6 +67,7 @@ class Island:
     good_before: Callable[[int], int]  # the newest saved step up to one; -1: none
     pulse: Pulse = SILENT
     poison: Poison = field(default_factory=lambda: Poison("", 0))
+    timeline: Timeline | None = None  # of this process's GPU
     step: int = 0  # how many are taken
     flat: Flat = field(init=False)
     total: Tensor = field(init=False)
@@ -158,6 +161,7 @@ class Island:
         self.step += 1
         tokens = sum(s["tokens"] for s in said)
         fields = {"tokens": tokens, "targets": targets, "loss": loss, "grad_norm": norm, "lr": lr}
+        fields |= flops_fields(self.run, self.model.shape, tokens, sum(s["pairs"] for s in said))
         return fields | self._balance([Counts.of(s["experts"]) for s in said if "experts" in s])
 
     def _balance(self, counts: list[Counts]) -> Record:

@@ -19,16 +19,19 @@ from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
 from shoal.observe.pulse import SILENT, Pulse
-from shoal.observe.throughput import peak_flops
+from shoal.observe.throughput import catalogued, peak_flops
 from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.standing import standing
 from shoal.spec import load
+from shoal.spec.flops import CONVENTION
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
+from shoal.spec.shape import Shape
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
+from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.numerics import Numerics, Past, Rewind
@@ -117,6 +120,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         pulse,
         numerics,
         poison,
+        timeline_of(place.device),
     )
     try:
         while True:
@@ -181,11 +185,22 @@ class Parts:
             "params": shape.params,
             "precision": run.train.precision,
             "total": run.steps,
-            "flops_per_token": shape.flops_per_token(run.data.seq_len, causal=True),
-            "flops_convention": "causal",
+            "flops_convention": CONVENTION,
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
+            **_through_memory(run, shape, device),
         }
+
+
+def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float]:
+    """What a step moves at least through the memory of one device, and what that could move at best; of accelerators
+    that the catalogue knows."""
+    device = catalogued(device_name)
+    if device is None:
+        return {}
+    from shoal.plan.moved import moved_bytes
+
+    return {"moved_bytes": moved_bytes(run, shape, device), "peak_bandwidth": device.bandwidth_tbs * 1e12}
 
 
 def prepare(run_dir: RunDir, run: Run, place: Place) -> Parts:

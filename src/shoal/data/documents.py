@@ -1,0 +1,57 @@
+"""How long the documents of prepared data are, for the planner: some windows of local shards, else the index's mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shoal.data.shards import LocalFolder, TokenShards
+from shoal.data.sources import open_sources
+from shoal.errors import ShoalError
+from shoal.plan.documents import I64, Documents, mixed, of_mean, of_windows, one_document
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape
+
+LOOKED_AT = 64  # windows of a source, spread evenly over it
+
+
+def documents_of(run: Run, shape: Shape, workspace: Path) -> Documents:
+    """Of a run's training data; of data that cannot be opened (it is not prepared yet) the cautious assumption."""
+    if not run.data.mask_documents:
+        return one_document(shape, run.data.seq_len)
+    try:
+        return measured(run, shape, open_sources(run.data.train, run.data, workspace))
+    except ShoalError:
+        return one_document(shape, run.data.seq_len)
+
+
+def measured(run: Run, shape: Shape, sources: Sequence[TokenShards]) -> Documents:
+    if not run.data.mask_documents:
+        return one_document(shape, run.data.seq_len)
+    weights = [source.weight for source in run.data.train]
+    return mixed([(w, _of_source(shape, s, run.data.seq_len)) for w, s in zip(weights, sources, strict=False)])
+
+
+def _of_source(shape: Shape, source: TokenShards, seq: int) -> Documents:
+    windows = (source.tokens - 1) // seq
+    if windows < 1:
+        return one_document(shape, seq)
+    if not isinstance(source.folder, LocalFolder):  # a plan downloads nothing
+        return of_mean(shape, source.tokens / source.documents, seq)
+    picked = np.unique(np.linspace(0, windows - 1, min(LOOKED_AT, windows)).astype(np.int64))
+    lengths = [_lengths(source, int(window) * seq, seq) for window in picked]
+    return of_windows(shape, lengths, f"{len(picked)} windows of the data")
+
+
+def _lengths(source: TokenShards, start: int, seq: int) -> I64:
+    """Of the stretches of one document in the window that begins there."""
+    stop, cuts = start + seq, [np.array([start, start + seq])]
+    i = int(np.searchsorted(source.starts, start, side="right")) - 1
+    while i < len(source.index.shards) and source.starts[i] < stop:
+        ends, at = source.shard(i).ends, int(source.starts[i])
+        inside = ends[np.searchsorted(ends, start - at, "right") : np.searchsorted(ends, stop - at, "left")]
+        cuts.append(inside + at)
+        i += 1
+    return np.diff(np.unique(np.concatenate(cuts)))

@@ -1,0 +1,25 @@
+"""How much a step has to do: what a process counts of its batches, and what follows from the sum over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.data.windows import Batch
+from shoal.spec.flops import seen_pairs, step_flops
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape
+
+
+def amount(shape: Shape, batches: Sequence[Batch]) -> tuple[int, int, int]:
+    """Targets, tokens, and pairs of a token and one that it sees, over all layers."""
+    return (
+        sum(b.target_count for b in batches),
+        sum(b.tokens.size for b in batches),
+        sum(seen_pairs(shape, b.lengths) for b in batches),
+    )
+
+
+def flops_fields(run: Run, shape: Shape, tokens: float, pairs: float) -> dict[str, float]:
+    """For the record of a step on so many tokens, of all processes."""
+    counted = step_flops(shape, tokens, pairs, str(run.mesh.recompute))
+    return {"flops": counted.model, "hardware_flops": counted.hardware}
