@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider, Heard, Out, Rules
+from shoal.fleet.swarm.messages import read
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text
+from shoal.fleet.swarm.terms import Agreed
 
 SWARM = "f" * 64
 START = Record("start", 0, (), ())
@@ -43,7 +46,7 @@ class Peer:
         if "head" in disk:
             self.chain.move(disk["head"])
         self.decider = Decider(me, self.chain, sim.rules, self, sim.now)
-        self.decider.term, self.decider.acked = disk.get("acked", (0, None))
+        self.decider.recall(disk.get("agreed", Agreed()))
         self.began = sim.now
 
     def offer(self, kind: Kind, members: tuple[str, ...], other: str | None, now: float) -> Record | None:
@@ -66,8 +69,8 @@ class Peer:
     def sign(self, text: bytes) -> str:
         return signature_of(self.me, text)
 
-    def remember(self, term: int, acked: tuple[int, Record] | None) -> None:
-        self.disk["acked"] = (term, acked)
+    def remember(self, agreed: Agreed) -> None:
+        self.disk["agreed"] = agreed
 
     def committed(self, new: Certified) -> None:
         self.disk["records"].append(new)
@@ -135,20 +138,27 @@ class Sim:
             self._send(to, Out(frm, "chain", {"records": found, "head": peer.chain.head.hash}))
         elif kind == "chain":
             d.learn(frm, said["head"], said["records"], self.now)
-        elif kind == "query":
-            self._out(peer, d.query(frm, said["head"], said["term"], self.now))
-        elif kind == "promise":
-            acked = said["acked"]
-            found = None if acked is None else (acked["term"], Record.of(acked["record"]))
-            self._out(peer, d.promise(frm, said["head"], said["term"], found))
-        elif kind == "propose":
-            self._out(peer, d.proposed(frm, said["term"], Record.of(said["record"]), self.now))
-        elif kind == "ack":
-            self._out(peer, d.agreed(frm, said["hash"], said["term"], said["signature"], self.now))
-        elif kind == "commit":
-            new = Certified.of(said)
-            if all(parent in peer.chain for parent in new.record.parents):
-                d.learn(frm, new.record.hash, [new], self.now)
+        else:
+            self._read(frm, peer, kind, read(kind, json.dumps(said).encode()))
+
+    def _read(self, frm: str, peer: Peer, kind: str, said: Any) -> None:
+        """As `talk` does it."""
+        d = peer.decider
+        match kind:
+            case "vote":
+                self._out(peer, d.vote(frm, said.head, said.vote, self.now))
+            case "query":
+                self._out(peer, d.query(frm, said.head, said.term, said.votes, self.now))
+            case "promise":
+                self._out(peer, d.promise(frm, said.head, said.term, said.acked))
+            case "propose":
+                self._out(peer, d.proposed(frm, said.term, said.record, said.votes, self.now))
+            case "ack":
+                if verify(frm, ack_text(SWARM, said.hash, said.term), said.signature):
+                    self._out(peer, d.agreed(frm, said.hash, said.term, said.signature, self.now))
+            case "commit":
+                if all(parent in peer.chain for parent in said.record.parents):
+                    d.learn(frm, said.record.hash, [said], self.now)
 
     # What happens to them.
 

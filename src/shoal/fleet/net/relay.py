@@ -1,9 +1,9 @@
 """A relay that anybody can host: carries the packets of peers that cannot reach each other, and tells peers where
 they are seen from, so that most of them need it for a moment only.
 
-It serves iroh's own clients (relay_client.py says how), in bounded memory: a buffer for each client and one room for all
-that waits (relay_room.py); packets that do not fit are dropped, which QUIC takes for what it is. It holds no state that matters: after a restart the
-clients come back by themselves.
+It serves iroh's own clients (relay_client.py says how) in bounded memory: a buffer for each client, and one room for
+all that waits (relay_room.py). Packets that do not fit are dropped, which QUIC takes for what it is. It holds no state
+that matters: after a restart the clients come back by themselves.
 """
 
 from __future__ import annotations

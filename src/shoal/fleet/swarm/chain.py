@@ -28,7 +28,7 @@ class Chain:
     """`start` is the same for all peers of a swarm: it says whose it is, and counts without signatures."""
 
     def __init__(self, swarm: str, start: Record, verify: Verify, file: Path | None = None) -> None:
-        self.swarm, self._verify, self._file = swarm, verify, file
+        self.swarm, self.verify, self._file = swarm, verify, file
         self._known: dict[str, Certified] = {start.hash: Certified(start, 0, {})}
         self.start = start
         self.head = start
@@ -70,7 +70,7 @@ class Chain:
             raise BadRecord(f"a record of round {record.round} after round {max(p.round for p in parents)}")
         text = ack_text(self.swarm, record.hash, new.term)
         wanted = set(record.members).union(*(parent.members for parent in parents))
-        signed = {peer for peer in new.signatures if peer in wanted and self._verify(peer, text, new.signatures[peer])}
+        signed = {peer for peer in new.signatures if peer in wanted and self.verify(peer, text, new.signatures[peer])}
         if not enough(record, parents, signed):
             raise BadRecord(f"a record of round {record.round} that too few members have signed")
 
@@ -83,7 +83,11 @@ class Chain:
 
     def past(self, name: str) -> Iterator[Record]:
         """A record and those before it, newest first. Of a merge the first parent's line, then what else is before."""
-        seen, todo = {name}, [self.get(name)]
+        return self._past([name])
+
+    def _past(self, names: Iterable[str]) -> Iterator[Record]:
+        seen = set(names)
+        todo = [self.get(name) for name in seen]
         while todo:
             todo.sort(key=lambda record: record.round)
             record = todo.pop()
@@ -136,10 +140,7 @@ class Chain:
 
     def since(self, locator: Iterable[str], most: int) -> list[Certified]:
         """What somebody who knows these does not know of this head's past, oldest first."""
-        known: set[str] = set()
-        for name in locator:
-            if name in self._known and name not in known:
-                known.update(record.hash for record in self.past(name))
+        known = {record.hash for record in self._past(name for name in locator if name in self._known)}
         missing = [record for record in self.past(self.head.hash) if record.hash not in known]
         missing.sort(key=lambda record: (record.round, record.hash))
         return [self._known[record.hash] for record in missing[:most]]
