@@ -61,13 +61,19 @@ class Chain:
         self._known[new.record.hash] = new
         self._write({"add": new.body()})
 
-    def check(self, new: Certified) -> None:
-        record = new.record
+    def fits(self, record: Record) -> list[Record]:
+        """The records that it comes after. BadRecord for one that can never count, whoever signs it."""
         if record.kind == "start" or any(parent not in self._known for parent in record.parents):
             raise BadRecord("a record whose past is not known here")
         parents = [self.get(parent) for parent in record.parents]
         if record.round != max(parent.round for parent in parents) + 1:
             raise BadRecord(f"a record of round {record.round} after round {max(p.round for p in parents)}")
+        if not record.members:
+            raise BadRecord("a record without members")
+        return parents
+
+    def check(self, new: Certified) -> None:
+        record, parents = new.record, self.fits(new.record)
         text = ack_text(self.swarm, record.hash, new.term)
         wanted = set(record.members).union(*(parent.members for parent in parents))
         signed = {peer for peer in new.signatures if peer in wanted and self.verify(peer, text, new.signatures[peer])}

@@ -119,6 +119,7 @@ class Decider:
         self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
         self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
         self._voted = float("-inf")
+        self._dropped: dict[PeerId, float] = {}  # members that a record has left out, and since when
 
     @property
     def term(self) -> int:
@@ -137,7 +138,7 @@ class Decider:
 
     def put_out(self, peer: PeerId) -> None:
         """It is not in the swarm any more: what it has said of itself is forgotten."""
-        for said in (self.heard, self.apart, self._promises, self._unmerged):
+        for said in (self.heard, self.apart, self._promises, self._unmerged, self._dropped):
             said.pop(peer, None)
 
     # Who is who.
@@ -367,7 +368,7 @@ class Decider:
         if self._pending is None:
             return []
         term, record, proposer = self._pending
-        if not self.world.complete(record):
+        if not self.world.complete(record) or self._leaves_out(record, now):
             return []
         self._pending = None
         if record.kind == "merge":
@@ -379,6 +380,18 @@ class Decider:
         if proposer == self.me:
             return self._count(self.me, record.hash, term, signature, now)
         return [Out(proposer, "ack", {"hash": record.hash, "term": term, "signature": signature})]
+
+    def _leaves_out(self, record: Record, now: float) -> bool:
+        """Whether a record would leave out a third or more of those who are heard here and want to be in: a leader that
+        lies would make itself most of the members, one after the other. Whoever is really gone is soon not heard."""
+        if record.kind == "branch":
+            return False
+        here, head, grace = self.here(now), self.chain.head, 2 * self.rules.silent_s
+        back = {p for p, since in self._dropped.items() if now - since > grace and p in here and p != self.me}
+        wants = {p for p in head.members if p in here and not self._says_goodbye(p)}
+        wants |= {p for p in back if self.heard[p].wants and self.heard[p].head == head.hash}
+        wants -= {self.me} if self.leaving else set()
+        return 3 * len(wants & set(record.members)) <= 2 * len(wants) if wants else False
 
     def _count(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
         p = self._proposal
@@ -397,9 +410,15 @@ class Decider:
     def adopt(self, new: Certified, now: float) -> None:
         """It counts, and is our head from now on. BadRecord if it does not count."""
         self.chain.add(new)
+        lost = (p for p in self.chain.head.members if p not in new.record.members and not self._says_goodbye(p))
+        self._dropped |= dict.fromkeys(lost, now)
+        self._dropped = {p: since for p, since in self._dropped.items() if p not in new.record.members}
         self.chain.move(new.record.hash)
         self._stand(now)
         self.world.committed(new)
+
+    def _says_goodbye(self, peer: PeerId) -> bool:
+        return peer in self.heard and self.heard[peer].leaving
 
     def _stand(self, now: float) -> None:
         """At a new head all is open again."""
@@ -446,6 +465,7 @@ class Decider:
         if acked is not None:
             if acked[1].parents[:1] != (head,) or acked[0] >= max(1, term):
                 raise BadRecord("a promise about another head, or a later term")
+            self.chain.fits(acked[1])
             if acked[1].kind == "round" and (why := self.world.objection(acked[1])) is not None:
                 raise BadRecord(f"a promise about a record that nobody agrees to: {why}")
         self._promises[peer] = acked if acked is not None and acked[1].kind == "round" else None
@@ -459,6 +479,7 @@ class Decider:
             return []  # one of us is behind; that is found out in another way
         if record.kind == "round" and (self.leader(term) != peer or not self._reaches(term, votes, now)):
             return []
+        self.chain.fits(record)
         why = self.world.objection(record)
         if why is not None:
             if record.kind == "round":
