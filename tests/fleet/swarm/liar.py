@@ -118,7 +118,9 @@ class Liar:
         proposal = self.sim.peers[victim].decider._proposal
         record = self._record(self._head(victim)).hash if proposal is None else proposal.record.hash
         term = self._term(victim) if proposal is None or self.rng.random() < 0.3 else proposal.term
-        return Out(victim, "ack", {"hash": record, "term": term, "signature": self._sign(ack_text(SWARM, record, term))})
+        return Out(
+            victim, "ack", {"hash": record, "term": term, "signature": self._sign(ack_text(SWARM, record, term))}
+        )
 
     def commit(self, victim: str) -> Out:
         """A branch of its own, which counts by its own signature, or what goes on from one."""

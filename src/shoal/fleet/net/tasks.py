@@ -45,6 +45,13 @@ class Tasks:
         task.add_done_callback(self._once.discard)
         return task
 
+    async def end(self, name: str) -> None:
+        """One of those that run for ever."""
+        task = self._kept.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def close(self) -> None:
         """Ends them all, but not the one that says so."""
         tasks = [t for t in (*self._kept.values(), *self._once) if t is not asyncio.current_task()]

@@ -23,6 +23,10 @@ class BadValue(ValueError):
     """Not what a peer may say; the message is the reason."""
 
 
+class OutOfRange(BadValue):
+    """A number, but none that an honest peer sends."""
+
+
 def read_json(data: bytes | memoryview) -> Any:
     """JSON whose numbers are finite and of 64 bits."""
     try:
@@ -36,14 +40,18 @@ def read_json(data: bytes | memoryview) -> Any:
 
 
 def whole(said: object, most: int = MOST_WHOLE, least: int = 0) -> int:
-    if type(said) is not int or not least <= said <= most:
-        raise BadValue(f"{_shown(said)} where a whole number from {least} to {most} belongs")
+    if type(said) is not int:
+        raise BadValue(f"{_shown(said)} where a whole number belongs")
+    if not least <= said <= most:
+        raise OutOfRange(f"{_shown(said)} where a whole number from {least} to {most} belongs")
     return said
 
 
 def real(said: object, most: float = MOST_REAL, least: float = -MOST_REAL) -> float:
-    if type(said) not in (int, float) or not least <= cast(float, said) <= most:  # NaN is in no range
-        raise BadValue(f"{_shown(said)} where a number from {least:g} to {most:g} belongs")
+    if type(said) not in (int, float):
+        raise BadValue(f"{_shown(said)} where a number belongs")
+    if not least <= cast(float, said) <= most:  # NaN is in no range
+        raise OutOfRange(f"{_shown(said)} where a number from {least:g} to {most:g} belongs")
     return float(cast(float, said))
 
 
@@ -94,14 +102,14 @@ def finite(said: object) -> float | None:
 
 def _int(digits: str) -> int:
     if len(digits.lstrip("-")) > MOST_DIGITS:
-        raise BadValue(f"a whole number of {len(digits)} digits")
+        raise OutOfRange(f"a whole number of {len(digits)} digits")
     return int(digits)
 
 
 def _float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise BadValue(f"a number that is too large ({digits[:20]})")
+        raise OutOfRange(f"a number that is too large ({digits[:20]})")
     return number
 
 

@@ -30,6 +30,7 @@ class Chain:
     def __init__(self, swarm: str, start: Record, verify: Verify, file: Path | None = None) -> None:
         self.swarm, self.verify, self._file = swarm, verify, file
         self._known: dict[str, Certified] = {start.hash: Certified(start, 0, {})}
+        self._after: dict[str, list[str]] = {}
         self.start = start
         self.head = start
         if file is not None and file.exists():
@@ -58,8 +59,17 @@ class Chain:
         if new.record.hash in self._known:
             return
         self.check(new)
-        self._known[new.record.hash] = new
+        self._keep(new)
         self._write({"add": new.body()})
+
+    def _keep(self, new: Certified) -> None:
+        self._known[new.record.hash] = new
+        for parent in new.record.parents:
+            self._after.setdefault(parent, []).append(new.record.hash)
+
+    def after(self, name: str) -> list[Certified]:
+        """The records that come next, of all branches."""
+        return [self._known[one] for one in self._after.get(name, ())]
 
     def fits(self, record: Record) -> list[Record]:
         """The records that it comes after. BadRecord for one that can never count, whoever signs it."""
@@ -139,8 +149,7 @@ class Chain:
             if len(picked) > 16:
                 stride *= 2
             at += stride
-        continued = {parent for record in self.known() for parent in record.parents}
-        ends = sorted((record.round, record.hash) for record in self.known() if record.hash not in continued)
+        ends = sorted((record.round, record.hash) for record in self.known() if record.hash not in self._after)
         newest = [name for _, name in ends[-LOCATOR:][::-1]]
         return list(dict.fromkeys([*newest, *picked, self.start.hash]))
 
@@ -173,7 +182,7 @@ class Chain:
                     if "add" in entry:
                         new = Certified.of(entry["add"])
                         self.check(new)
-                        self._known[new.record.hash] = new
+                        self._keep(new)
                     elif entry["head"] in self._known:
                         self.head = self.get(entry["head"])
                 good += len(raw)

@@ -232,9 +232,9 @@ class Decider:
                 fields = {"head": head.hash, "term": self.term, "votes": shown(self.terms.shown())}
                 return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
             found = [promise for promise in self._promises.values() if promise is not None]
-            for _, record in sorted(found, key=lambda one: -one[0]):
-                if self.world.complete(record):
-                    return self._propose(record, now)
+            for _, agreed in sorted(found, key=lambda one: -one[0]):
+                if self.world.complete(agreed):
+                    return self._propose(agreed, now)
             if found and now - self._since < self.rules.stuck_s / 2:
                 return []  # it is being fetched; what nobody has anybody could have made up
         if self._held_up(now):
@@ -405,7 +405,8 @@ class Decider:
     def _commit(self, new: Certified, now: float) -> list[Out]:
         told = dict.fromkeys([*new.record.members, *(p for x in new.record.parents for p in self.chain.get(x).members)])
         self.adopt(new, now)
-        return [Out(peer, "commit", new.body()) for peer in told if peer != self.me]
+        body = new.body()
+        return [Out(peer, "commit", body) for peer in told if peer != self.me]
 
     def adopt(self, new: Certified, now: float) -> None:
         """It counts, and is our head from now on. BadRecord if it does not count."""

@@ -20,6 +20,9 @@ from shoal.fleet.swarm.ranges import Ranges, parse
 
 Kind = Literal["start", "round", "branch", "merge"]
 MOST_MEMBERS = 1000
+MOST_OF_ONE = 1 << 40  # tokens or steps of one part: sums of them stay within 62 bits
+MOST_SECONDS = 1e9
+MOST_SCORE = 1e6
 _DIGEST = re.compile(r"[0-9a-f]{1,128}\Z")
 
 
@@ -58,12 +61,12 @@ class Part:
             round=whole(s.get("round")),
             blob=name(s.get("blob")),
             size=whole(s.get("size")),
-            tokens=whole(s.get("tokens")),
-            steps=whole(s.get("steps")),
+            tokens=whole(s.get("tokens"), MOST_OF_ONE),
+            steps=whole(s.get("steps"), MOST_OF_ONE),
             used=_ranges(s.get("used")),
             loss=None if s.get("loss") is None else real(s["loss"]),
-            seconds=real(s.get("seconds", 0.0)),
-            scores={name(peer): real(score) for peer, score in scores.items()},
+            seconds=real(s.get("seconds", 0.0), MOST_SECONDS, 0.0),
+            scores={name(peer): real(score, MOST_SCORE, -MOST_SCORE) for peer, score in scores.items()},
             signature=text(s.get("signature", ""), 256),
         )
 
