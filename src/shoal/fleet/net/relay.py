@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from shoal.fleet.net.journal import Limited
 from shoal.fleet.net.relay_client import MOST_KNOWN, Client
 from shoal.fleet.net.relay_room import Room
 from shoal.fleet.net.rendezvous import Rendezvous
+from shoal.fleet.net.values import read_json
 
 PORT = 3340
 
@@ -49,8 +49,8 @@ def token(proof: bytes) -> str:
 def proof_of(text: str) -> Any:
     """The JSON value in a token; None for what is none."""
     try:
-        return json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (ValueError, RecursionError):
+        return read_json(base64.urlsafe_b64decode(text.encode()))
+    except ValueError:
         return None
 
 

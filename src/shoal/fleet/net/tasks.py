@@ -15,6 +15,7 @@ from typing import Any
 AGAIN_S = (0.2, 10.0)  # before it is started again: at first, at most
 CALM_S = 60.0  # after so long without a failure the earlier ones are forgotten
 MOST_FAILURES = 5
+FOR_EVER = 1 << 30  # failures: it is always started again
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 Told = Callable[..., None]  # (kind, **fields)
@@ -52,9 +53,11 @@ class Tasks:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def close(self) -> None:
-        """Ends them all, but not the one that says so."""
+    async def close(self, patience_s: float = 0.0) -> None:
+        """Ends them all, but not the one that says so; `patience_s`: for them to end by themselves."""
         tasks = [t for t in (*self._kept.values(), *self._once) if t is not asyncio.current_task()]
+        if tasks and patience_s:
+            await asyncio.wait(tasks, timeout=patience_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
