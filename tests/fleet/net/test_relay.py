@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import re
+import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -23,7 +30,8 @@ from shoal.errors import SetupError
 from shoal.fleet.net.endpoint import connect as connect_peer
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.relay import Relay, proof_of, token
-from shoal.fleet.net.relay_client import MOST_QUEUE
+from shoal.fleet.net.relay_client import MOST_PROOF, MOST_QUEUE
+from shoal.fleet.net.relay_room import OWN, Room
 from shoal.fleet.net.rendezvous import call, where
 from shoal.fleet.net.websocket import BINARY, BadFrame, Inbox, header
 from shoal.fleet.swarm.invite import Admission, Invitation
@@ -202,7 +210,7 @@ def test_what_is_no_request_is_answered_and_forgotten() -> None:
 
 
 def test_one_address_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.fleet.net.relay.MOST_FROM_ONE", 3)
+    monkeypatch.setattr("shoal.fleet.net.relay_room.MOST_FROM_ONE", 3)
 
     async def body() -> None:
         async with relay() as r:
@@ -214,7 +222,113 @@ def test_one_address_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) -> 
             await until(lambda: not r._connections)
             async with client(r, ALICE) as alice:
                 assert alice.answer == b"\x02"
-            await until(lambda: not r._from)
+            await until(lambda: not r.room.places)
+
+    finish(body())
+
+
+def test_a_client_that_asks_on_after_watch_or_reads_nothing_makes_the_relay_hold_nothing() -> None:
+    """Forty connections, 3,000 requests each, nothing read: the relay is a process of its own, so that its memory can
+    be told from the test's."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "swarm", "relay", "--host", "127.0.0.1", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert started.stdout is not None
+        found = re.search(r"http://127.0.0.1:(\d+)", started.stdout.readline())
+        assert found is not None
+        port = int(found[1])
+
+        def told() -> dict[str, Any]:
+            with urlopen(f"http://127.0.0.1:{port}/info") as answer:
+                return dict(json.load(answer))
+
+        def memory() -> int:
+            pages = Path(f"/proc/{started.pid}/statm").read_text().split()[1]
+            return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+        before, refused = memory(), told()["counters"]["odd"]
+        threading.Thread(target=lambda: [None for _ in started.stdout or ()], daemon=True).start()
+        ended = 0
+        for _ in range(40):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                with contextlib.suppress(ConnectionError):
+                    for _ in range(30):
+                        sock.sendall(b"GET /watch HTTP/1.1\r\n\r\n")
+                        sock.sendall(b"GET /watch HTTP/1.1\r\n\r\n" * 100)
+                    sock.shutdown(socket.SHUT_WR)
+                    while sock.recv(65536):
+                        pass
+                ended += 1
+        assert ended == 40
+        assert told()["counters"]["odd"] - refused >= 40  # each was put off, at the second request at the latest
+        assert memory() - before < 8 << 20
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_what_waits_for_clients_is_bounded_for_one_address_and_for_all() -> None:
+    room = Room(shared=1000, by_one=600)
+    assert room.fits("a", OWN, 600)
+    assert not room.fits("a", OWN, 601)  # of one address
+    room.move("a", 0, OWN + 600)
+    assert room.fits("a", 0, OWN)  # another client of it has a little of its own
+    assert room.fits("b", OWN, 400)
+    assert not room.fits("b", OWN, 401)  # of all
+    room.move("a", OWN + 600, 0)
+    assert (room.taken, room.fits("b", OWN, 600)) == (0, True)
+
+
+def test_clients_that_send_and_never_read_hold_no_more_than_the_room() -> None:
+    async def body() -> None:
+        async with relay() as r:
+            r.room = Room(shared=1 << 20, by_one=1 << 20)
+            async with client(r, ALICE) as alice, client(r, BOB) as bob, client(r, EVE) as eve:
+                for slow in (bob, eve):
+                    slow.transport.pause_reading()
+                for _ in range(200):
+                    for to in (BOB, EVE):
+                        await alice.send(packet(to, bytes(60_000)))
+                    assert r.room.taken <= 1 << 20
+                assert r.counters.dropped > 0
+                assert sum(c._waiting() for c in r._connections) <= (1 << 20) + 4 * OWN
+                for slow in (bob, eve):
+                    slow.transport.abort()
+            await until(lambda: not r._connections)
+            assert r.room.taken == 0
+
+    finish(body())
+
+
+def test_one_that_takes_nothing_of_what_waits_for_it_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.fleet.net.relay_client.STALLED_S", 0.2)
+    monkeypatch.setattr("shoal.fleet.net.relay_client.ASK_S", 0.1)
+
+    async def body() -> None:
+        async with relay() as r, client(r, ALICE) as alice, client(r, EVE) as slow:
+            slow.transport.pause_reading()
+            while not r.counters.dropped:
+                await alice.send(packet(EVE, bytes(60_000)))
+            await until(lambda: r.clients() == [ALICE.id])
+            slow.transport.abort()
+
+    finish(body())
+
+
+def test_before_a_key_is_proven_there_is_no_large_buffer() -> None:
+    async def body() -> None:
+        async with relay() as r:
+            url = f"ws://127.0.0.1:{r.port}/relay"
+            async with connect(url, subprotocols=["iroh-relay-v2"], compression=None) as ws:  # type: ignore[list-item]
+                await ws.recv()
+                assert all(len(c.get_buffer(-1)) < 2048 for c in r._connections)
+                await ws.send(bytes(MOST_PROOF + 1))
+                assert await closed(ws) == 1009
 
     finish(body())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.digests import Digests, Split, Told
 from shoal.fleet.swarm.record import Certified, Kind, Record
-from tests.fleet.swarm.test_decide import START, SWARM, name
+from tests.fleet.swarm.simulator import START, SWARM, name
 
 A, B, C, D = (name(i) for i in range(4))
 PEERS = {"A": A, "B": B, "C": C, "D": D}

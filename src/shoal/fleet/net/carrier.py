@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,19 +34,25 @@ Key = tuple[Carries, int]
 
 class Budget:
     """Bytes of bodies that others have announced and this endpoint holds. Answers do not count: who asks says how much
-    it wants."""
+    it wants. One peer gets a part of it only, or one message: it must not keep the others out."""
 
-    def __init__(self, most: int) -> None:
-        self.free = most
+    def __init__(self, most: int, by_one: int) -> None:
+        self.free, self._by_one = most, by_one
+        self._held: Counter[PeerId] = Counter()
 
-    def try_take(self, count: int) -> bool:
-        if count > self.free:
+    def try_take(self, peer: PeerId, count: int) -> bool:
+        held = self._held[peer]
+        if count > self.free or (held and held + count > self._by_one):
             return False
         self.free -= count
+        self._held[peer] += count
         return True
 
-    def give(self, count: int) -> None:
+    def give(self, peer: PeerId, count: int) -> None:
         self.free += count
+        self._held[peer] -= count
+        if not self._held[peer]:
+            del self._held[peer]
 
 
 class Host(Protocol):
@@ -131,6 +137,10 @@ class Carrier:
         self._run(self._read, self.control)
         self._run(self._write_control)
 
+    @property
+    def bulk_count(self) -> int:
+        return len(self._bulk)
+
     # What goes out.
 
     async def ask(self, message: Message, most_body: int) -> Message:
@@ -214,7 +224,7 @@ class Carrier:
             waiting.cancel()
         for incoming in self._incoming.values():
             if incoming.paid:
-                self._host.budget.give(incoming.head.body_bytes)
+                self._host.budget.give(self.peer, incoming.head.body_bytes)
         for outgoing in self._outbox:
             outgoing.done.set()
         self._incoming.clear()
@@ -393,7 +403,7 @@ class Carrier:
             why = f"a body of {head.body_bytes} bytes, where {head.kind!r} has at most {most}"
         elif self._serving >= MOST_AT_ONCE or sum(out.body.nbytes - out.offset for out in self._outbox) > MOST_WAITING:
             why = "too much at once; ask again later"
-        elif not head.whole and not self._host.budget.try_take(head.body_bytes):
+        elif not head.whole and not self._host.budget.try_take(self.peer, head.body_bytes):
             why = "no room for the body now; ask again later"
         else:
             return True
@@ -433,7 +443,7 @@ class Carrier:
         if incoming is not None:
             self.down.end(time.monotonic())
             if incoming.paid:
-                self._host.budget.give(incoming.head.body_bytes)
+                self._host.budget.give(self.peer, incoming.head.body_bytes)
         if not self.closed:
             self._post(frames.stop(carries, id))
 
@@ -460,7 +470,7 @@ class Carrier:
                 self._post(frames.refuse("ask", head.id, str(e)))
         finally:
             self._serving -= 1
-            self._host.budget.give(paid)
+            self._host.budget.give(self.peer, paid)
 
     def _run(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
         task = asyncio.ensure_future(self._guard(work, *given))

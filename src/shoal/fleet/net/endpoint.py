@@ -37,6 +37,7 @@ from shoal.fleet.net.peer import RANK, Peer
 from shoal.fleet.net.pipe import Greeting, Pipe
 from shoal.fleet.net.secure import Proven, SecurePipe
 from shoal.fleet.net.seek import ALREADY, Seeker
+from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
 
 if TYPE_CHECKING:
     from shoal.fleet.net.quic import Quic
@@ -47,6 +48,9 @@ STUCK_S = 3.2  # QUIC: it is given up, if a relay could carry it instead
 SILENT_S = 5.0  # and for so long: it is given up
 SIMULTANEOUS_S = 5.0  # two connections dialed by either side within this are one intention
 HELD_BYTES = 256 << 20  # of bodies that others have announced
+HELD_BY_ONE = 96 << 20  # of them, those of one peer
+MOST_CARRIERS = 16  # of one peer: old ones that end, and new ones by several ways
+MOST_BULK = 32  # connections for bulk of one carrier
 
 
 def connect(
@@ -92,7 +96,7 @@ class Peers:
 
     def __init__(self, identity: Identity, admit: Admit, event: Event, proof: Proof, how: How) -> None:
         self.id: PeerId = identity.id
-        self.budget = Budget(HELD_BYTES)
+        self.budget = Budget(HELD_BYTES, HELD_BY_ONE)
         self.me, self._admit, self._proof, self.event = identity, admit, proof, Limited(event)
         self.how = how
         self._boot = secrets.token_hex(8)
@@ -101,7 +105,7 @@ class Peers:
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._peers: dict[PeerId, Peer] = {}
         self._banned: set[PeerId] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self._journaled, lambda name, e: self._journaled("task-failed", task=name, text=words(e)))
         self._seen_hosts: list[str] = []  # this machine's, as others see them
         self._closed = False
         self._seeker = Seeker(self)
@@ -115,7 +119,7 @@ class Peers:
 
             self.quic = Quic(self.me, self.how.relays, self.how.host, self.how.port, self.event, self._proof)
             await self.quic.start(self._welcome, self._on_quic)
-        self.spawn(self._heartbeat())
+        self.tasks.keep("the heartbeat of links", self._heartbeat, borne=FOR_EVER)
         here, control = self.address(), tcp.congestion_control(self.how.congestion)
         self.event("net_up", tcp=list(here.tcp), direct=list(here.direct), relays=list(here.relays), congestion=control)
 
@@ -126,10 +130,7 @@ class Peers:
             for keeper in peer.keepers:
                 keeper.cancel()
         await asyncio.gather(*(c.farewell("it is leaving") for c in carriers))
-        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.tasks.close()
         await self.listener.close()
         if self.quic is not None:
             await self.quic.close()
@@ -232,9 +233,11 @@ class Peers:
             del self._peers[entry.id]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Once. What goes wrong there is journaled: it is of one link, and others go on."""
+        self.tasks.spawn(work)
+
+    def _journaled(self, kind: str, **fields: Any) -> None:
+        self.event(kind, **fields)
 
     # Connections come in, or are dialed.
 
@@ -262,11 +265,16 @@ class Peers:
             return "it has the same key as this peer"
         if peer in self._banned:
             return "not a member"
-        there = self._carrier(peer, said.link) is not None
+        carrier = self._carrier(peer, said.link)
+        there = carrier is not None
         if said.bulk:
+            if carrier is not None and carrier.bulk_count >= MOST_BULK:
+                return "more connections for bulk than a link has"
             return "" if there else "a connection for bulk of no link"
         if there:  # it has dialed all our addresses at once, and another one was faster
             return ALREADY
+        if peer in self._peers and len(self._peers[peer].carriers) >= MOST_CARRIERS:
+            return "more connections than a peer has"
         try:
             return "" if self._admit(peer, said.proof) else "not invited"
         except Exception as e:  # a proof that breaks the judge is no proof

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal.fleet.net.api import Message
+from shoal.fleet.net.values import BadValue, read_json
 
 MOST_HEAD = 1 << 20  # of a message's kind and fields, as JSON
 MOST_KIND = 64  # characters
@@ -169,9 +170,9 @@ def _parse_head(data: Data) -> Head:
     if text_bytes > MOST_HEAD or body_bytes > MOST_BODY or len(data) != _HEAD.size + text_bytes + inline:
         raise BadFrame("a message whose lengths do not fit it")
     try:
-        said = json.loads(bytes(data[_HEAD.size : _HEAD.size + text_bytes]))
-    except (ValueError, RecursionError) as e:
-        raise BadFrame("a message that is no JSON") from e
+        said = read_json(data[_HEAD.size : _HEAD.size + text_bytes])
+    except BadValue as e:
+        raise BadFrame(f"a message that is none: {e}") from e
     if not isinstance(said, list) or len(said) != 2:
         raise BadFrame("a message that is not a kind and fields")
     kind, fields = said

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from shoal.fleet.net.api import Event
 
 MOST_REFUSALS = 10  # a second
+KINDS = ("link_refused", "frame_refused", "handler_failed")
 
 
 class Limited:
-    """For the journal, which strangers must not be able to fill: ten refusals a second, the others are counted."""
+    """For the journal, which strangers must not be able to fill: ten of a kind a second, the others are counted."""
 
-    def __init__(self, event: Event) -> None:
-        self._event = event
-        self._second, self._count, self._left_out = 0, 0, 0
+    def __init__(self, event: Event, kinds: tuple[str, ...] = KINDS) -> None:
+        self._event, self._kinds = event, kinds
+        self._second, self._counts, self._left_out = 0, Counter[str](), Counter[str]()
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        if kind in ("link_refused", "frame_refused"):
+        if kind in self._kinds:
             second = int(time.monotonic())
-            self._count = self._count + 1 if second == self._second else 1
-            self._second = second
-            if self._count > MOST_REFUSALS:
-                self._left_out += 1
+            if second != self._second:
+                self._second, self._counts = second, Counter()
+            self._counts[kind] += 1
+            if self._counts[kind] > MOST_REFUSALS:
+                self._left_out[kind] += 1
                 return
-            if self._left_out:
-                fields["left_out"], self._left_out = self._left_out, 0
+            if left_out := self._left_out.pop(kind, 0):
+                fields["left_out"] = left_out
         self._event(kind, **fields)

@@ -10,7 +10,7 @@ from shoal.fleet.net.api import Address
 from shoal.fleet.net.frames import Data
 from shoal.fleet.net.identity import canonical
 
-VERSION = 1
+VERSION = 2  # 2: members vote for a term; messages about the history are signed
 MOST_GREETING = 32 << 10
 
 

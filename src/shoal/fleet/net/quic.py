@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import ctypes
 import inspect
-import json
 import time
 import weakref
 from collections.abc import Callable
@@ -27,6 +26,8 @@ from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, Pipe, read_greeting
 from shoal.fleet.net.relay import token
 from shoal.fleet.net.relays import Relays, plain
+from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
+from shoal.fleet.net.values import read_json
 
 try:
     import iroh
@@ -38,6 +39,7 @@ PROTOCOL = b"shoal/swarm/1"
 NO_BETTER = b"no better"
 DIAL_S = 8.0
 GREETING_S = 6.0
+ACCEPTS = "who waits for QUIC connections"
 MOST_STRANGERS = 128
 MOST_SEEN = 4  # addresses of this machine, as others see it
 WINDOW = 16 << 20  # a connection's receive window: 100 Mbit/s over 1 s
@@ -158,7 +160,7 @@ class Quic:
         self._attempts: dict[PeerId, int] = {}  # dials that failed
         self._endpoint: iroh.Endpoint | None = None
         self._seen: dict[str, list[str]] = {}  # who told it: this endpoint's addresses, the last one last
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(event, lambda name, e: event("task-failed", task=name, text=words(e)))
         self._strangers = 0
 
     async def start(self, welcome: Welcome, on_pipe: OnPipe) -> None:
@@ -174,7 +176,8 @@ class Quic:
             self._endpoint = await iroh.Endpoint.bind(options)
         except iroh.IrohError as e:
             raise SetupError(f"The UDP port for the swarm cannot be opened ({said(e)}).") from e
-        self._spawn(self._accept(self._endpoint, welcome, on_pipe))
+        endpoint = self._endpoint
+        self._tasks.keep(ACCEPTS, lambda: self._accept(endpoint, welcome, on_pipe), borne=FOR_EVER)
         self._relays.start(self._endpoint)
 
     async def close(self) -> None:
@@ -184,11 +187,7 @@ class Quic:
                 async with asyncio.timeout(1):
                     await self._endpoint.close()
         await self._relays.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=0.5)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close(patience_s=0.5)
         self._endpoint = None
 
     def relays(self) -> tuple[str, ...]:
@@ -282,7 +281,7 @@ class Quic:
                 with contextlib.suppress(iroh.IrohError):
                     await incoming.refuse()
                 continue
-            self._spawn(self._greet(incoming, welcome, on_pipe))
+            self._tasks.spawn(self._greet(incoming, welcome, on_pipe))
 
     async def _greet(self, incoming: iroh.Incoming, welcome: Welcome, on_pipe: OnPipe) -> None:
         self._strangers += 1
@@ -324,11 +323,6 @@ class Quic:
         proof = self._proof()
         return iroh.RelayConfig(url=url, quic_port=None, auth_token=token(proof) if proof else None)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 async def _becomes_direct(connection: iroh.Connection) -> bool:
     for _ in range(30):
@@ -346,6 +340,6 @@ def said(e: Exception) -> str:
 
 def _greeting(data: bytes) -> Greeting:
     try:
-        return read_greeting(json.loads(data))
-    except (ValueError, RecursionError) as e:
+        return read_greeting(read_json(data))
+    except ValueError as e:
         raise Broken("its greeting is no JSON") from e

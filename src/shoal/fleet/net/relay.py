@@ -1,9 +1,9 @@
 """A relay that anybody can host: carries the packets of peers that cannot reach each other, and tells peers where
 they are seen from, so that most of them need it for a moment only.
 
-It serves iroh's own clients (relay_client.py says how), in bounded memory: a buffer and a queue a client, and packets
-that do not fit are dropped, which QUIC takes for what it is. It holds no state that matters: after a restart the
-clients come back by themselves.
+It serves iroh's own clients (relay_client.py says how) in bounded memory: a buffer for each client, and one room for
+all that waits (relay_room.py). Packets that do not fit are dropped, which QUIC takes for what it is. It holds no state
+that matters: after a restart the clients come back by themselves.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
-import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,12 +18,13 @@ from typing import Any
 from shoal import wire
 from shoal.errors import SetupError
 from shoal.fleet.net.api import Event, PeerId
+from shoal.fleet.net.journal import Limited
 from shoal.fleet.net.relay_client import MOST_KNOWN, Client
+from shoal.fleet.net.relay_room import Room
 from shoal.fleet.net.rendezvous import Rendezvous
+from shoal.fleet.net.values import read_json
 
 PORT = 3340
-MOST_CONNECTIONS = 4096
-MOST_FROM_ONE = 1024  # of one address: many peers may be behind one NAT, but nobody takes all places
 
 # Why a peer may not use the relay (empty: it may), given its proven key and what it sent as its Bearer token.
 Admit = Callable[[PeerId, str], str]
@@ -50,8 +49,8 @@ def token(proof: bytes) -> str:
 def proof_of(text: str) -> Any:
     """The JSON value in a token; None for what is none."""
     try:
-        return json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (ValueError, RecursionError):
+        return read_json(base64.urlsafe_b64decode(text.encode()))
+    except ValueError:
         return None
 
 
@@ -66,9 +65,10 @@ class Relay:
     ) -> None:
         """`public`: the IP address that peers reach it by, where it cannot be told from their connections."""
         self.host, self.port, self.counters = host, port, Counters()
-        self._admit, self._public, self._event = admit, public, event
+        self.room = Room()
+        self._admit, self._public = admit, public
+        self._event = None if event is None else Limited(event, ("relay_client", "relay_gone", "relay_refused"))
         self._connections: set[Client] = set()
-        self._from: Counter[str] = Counter()
         self._clients: dict[bytes, list[Client]] = {}  # the last one of a key gets its packets
         self._server: asyncio.Server | None = None
         self._rendezvous: Rendezvous | None = None
@@ -102,8 +102,7 @@ class Relay:
 
     def opened(self, client: Client) -> bool:
         self._connections.add(client)
-        self._from[client.host] += 1
-        return len(self._connections) <= MOST_CONNECTIONS and self._from[client.host] <= MOST_FROM_ONE
+        return self.room.enter(client.host)
 
     def refusal(self, key: bytes, token: str) -> str:
         return "" if self._admit is None else self._admit(key.hex(), token)
@@ -117,9 +116,7 @@ class Relay:
 
     def left(self, client: Client) -> None:
         self._connections.discard(client)
-        self._from[client.host] -= 1
-        if not self._from[client.host]:
-            del self._from[client.host]
+        self.room.leave(client.host)
         same = self._clients.get(client.key, [])
         if client not in same:
             return
@@ -137,7 +134,7 @@ class Relay:
             counters.nobody += 1
             return
         if len(client.known) < MOST_KNOWN:
-            client.known.add(to)
+            client.known.add(others[-1].key)  # not the bytes of this packet: one object for all who send there
         if others[-1].packet(kind, client.key, rest):
             counters.packets += 1
             counters.bytes += len(rest)

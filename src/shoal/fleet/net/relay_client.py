@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from shoal import wire
 from shoal.errors import needs_extra
 from shoal.fleet.net.identity import verify
+from shoal.fleet.net.relay_room import OWN, Room
 from shoal.fleet.net.websocket import BINARY, CLOSE, PING, PONG, BadFrame, Inbox, accept_key, header
 
 try:
@@ -33,13 +34,15 @@ ANOTHER_HAS_THE_KEY = 1
 KEY = 32
 MOST_PACKET = 64 << 10  # iroh's own limit
 MOST_MESSAGE = MOST_PACKET + 128
-MOST_REQUEST = 8 << 10
+MOST_PROOF = 512  # of a message before a key is proven: nobody gets a large buffer for nothing
+MOST_REQUEST = 16 << 10  # a token may hold a whole proof
 MOST_QUEUE = 2 << 20  # waiting for a client; what does not fit is dropped, as a router would
 MOST_ANSWERS = 64  # control frames waiting for a client that does not read
-MOST_KNOWN = 4096  # keys a client has sent to, which are told when it is gone
+MOST_KNOWN = 1024  # keys a client has sent to, which are told when it is gone
 QUICK_S = 10.0  # for a connection to say what it wants and to prove its key
 ASK_S = 15.0
 SILENT_S = 40.0
+STALLED_S = 40.0  # a client for which something waits, and that takes nothing of it
 WATCH_S = 4.0  # between two signs of life
 _PROTOCOLS = ("iroh-relay-v2", "iroh-relay-v1")
 _CONTEXT = "iroh-relay handshake v1 challenge signature"
@@ -47,6 +50,8 @@ _CONTEXT = "iroh-relay handshake v1 challenge signature"
 
 class Server(Protocol):
     """What a connection needs of the relay it belongs to."""
+
+    room: Room
 
     def opened(self, client: Client) -> bool: ...
 
@@ -77,7 +82,10 @@ class Client(asyncio.BufferedProtocol):
         self._token = ""
         self._challenge = b""
         self._out: list[bytes] = []
-        self._out_bytes = 0
+        self._out_bytes = self._counted = self._answers = 0
+        self._put_bytes = self._taken_bytes = 0  # for the client, and by it, since the beginning
+        self._watching = False
+        self._took = self._loop.time()
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -93,22 +101,35 @@ class Client(asyncio.BufferedProtocol):
         for level, option, value in _OPTIONS:
             with suppress(OSError):  # a kernel that lacks it
                 sock.setsockopt(level, option, value)
+        transport.set_write_buffer_limits(high=OWN, low=0)
+        self._timer = self._loop.call_later(QUICK_S, self._too_slow)
         if not self._server.opened(self):
             self._reply(503, b"The relay is full.\n")
-            return
-        self._timer = self._loop.call_later(QUICK_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._transport, self._out = None, []
+        self._transport, self._out, self._out_bytes = None, [], 0
+        self._count()
         self._server.left(self)
+
+    def pause_writing(self) -> None:
+        self._count()
+
+    def resume_writing(self) -> None:
+        """All that waited has gone: others may have the room."""
+        self._count()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._small if self._inbox is None else self._inbox.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = self._loop.time()
+        if self._watching:
+            # Each request would be answered into a queue, and a client that never reads would fill it.
+            self._server.odd(self, "a request after /watch")
+            self._abort()
+            return
         if self._inbox is None:
             self._request += self._small[:nbytes]
             self._read_request()
@@ -139,10 +160,11 @@ class Client(asyncio.BufferedProtocol):
 
     def _read_request(self) -> None:
         head, ended, rest = self._request.partition(b"\r\n\r\n")
+        if len(head) > MOST_REQUEST or (not ended and len(self._request) > MOST_REQUEST):
+            self._server.odd(self, "a request that is too long")
+            self._reply(431, b"")
+            return
         if not ended:
-            if len(self._request) > MOST_REQUEST:
-                self._server.odd(self, "a request that is too long")
-                self._reply(431, b"")
             return
         first, *lines = head.decode("latin-1").split("\r\n")
         fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -153,6 +175,9 @@ class Client(asyncio.BufferedProtocol):
             self._reply(405, b"")
         elif path == "/relay":
             self._upgrade(fields, bytes(rest))
+        elif rest:
+            self._server.odd(self, "more than a request")
+            self._abort()
         elif path in ("/info", "/watch"):
             told = json.dumps(self._server.info(self, fields.get("host", ""))).encode() + b"\n"
             if path == "/info":
@@ -184,6 +209,7 @@ class Client(asyncio.BufferedProtocol):
         head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
         self._transport.write(head.encode("latin-1") + told)
         self._timer.cancel()
+        self._watching = True
         self._timer = self._loop.call_later(WATCH_S, self._still_here)
 
     def _still_here(self) -> None:
@@ -206,7 +232,11 @@ class Client(asyncio.BufferedProtocol):
         told = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         told += f"Sec-WebSocket-Accept: {accept_key(key)}\r\nSec-WebSocket-Protocol: {self.protocol}\r\n\r\n"
         self._transport.write(told.encode("latin-1"))
-        self._inbox = Inbox(MOST_MESSAGE)
+        if len(rest) > MOST_PROOF:
+            self._server.odd(self, "more than a proof of a key")
+            self._abort()
+            return
+        self._inbox = Inbox(MOST_PROOF)
         self._challenge = os.urandom(16)
         self._send(BINARY, bytes((CHALLENGE,)) + self._challenge)
         if rest:
@@ -247,6 +277,8 @@ class Client(asyncio.BufferedProtocol):
             self.close(1008)
             return
         self.key = key
+        assert self._inbox is not None
+        self._inbox.grow(MOST_MESSAGE)
         self._send(BINARY, bytes((CONFIRM,)))
         if self._timer is not None:
             self._timer.cancel()
@@ -256,7 +288,10 @@ class Client(asyncio.BufferedProtocol):
     def packet(self, kind: int, sender: bytes, rest: bytes) -> bool:
         """Whether there was room for it. Never waits: who does not read loses packets, and nobody else does."""
         size = 1 + KEY + len(rest)
-        if self._transport is None or self._waiting() + size > MOST_QUEUE:
+        if self._transport is None or self._transport.is_closing():
+            return False
+        waiting = self._count()
+        if waiting + size > MOST_QUEUE or not self._server.room.fits(self.host, waiting, size):
             return False
         self._put(header(BINARY, size) + bytes((kind,)) + sender, rest)
         return True
@@ -270,8 +305,19 @@ class Client(asyncio.BufferedProtocol):
             self._control(BINARY, bytes((STATUS, ANOTHER_HAS_THE_KEY)))
 
     def _control(self, opcode: int, content: bytes) -> None:
-        if self._waiting() <= MOST_QUEUE + MOST_ANSWERS * 128:
+        self._answers = self._answers + 1 if self._count() else 1
+        if self._answers <= MOST_ANSWERS:
             self._send(opcode, content)
+
+    def _count(self) -> int:
+        """What waits for this client, as the relay's room is told."""
+        waiting = self._waiting()
+        self._server.room.move(self.host, self._counted, waiting)
+        taken = self._put_bytes - waiting
+        if not waiting or taken > self._taken_bytes:
+            self._took = self._loop.time()
+        self._counted, self._taken_bytes = waiting, taken
+        return waiting
 
     def _waiting(self) -> int:
         return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
@@ -283,7 +329,10 @@ class Client(asyncio.BufferedProtocol):
         if not self._out:  # what comes in one turn of the loop leaves with one call of the kernel
             self._loop.call_soon(self._flush)
         self._out += parts
-        self._out_bytes += sum(map(len, parts))
+        size = sum(map(len, parts))
+        self._out_bytes += size
+        self._put_bytes += size
+        self._count()
 
     def _flush(self) -> None:
         if self._transport is not None and self._out and not self._transport.is_closing():
@@ -291,7 +340,12 @@ class Client(asyncio.BufferedProtocol):
         self._out, self._out_bytes = [], 0
 
     def _ask(self) -> None:
-        if self._loop.time() - self._heard > SILENT_S:
+        now = self._loop.time()
+        if self._count() and now - self._took > STALLED_S:
+            self._server.odd(self, f"nothing that waits for it was taken for {STALLED_S:g} s")
+            self._abort()
+            return
+        if now - self._heard > SILENT_S:
             self._abort()
             return
         self._control(BINARY, bytes((ASK,)) + os.urandom(8))

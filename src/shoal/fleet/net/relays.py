@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +22,8 @@ from shoal.fleet.net.api import Event
 from shoal.fleet.net.identity import is_peer
 from shoal.fleet.net.relay_client import WATCH_S
 from shoal.fleet.net.rendezvous import call, where
+from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
+from shoal.fleet.net.values import read_json
 
 MOST_RELAYS = 4
 CALL_S = 10.0
@@ -47,7 +48,7 @@ class Relays:
         self._urls, self._up = list(dict.fromkeys(map(plain, urls)))[:MOST_RELAYS], set[str]()
         self._config, self._learn, self._lost, self._event = config, learn, lost, event
         self._endpoint: iroh.Endpoint | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(event, lambda name, e: event("task-failed", task=name, text=words(e)))
 
     def map(self) -> iroh.RelayMap:
         found = iroh.RelayMap.empty()
@@ -58,12 +59,10 @@ class Relays:
     def start(self, endpoint: iroh.Endpoint) -> None:
         self._endpoint = endpoint
         for url in self._urls:
-            self._spawn(self._watch(url))
+            self._keep_watch(url)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._endpoint = None  # iroh's sockets are closed when nobody refers to it
 
     def urls(self) -> tuple[str, ...]:
@@ -77,7 +76,7 @@ class Relays:
         for url in map(plain, urls):
             if url not in self._urls and len(self._urls) < MOST_RELAYS:
                 self._urls.append(url)
-                self._spawn(self._add(url))
+                self._tasks.spawn(self._add(url))
 
     def towards(self, theirs: tuple[str, ...], attempt: int) -> str | None:
         """Of a peer's relays, home first, those that are up; what it said may be old, so each in its turn."""
@@ -93,7 +92,10 @@ class Relays:
             self._urls.remove(url)
             self._event("relay_refused", at=url, reason=_said(e))
             return
-        await self._watch(url)
+        self._keep_watch(url)
+
+    def _keep_watch(self, url: str) -> None:
+        self._tasks.keep(f"the watch over {url}", lambda: self._watch(url), borne=FOR_EVER)
 
     async def _watch(self, url: str) -> None:
         """For ever. Only one that was up is taken from iroh: others may be relays that are not ours."""
@@ -121,7 +123,7 @@ class Relays:
                 removed = True
                 with contextlib.suppress(iroh.IrohError):
                     await self._endpoint.remove_relay(url)
-                self._spawn(self._leave(url))
+                self._tasks.spawn(self._leave(url))
             if not told:
                 told = True
                 self._event("relay_down", at=url, reason=why)
@@ -158,11 +160,6 @@ class Relays:
                     self._event("rendezvous_failed", at=at, reason=_said(e))
             await asyncio.sleep(AGAIN_S)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 @contextlib.asynccontextmanager
 async def _opened(url: str) -> Any:
@@ -181,7 +178,7 @@ async def _opened(url: str) -> Any:
                 raise ValueError("it is no relay of a swarm")
             while (await reader.readline()).strip():
                 pass
-            told = json.loads(await reader.readline())
+            told = read_json(await reader.readline())
         found = told.get("rendezvous") if isinstance(told, dict) else None
         if not isinstance(found, dict) or not is_peer(found.get("id")) or not isinstance(found.get("addr"), str):
             raise ValueError("it has no rendezvous")

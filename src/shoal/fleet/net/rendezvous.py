@@ -23,6 +23,7 @@ QUESTION = b"where"
 MOST_ANSWER = 64
 MOST_CALLERS = 1024
 ANSWER_S = 10.0
+AGAIN_S = 0.1
 
 
 class Rendezvous:
@@ -64,7 +65,16 @@ class Rendezvous:
             task.cancel()
 
     async def _accept(self, endpoint: iroh.Endpoint) -> None:
-        while (incoming := await endpoint.accept_next()) is not None:
+        while True:
+            try:
+                incoming = await endpoint.accept_next()
+            except iroh.IrohError:  # of one caller; whoever comes next is answered
+                await asyncio.sleep(AGAIN_S)
+                if self._endpoint is None:
+                    return
+                continue
+            if incoming is None:
+                return
             if len(self._callers) >= MOST_CALLERS:
                 with suppress(iroh.IrohError):
                     await incoming.refuse()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +28,7 @@ from shoal.fleet.net.api import PeerId, Refused
 from shoal.fleet.net.frames import BadFrame, Data
 from shoal.fleet.net.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, read_greeting
+from shoal.fleet.net.values import read_json
 
 HELLO = b"shoal swarm 1\n\0\0"
 TAG_BYTES = 16
@@ -193,8 +193,8 @@ async def _short(reader: asyncio.StreamReader, most: int) -> bytes:
 
 def _greeting(text: bytes) -> Greeting:
     try:
-        return read_greeting(json.loads(text))
-    except (ValueError, RecursionError) as e:
+        return read_greeting(read_json(text))
+    except ValueError as e:
         raise Broken("its greeting is no JSON") from e
 
 

@@ -48,12 +48,20 @@ class Inbox:
     """What has come from a client and is not a whole message yet. `most`: bytes of a message."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._buffer = bytearray(2 * (most + _MOST_HEADER))
-        self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._parts: list[bytes] = []  # of a message in several frames
         self._opcode = 0
+        self._buffer = bytearray()
+        self.grow(most)
+
+    def grow(self, most: int) -> None:
+        """Longer messages from now on."""
+        held = self._buffer[self._start : self._end]
+        self._most = most
+        self._buffer = bytearray(2 * (most + _MOST_HEADER))
+        self._view = memoryview(self._buffer)
+        self._buffer[: len(held)] = held
+        self._start, self._end = 0, len(held)
 
     def room(self) -> memoryview:
         """Where the next bytes belong. There is always some: a frame takes at most half of the buffer."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import xxhash
 
 from shoal.fleet.net.api import Endpoint, Message, PeerId, Refused
+from shoal.fleet.net.values import BadValue, text, whole
 
 PIECE = 1 << 20
 AT_ONCE = 4
@@ -28,9 +28,12 @@ class Donor:
         endpoint.on("piece", self._on_piece, 1 << 16)
 
     async def _on_state(self, peer: PeerId, message: Message) -> Message:
-        wanted = int(message.fields["era"]), int(message.fields["least"])
         if peer not in self._siblings:
             raise Refused("no sibling")
+        try:
+            wanted = whole(message.fields.get("era")), whole(message.fields.get("least"))
+        except BadValue as e:
+            raise Refused(f"no question for a state: {e}") from None
         if self._snapshot is None or self._snapshot[0] != wanted[0] or self._snapshot[1] < wanted[1]:
             era, step, data = await self._take()
             self._snapshot = era, step, data, xxhash.xxh3_128_hexdigest(data)
@@ -40,9 +43,13 @@ class Donor:
         return Message("state", {"step": step, "bytes": len(data), "digest": digest})
 
     async def _on_piece(self, peer: PeerId, message: Message) -> Message:
-        if self._snapshot is None or self._snapshot[3] != message.fields["digest"]:
+        if peer not in self._siblings:
+            raise Refused("no sibling")
+        at = message.fields.get("at")
+        if self._snapshot is None or self._snapshot[3] != message.fields.get("digest"):
             raise Refused("that state is no longer here")
-        at = int(message.fields["at"])
+        if type(at) is not int or not 0 <= at < len(self._snapshot[2]):
+            raise Refused("no piece of the state")
         return Message("piece", {}, self._snapshot[2][at : at + PIECE])
 
 
@@ -51,17 +58,18 @@ async def fetch(endpoint: Endpoint, donor: PeerId, era: int, least: int, most: i
     answer = await endpoint.ask(donor, Message("state", {"era": era, "least": least}), timeout_s=ANSWER_S)
     if answer.kind != "state":
         return None
-    about: dict[str, Any] = answer.fields
-    size, limit = int(about["bytes"]), asyncio.Semaphore(AT_ONCE)
-    if not 0 <= size <= most:
-        raise Refused(f"a state of {size} bytes, where this stage's has {most} at most")
+    about, limit = answer.fields, asyncio.Semaphore(AT_ONCE)
+    try:
+        size, step, digest = whole(about.get("bytes"), most), whole(about.get("step")), text(about.get("digest"), 64)
+    except BadValue as e:
+        raise Refused(f"no state of this stage, which has {most} bytes at most: {e}") from None
 
     async def piece(at: int) -> bytes:
         async with limit:
-            asked = Message("piece", {"digest": about["digest"], "at": at})
+            asked = Message("piece", {"digest": digest, "at": at})
             return bytes((await endpoint.ask(donor, asked, timeout_s=ANSWER_S, most_body=PIECE)).body)
 
     data = b"".join(await asyncio.gather(*(piece(at) for at in range(0, size, PIECE))))
-    if xxhash.xxh3_128_hexdigest(data) != about["digest"]:
+    if xxhash.xxh3_128_hexdigest(data) != digest:
         raise Refused("the state has changed on its way")
-    return int(about["step"]), data
+    return step, data

@@ -11,9 +11,11 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.values import BadValue
+from shoal.fleet.stages.report import Ready, Report, plan_of
 from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 ASK_S = 1.0  # how often everybody is asked how they stand; what is urgent they say themselves
 TICK_S = 0.1
-Report = dict[str, Any]
 
 
 class Lead:
@@ -31,6 +32,7 @@ class Lead:
         self._born: dict[PeerId, str] = {}  # of the members, when they became that
         self._began = time.monotonic()
         self._asking: set[asyncio.Task[None]] = set()
+        self._plans: list[Plan] = []  # that others have told when this one took over
         self._said = ""
         self._warned: set[str] = set()
 
@@ -61,8 +63,7 @@ class Lead:
         self.peer.reports.clear()
         others = [p for p in self.peer.roster if p != me and self.peer.alive(p)]
         await asyncio.gather(*(self._ask(p, plan=True) for p in others))
-        plans = [Plan.of_json(r["plan"]) for r in self.peer.reports.values() if "plan" in r]
-        plans += [self.peer.plan] if self.peer.plan else []
+        plans = [*self._plans, *([self.peer.plan] if self.peer.plan else [])]
         newest = max(plans, key=lambda p: p.order, default=None)
         if newest is None:
             return True
@@ -70,7 +71,7 @@ class Lead:
             self.peer.take(newest)
             return False
         self.plan = newest
-        self._born = {p: r["born"] for p, r in self.peer.reports.items()}
+        self._born = {p: r.born for p, r in self.peer.reports.items()}
         self._born[me] = self.peer.born
         if newest.lead != me:
             self.peer.event("leads", text=f"This peer leads now, from step {newest.step + 1} on.", step=newest.step)
@@ -87,7 +88,8 @@ class Lead:
         if plan is None or plan.step < self.peer.steps:
             return False
         reports = self.peer.reports
-        return all(not self.peer.alive(p) or reports.get(p, {}).get("at") == plan.step for p in plan.members)
+        there = {p for p, report in reports.items() if report.at == plan.step}
+        return all(not self.peer.alive(p) or p in there for p in plan.members)
 
     def _ask_all(self) -> None:
         for peer in self.peer.roster:
@@ -97,11 +99,14 @@ class Lead:
                 task.add_done_callback(self._asking.discard)
 
     async def _ask(self, peer: PeerId, plan: bool = False) -> None:
-        with contextlib.suppress(Unreachable, Refused):
+        with contextlib.suppress(Unreachable, Refused, BadValue):  # what makes no sense is as if it had not come
             answer = await self.peer.endpoint.ask(peer, Message("where", {"plan": plan}), timeout_s=self.peer.silent_s)
-            self.peer.reports[peer] = answer.fields
+            self.peer.reports[peer] = report = Report.of_json(answer.fields)
             self.peer.news.set()
-            if self.plan is not None and list(answer.fields["order"]) < list(self.plan.order):
+            found = plan_of(answer.fields) if plan else None
+            if found is not None and found.fits(self.peer.layout, self.work.micro_batches):
+                self._plans.append(found)
+            if self.plan is not None and (report.order is None or report.order < self.plan.order):
                 self._send_to(peer, self.plan)  # it has just come, or has missed it
 
     # What is said next.
@@ -109,7 +114,7 @@ class Lead:
     def _decide(self) -> None:
         reports, plan = self.peer.reports, self.plan
         here = [p for p in self.peer.roster if self.peer.alive(p) and p in reports]
-        strange = [p for p in here if reports[p]["run"] != self.peer.fingerprint]
+        strange = [p for p in here if reports[p].run != self.peer.fingerprint]
         if strange:
             self._warn(f"Peer {strange[0][:8]} has another run file or other data than this one: it is left out.")
             here = [p for p in here if p not in strange]
@@ -118,9 +123,7 @@ class Lead:
             return
         if plan.step >= self.peer.steps:
             return
-        gone = [
-            p for p in plan.members if p not in here or reports[p]["born"] != self._born.get(p) or reports[p]["lost"]
-        ]
+        gone = [p for p in plan.members if p not in here or reports[p].born != self._born.get(p) or reports[p].lost]
         left = [p for p in plan.members if p not in gone]
         if gone and not enough(plan.members, here):
             self._say(f"Waiting: {len(here)} of {len(plan.members)} peers are here, and more than half are needed.")
@@ -165,7 +168,7 @@ class Lead:
     def _fresh(self, era: int, here: Sequence[PeerId], step: int) -> Plan:
         """A new era, from a state that the members hold or have saved."""
         members = tuple(p for p in here if step in self._held(p))
-        self._born |= {p: self.peer.reports[p]["born"] for p in here}
+        self._born |= {p: self.peer.reports[p].born for p in here}
         order = self.plan or Plan(0, 0, 0, 0, (), ())
         number = order.number + 1
         routes = self._dealt(members) if step < self.peer.steps else ()
@@ -181,12 +184,12 @@ class Lead:
                 f"Peer {odd[0][:8]} has other weights than its siblings before step {plan.step + 1}: it fetches theirs."
             )
             self.peer.event("differs", text=text, step=plan.step, peers=odd)
-        squares = sum(reports[peers[0]]["ready"]["square"] for peers in self._of_stages(plan.members))
-        loss = sum(reports[p]["ready"]["loss"] for p in self._of_stages(plan.members)[-1])
+        squares = sum(self._ready(peers[0]).square for peers in self._of_stages(plan.members))
+        loss = sum(self._ready(p).loss for p in self._of_stages(plan.members)[-1])
         commit: Commit = self.work.factor(plan.step, squares, loss)
         learnt = [p for p in plan.learners if p in here and self._has_learnt(plan, p)]
         members = tuple(p for p in self.peer.roster if p in (*plan.members, *learnt) and p not in odd)
-        self._born |= {p: reports[p]["born"] for p in learnt}
+        self._born |= {p: reports[p].born for p in learnt}
         routes = self._dealt(members) if plan.step + 1 < self.peer.steps else ()
         made = Plan(plan.term, plan.number + 1, plan.era, plan.step + 1, members, routes, {}, commit, self.peer.me)
         for p in learnt:
@@ -216,28 +219,32 @@ class Lead:
 
     def _held(self, peer: PeerId) -> set[int]:
         report = self.peer.reports[peer]
-        live = {int(report["at"])} if self.plan is not None and report["era"] == self.plan.era else set()
-        return live | {int(step) for step in report["saved"]}
+        live = {report.at} if self.plan is not None and report.era == self.plan.era else set()
+        return live | set(report.saved)
+
+    def _ready(self, peer: PeerId) -> Ready:
+        found = self.peer.reports[peer].ready
+        assert found is not None  # it was asked whether it is
+        return found
 
     def _is_ready(self, plan: Plan, peer: PeerId) -> bool:
-        ready = self.peer.reports[peer]["ready"]
-        return ready is not None and tuple(ready["order"]) == plan.order
+        ready = self.peer.reports[peer].ready
+        return ready is not None and ready.order == plan.order
 
     def _has_learnt(self, plan: Plan, peer: PeerId) -> bool:
         """It has the weights that its sibling has, and the sum of this step."""
-        reports, donor = self.peer.reports, plan.learners[peer]
-        return self._is_ready(plan, peer) and reports[peer]["ready"]["digest"] == reports[donor]["ready"]["digest"]
+        return self._is_ready(plan, peer) and self._ready(peer).digest == self._ready(plan.learners[peer]).digest
 
     def _odd(self, plan: Plan) -> list[PeerId]:
         """Members whose weights are not those of the first of their stage."""
-        digest = {p: self.peer.reports[p]["ready"]["digest"] for p in plan.members}
+        digest = {p: self._ready(p).digest for p in plan.members}
         return [p for peers in self._of_stages(plan.members) for p in peers if digest[p] != digest[peers[0]]]
 
     def _of_stages(self, peers: Sequence[PeerId]) -> list[list[PeerId]]:
         return [[p for p in stage if p in peers] for stage in self.peer.layout]
 
     def _seconds(self) -> dict[PeerId, float]:
-        return {p: float(r["seconds"]) for p, r in self.peer.reports.items()}
+        return {p: r.seconds for p, r in self.peer.reports.items()}
 
     def _dealt(self, members: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
         return dealt(self.work.micro_batches, self._of_stages(members), self._seconds())

@@ -26,6 +26,7 @@ class Outbox:
         self._under_way = 0
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.broken: Exception | None = None  # what could not be sent at all
 
     def put(self, message: Message, wanted: Callable[[], bool]) -> None:
         """`wanted` says whether it still is of use."""
@@ -56,6 +57,8 @@ class Outbox:
                     return
                 except (Unreachable, Refused):
                     await asyncio.sleep(PAUSE_S)
+        except ValueError as e:  # it cannot be sent: nobody would wait for it otherwise
+            self.broken = self.broken or e
         finally:
             self._count -= 1
             self._under_way -= len(message.body)

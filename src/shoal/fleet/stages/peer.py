@@ -12,20 +12,23 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal.errors import ShoalError
-from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.api import Endpoint, Event, Handler, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.values import BadValue, items, whole
 from shoal.fleet.stages.handover import Donor, fetch
 from shoal.fleet.stages.lead import Lead
 from shoal.fleet.stages.outbox import Outbox
-from shoal.fleet.stages.routes import Commit, Layout, Plan
+from shoal.fleet.stages.report import MOST_SECONDS, Ready, Report
+from shoal.fleet.stages.routes import MOST_COUNT, Commit, Layout, Plan
 from shoal.fleet.stages.work import Work
 
 LOOK_S = 0.25  # how often a peer looks who leads
+MOST_PARTS = 64  # of one sibling that wait: steps that a newcomer is behind, at most
 BEATS_S = 2.5  # in which a peer that is there is heard
 T = TypeVar("T")
 Sent = tuple[str, int]  # "act" or "grad", and the micro-batch
@@ -71,10 +74,11 @@ class Peer:
         self.roster = [p for peers in in_turn(layout) for p in peers]
         self.stage = next(s for s, peers in enumerate(layout) if self.me in peers)
         self.first, self.last = self.stage == 0, self.stage == len(layout) - 1
+        self._known = set(self.roster)
         self.born = secrets.token_hex(8)
         self.plan: Plan | None = None
         self.at = 0  # steps in the state that `work` holds
-        self.reports: dict[PeerId, dict[str, Any]] = {}  # as they were pushed to this peer while it leads
+        self.reports: dict[PeerId, Report] = {}  # as they were pushed to this peer while it leads
         self.news = asyncio.Event()  # for the lead: a report has come
         self._era = 0  # of that state
         self._began = time.monotonic()
@@ -93,12 +97,12 @@ class Peer:
         self._leading: asyncio.Task[None] | None = None
         self.seconds = 0.0  # of a micro-batch here, there and back, as measured
         most = work.message_bytes
-        endpoint.on("act", self._on_message, most)
-        endpoint.on("grad", self._on_message, most)
-        endpoint.on("part", self._on_part, work.part_bytes)
-        endpoint.on("plan", self._on_plan, 1 << 16)
-        endpoint.on("report", self._on_report, 1 << 16)
-        endpoint.on("where", self._on_where, 1 << 16)
+        endpoint.on("act", self._guarded(self._on_message), most)
+        endpoint.on("grad", self._guarded(self._on_message), most)
+        endpoint.on("part", self._guarded(self._on_part), work.part_bytes)
+        endpoint.on("plan", self._guarded(self._on_plan), 1 << 16)
+        endpoint.on("report", self._guarded(self._on_report), 1 << 16)
+        endpoint.on("where", self._guarded(self._on_where), 1 << 16)
         Donor(endpoint, layout[self.stage], self._state)
 
     async def run(self) -> None:
@@ -109,6 +113,9 @@ class Peer:
                 for task in (look, self._leading, self._learning):
                     if task is not None and task.done() and not task.cancelled():
                         task.result()  # what went wrong there is not to be overlooked
+                for outbox in self._outboxes.values():
+                    if outbox.broken is not None:
+                        raise outbox.broken
                 self._changed.clear()
                 if not await self._advance():
                     with contextlib.suppress(TimeoutError):
@@ -129,8 +136,22 @@ class Peer:
 
     # What others can ask.
 
+    def _guarded(self, handler: Callable[[PeerId, Message], Awaitable[Message]]) -> Handler:
+        """What a peer of the layout says is understood, or refused; nobody else is listened to."""
+
+        async def handle(peer: PeerId, message: Message) -> Message:
+            if peer not in self._known:
+                raise Refused("no peer of this pipeline")
+            try:
+                return await handler(peer, message)
+            except BadValue as e:
+                self.event("refused", peer=peer, message=message.kind, why=str(e)[:200])
+                raise Refused(f"{message.kind}: {e}"[:200]) from None
+
+        return handle
+
     async def _on_message(self, peer: PeerId, message: Message) -> Message:
-        era, step, m = (int(message.fields[k]) for k in ("era", "step", "m"))
+        era, step, m = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step", "m"))
         beside = self.stage + (1 if message.kind == "grad" else -1)
         if (
             not 0 <= beside < len(self.layout)
@@ -149,26 +170,30 @@ class Peer:
     async def _on_part(self, peer: PeerId, message: Message) -> Message:
         if peer not in self.layout[self.stage]:
             raise Refused("no sibling")
-        era, step = (int(message.fields[k]) for k in ("era", "step"))
-        self._parts[era, step, peer] = [int(m) for m in message.fields["of"]], bytes(message.body)
+        era, step = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step"))
+        of = [whole(m, self.work.micro_batches - 1) for m in items(message.fields.get("of"), self.work.micro_batches)]
+        held = sum(1 for key in self._parts if key[2] == peer)
+        if (era, step, peer) not in self._parts and held >= MOST_PARTS:
+            raise Refused("too many parts wait here")
+        self._parts[era, step, peer] = of, bytes(message.body)
         self._changed.set()
         return Message("ok")
 
     async def _on_plan(self, peer: PeerId, message: Message) -> Message:
-        plan = Plan.of_json(message.fields["plan"])
-        if plan.lead != peer:
-            raise Refused("a plan comes from its lead")
+        plan = Plan.of_json(message.fields.get("plan"))
+        if plan.lead != peer or not plan.fits(self.layout, self.work.micro_batches):
+            raise Refused("a plan comes from its lead, and is for this layout")
         self.take(plan)
         return Message("ok")
 
     async def _on_report(self, peer: PeerId, message: Message) -> Message:
-        self.reports[peer] = message.fields
+        self.reports[peer] = Report.of_json(message.fields)
         self.news.set()
         return Message("ok")
 
     async def _on_where(self, peer: PeerId, message: Message) -> Message:
         plan = {"plan": self.plan.to_json()} if self.plan is not None and message.fields.get("plan") else {}
-        return Message("here", {**self.report(), **plan})
+        return Message("here", {**self.report().to_json(), **plan})
 
     # Who is there, and who leads.
 
@@ -180,25 +205,24 @@ class Peer:
         limit_s = self.silent_s + (stood_s if time.monotonic() < until else 0.0)
         return link is not None and link.heard_s is not None and link.heard_s < limit_s
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """How this peer stands; to the lead, when it asks and when there is something new."""
         ready = None
         plan, step = self.plan, self._step
         running = plan and step and (step.era, step.number) == (plan.era, plan.step)
         if plan and step and running and step.digest and step.summed == self._wanted(plan):
-            ready = {"era": plan.era, "step": plan.step, "order": list(plan.order)}
-            ready |= {"square": step.square, "loss": step.loss, "digest": step.digest}
-        return {
-            "born": self.born,
-            "run": self.fingerprint,
-            "at": self.at,
-            "era": self._era,
-            "order": list(plan.order) if plan else [-1, 0],
-            "saved": self.work.saved(),
-            "lost": self._lost,
-            "ready": ready,
-            "seconds": self.seconds,
-        }
+            ready = Ready(plan.order, step.square, step.loss, step.digest)
+        return Report(
+            self.born,
+            self.fingerprint,
+            self.at,
+            self._era,
+            plan.order if plan else None,
+            tuple(self.work.saved()),
+            self._lost,
+            ready,
+            min(self.seconds, MOST_SECONDS),
+        )
 
     async def _look(self) -> None:
         while True:
@@ -222,7 +246,9 @@ class Peer:
     async def _tell_lead(self) -> None:
         if self.plan is not None and self.plan.lead != self.me:
             with contextlib.suppress(Unreachable, Refused):
-                await self.endpoint.ask(self.plan.lead, Message("report", self.report()), timeout_s=self.silent_s)
+                await self.endpoint.ask(
+                    self.plan.lead, Message("report", self.report().to_json()), timeout_s=self.silent_s
+                )
         elif self.plan is not None:
             self.reports[self.me] = self.report()
             self.news.set()

@@ -11,7 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal.fleet.net.api import PeerId
+from shoal.fleet.net.values import items, name, real, table, whole
 
+MOST_COUNT = 1 << 40  # of terms, plans, eras and steps
+MOST_PEERS, MOST_ROUTES = 1000, 1 << 16
+MOST_SUM = 1e300  # of squares or losses: a run that diverges is no lie
 Routes = tuple[tuple[PeerId, ...], ...]  # [micro-batch][stage]
 Layout = tuple[tuple[PeerId, ...], ...]  # [stage]: the peers that hold it, in the order of their gradients' sum
 
@@ -24,6 +28,12 @@ class Commit:
     factor: float  # what gradients are multiplied by: one over the targets, and the clipping
     loss: float
     norm: float
+
+    @staticmethod
+    def of_json(value: object) -> Commit:
+        s = table(value, 8)
+        step, factor, loss = whole(s.get("step"), MOST_COUNT), s.get("factor"), s.get("loss")
+        return Commit(step, _huge(factor), _huge(loss), real(s.get("norm"), MOST_SUM, 0.0))
 
 
 @dataclass(frozen=True)
@@ -51,23 +61,38 @@ class Plan:
         return {**asdict(self), "names": names, "routes": [[at[p] for p in route] for route in self.routes]}
 
     @staticmethod
-    def of_json(value: dict[str, Any]) -> Plan:
-        commit, names = value["commit"], [str(p) for p in value["names"]]
+    def of_json(value: object) -> Plan:
+        """From another peer. BadValue for what is none."""
+        s = table(value, 16)
+        names = [name(p) for p in items(s.get("names"), MOST_PEERS)]
+        routes = [[whole(i, len(names) - 1) for i in items(r, MOST_PEERS)] for r in items(s.get("routes"), MOST_ROUTES)]
         return Plan(
-            int(value["term"]),
-            int(value["number"]),
-            int(value["era"]),
-            int(value["step"]),
-            tuple(str(p) for p in value["members"]),
-            tuple(tuple(names[int(i)] for i in route) for route in value["routes"]),
-            {str(k): str(v) for k, v in value["learners"].items()},
-            None if commit is None else Commit(**commit),
-            str(value["lead"]),
+            whole(s.get("term"), MOST_COUNT),
+            whole(s.get("number"), MOST_COUNT),
+            whole(s.get("era"), MOST_COUNT),
+            whole(s.get("step"), MOST_COUNT),
+            tuple(name(p) for p in items(s.get("members"), MOST_PEERS)),
+            tuple(tuple(names[i] for i in route) for route in routes),
+            {name(k): name(v) for k, v in table(s.get("learners"), MOST_PEERS).items()},
+            None if s.get("commit") is None else Commit.of_json(s["commit"]),
+            name(s.get("lead")),
         )
+
+    def fits(self, layout: Layout, micro_batches: int) -> bool:
+        """Whether it speaks of these peers and micro-batches, each where it belongs."""
+        stage = {p: i for i, peers in enumerate(layout) for p in peers}
+        known = {*self.members, *self.learners, *self.learners.values(), self.lead} <= stage.keys()
+        placed = all(len(r) == len(layout) and all(stage.get(p) == i for i, p in enumerate(r)) for r in self.routes)
+        siblings = all(stage.get(p) == stage.get(donor) for p, donor in self.learners.items())
+        return known and placed and siblings and len(self.routes) in (0, micro_batches)
 
     def mine(self, peer: PeerId, stage: int) -> list[int]:
         """The micro-batches of a peer, in order."""
         return [m for m, route in enumerate(self.routes) if route[stage] == peer]
+
+
+def _huge(said: object) -> float:
+    return real(said, MOST_SUM, -MOST_SUM)
 
 
 def dealt(micro_batches: int, stages: Sequence[Sequence[PeerId]], seconds: Mapping[PeerId, float]) -> Routes:

@@ -28,8 +28,9 @@ class Chain:
     """`start` is the same for all peers of a swarm: it says whose it is, and counts without signatures."""
 
     def __init__(self, swarm: str, start: Record, verify: Verify, file: Path | None = None) -> None:
-        self.swarm, self._verify, self._file = swarm, verify, file
+        self.swarm, self.verify, self._file = swarm, verify, file
         self._known: dict[str, Certified] = {start.hash: Certified(start, 0, {})}
+        self._after: dict[str, list[str]] = {}
         self.start = start
         self.head = start
         if file is not None and file.exists():
@@ -58,19 +59,34 @@ class Chain:
         if new.record.hash in self._known:
             return
         self.check(new)
-        self._known[new.record.hash] = new
+        self._keep(new)
         self._write({"add": new.body()})
 
-    def check(self, new: Certified) -> None:
-        record = new.record
+    def _keep(self, new: Certified) -> None:
+        self._known[new.record.hash] = new
+        for parent in new.record.parents:
+            self._after.setdefault(parent, []).append(new.record.hash)
+
+    def after(self, name: str) -> list[Certified]:
+        """The records that come next, of all branches."""
+        return [self._known[one] for one in self._after.get(name, ())]
+
+    def fits(self, record: Record) -> list[Record]:
+        """The records that it comes after. BadRecord for one that can never count, whoever signs it."""
         if record.kind == "start" or any(parent not in self._known for parent in record.parents):
             raise BadRecord("a record whose past is not known here")
         parents = [self.get(parent) for parent in record.parents]
         if record.round != max(parent.round for parent in parents) + 1:
             raise BadRecord(f"a record of round {record.round} after round {max(p.round for p in parents)}")
+        if not record.members:
+            raise BadRecord("a record without members")
+        return parents
+
+    def check(self, new: Certified) -> None:
+        record, parents = new.record, self.fits(new.record)
         text = ack_text(self.swarm, record.hash, new.term)
         wanted = set(record.members).union(*(parent.members for parent in parents))
-        signed = {peer for peer in new.signatures if peer in wanted and self._verify(peer, text, new.signatures[peer])}
+        signed = {peer for peer in new.signatures if peer in wanted and self.verify(peer, text, new.signatures[peer])}
         if not enough(record, parents, signed):
             raise BadRecord(f"a record of round {record.round} that too few members have signed")
 
@@ -83,7 +99,11 @@ class Chain:
 
     def past(self, name: str) -> Iterator[Record]:
         """A record and those before it, newest first. Of a merge the first parent's line, then what else is before."""
-        seen, todo = {name}, [self.get(name)]
+        return self._past([name])
+
+    def _past(self, names: Iterable[str]) -> Iterator[Record]:
+        seen = set(names)
+        todo = [self.get(name) for name in seen]
         while todo:
             todo.sort(key=lambda record: record.round)
             record = todo.pop()
@@ -129,17 +149,13 @@ class Chain:
             if len(picked) > 16:
                 stride *= 2
             at += stride
-        continued = {parent for record in self.known() for parent in record.parents}
-        ends = sorted((record.round, record.hash) for record in self.known() if record.hash not in continued)
+        ends = sorted((record.round, record.hash) for record in self.known() if record.hash not in self._after)
         newest = [name for _, name in ends[-LOCATOR:][::-1]]
         return list(dict.fromkeys([*newest, *picked, self.start.hash]))
 
     def since(self, locator: Iterable[str], most: int) -> list[Certified]:
         """What somebody who knows these does not know of this head's past, oldest first."""
-        known: set[str] = set()
-        for name in locator:
-            if name in self._known and name not in known:
-                known.update(record.hash for record in self.past(name))
+        known = {record.hash for record in self._past(name for name in locator if name in self._known)}
         missing = [record for record in self.past(self.head.hash) if record.hash not in known]
         missing.sort(key=lambda record: (record.round, record.hash))
         return [self._known[record.hash] for record in missing[:most]]
@@ -166,7 +182,7 @@ class Chain:
                     if "add" in entry:
                         new = Certified.of(entry["add"])
                         self.check(new)
-                        self._known[new.record.hash] = new
+                        self._keep(new)
                     elif entry["head"] in self._known:
                         self.head = self.get(entry["head"])
                 good += len(raw)

@@ -1,10 +1,14 @@
 """Which record comes after the head: agreement among peers of whom any may vanish at any time.
 
-One decree for each head. The first member proposes in term 0; when it falls silent the next one takes over in a higher
-term, asks the others what they have agreed to, and proposes that again if anybody has. Nobody agrees to a lower term
-than it has seen. A record counts with the signatures of most members (`chain.enough`), so at most one `round` follows
-a head. Where most members are out of reach, those who hear each other begin a branch, if the policy lets them: all of
-them sign it, and it says what it is. Branches that hear each other are joined by a merge.
+One decree for each head. The first member proposes in term 0; when most members find it silent or stuck the next one
+takes over in a higher term (`terms`), asks the others what they have agreed to, and proposes that again if anybody has.
+Nobody agrees to a lower term than it is in, nor to two records in one term. A record counts with the signatures of most
+members (`chain.enough`), so at most one `round` follows a head.
+
+Where most members are out of reach, those who hear each other begin a branch, if the policy lets them: all of them sign
+it, and it says what it is. Branches that hear each other are joined by a merge. A branch binds nobody who hears most
+members without it, and one that cannot be merged holds nobody up for long: a member that lies may be alone in as many
+branches as it likes.
 
 No sockets, no files and no clock here: time is passed in, messages come out, so that a test can run a thousand cuts in
 a second. What a record contains, and whether it is right, is the business of `World`.
@@ -12,17 +16,21 @@ a second. What a record contains, and whether it is right, is the business of `W
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.chain import Chain, enough, majority
-from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text
+from shoal.fleet.swarm.messages import MERGE_TERM
+from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, proposal_text
+from shoal.fleet.swarm.terms import Agreed, Terms, Vote, Votes
 
 SAY_AGAIN_S = 1.0
-MERGE_TERM = 1 << 30  # a merge goes before whatever is under way
 LINKS_COME_S = 1.5  # after a cut they come one by one: a merge waits a little for the last of them
+MOST_MERGES = 3  # that a member agrees to at one head; each keeps it from agreeing to anything else for a while
+MOST_BACKOFF = 64  # times as long until a branch that could not be merged is tried again
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Out:
 class _Proposal:
     record: Record
     term: int
+    began: float
     signatures: dict[PeerId, str] = field(default_factory=dict)
     said: float = float("-inf")
 
@@ -79,7 +88,7 @@ class World(Protocol):
 
     def sign(self, text: bytes) -> str: ...
 
-    def remember(self, term: int, acked: tuple[int, Record] | None) -> None:
+    def remember(self, agreed: Agreed) -> None:
         """On disk, before anybody is told."""
         ...
 
@@ -94,7 +103,9 @@ class Decider:
         self.me, self.chain, self.rules, self.world = me, chain, rules, world
         self.heard: dict[PeerId, Heard] = {}
         self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
-        self.term, self.acked = 0, None  # type: int, tuple[int, Record] | None
+        self.terms = Terms(me, chain)
+        self.acked: tuple[int, Record] | None = None
+        self._proposed: tuple[int, Record] | None = None  # by this member: one in a term, also after a restart
         self.mode: Mode = "wait"
         self.leaving = False
         self._pending: tuple[int, Record, PeerId] | None = None
@@ -104,8 +115,31 @@ class Decider:
         self._since = now  # of the head, or of the term
         self._lacking: float | None = None  # most members are out of reach since then
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
-        self._met: float | None = None  # another branch is heard since then
-        self._merging = float("-inf")  # a merge was agreed to then: it goes first
+        self._met: float | None = None  # since then a branch is heard that can be merged with this head
+        self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
+        self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
+        self._voted = float("-inf")
+        self._dropped: dict[PeerId, float] = {}  # members that a record has left out, and since when
+
+    @property
+    def term(self) -> int:
+        return self.terms.term
+
+    def recall(self, agreed: Agreed) -> None:
+        """What this member has agreed to in an earlier life, at the head that it stands at. A term that no votes stand
+        behind is not believed, whoever has written it down: nobody could propose anything in it."""
+        with contextlib.suppress(BadRecord):
+            if self.terms.follow(agreed.term, agreed.votes or {}):
+                self.terms.term = self.terms.wish = agreed.term
+        self.acked, self._proposed = (
+            None if one is None or one[1].parents[:1] != (self.chain.head.hash,) else (min(one[0], self.term), one[1])
+            for one in (agreed.acked, agreed.proposed)
+        )
+
+    def put_out(self, peer: PeerId) -> None:
+        """It is not in the swarm any more: what it has said of itself is forgotten."""
+        for said in (self.heard, self.apart, self._promises, self._unmerged, self._dropped):
+            said.pop(peer, None)
 
     # Who is who.
 
@@ -133,48 +167,76 @@ class Decider:
         here, head = self.here(now), self.chain.head
         if majority(here, head.members):
             self._lacking = None
-            self._choose(here, now)
-            out = self._lead(here, now) if self.leader() == self.me else []
+            out = self._choose(here, now)
+            out += self._lead(here, now) if self.leader() == self.me else []
             self.mode = "lead" if self.leader() == self.me else "follow"
         else:
             out = self._alone(here, now)
         return out + self._try_merge(here, now) + self._try_ack(now) + self._say_again(now)
 
-    def _choose(self, here: set[PeerId], now: float) -> None:
-        """Moves on to a first member that is heard, and decides something."""
-        if self.me not in self.chain.head.members:
-            return
-        while self.leader() not in here or (self.leader() != self.me and self._gives_up(now)):
-            self._enter(self.term + 1, now)
+    def _choose(self, here: set[PeerId], now: float) -> list[Out]:
+        """Votes for a leader that is heard, and decides something; goes where most have voted for."""
+        terms, members = self.terms, self.chain.head.members
+        if self.me not in members:
+            return []
+        wish = max(terms.wish, terms.term)
+        if wish == terms.term and self._gives_up(now):
+            wish += 1
+        while self.leader(wish) not in here:
+            wish += 1
+        if wish > max(terms.wish, terms.term):
+            terms.leave(wish, self.world.sign(terms.text(wish)))
+            self._voted = float("-inf")
+        self._follow_votes(now)
+        vote = terms.mine()
+        if vote is None or vote.term <= terms.term or now - self._voted < SAY_AGAIN_S:
+            return []
+        self._voted = now
+        fields = {"head": self.chain.head.hash, "term": vote.term, "signature": vote.signature}
+        return [Out(p, "vote", fields) for p in members if p in here and p != self.me]
 
     def _gives_up(self, now: float) -> bool:
-        """On the first member: it decides nothing, or what it proposes is wrong."""
+        """On the leader: it decides nothing, or what it proposes is wrong. Also on oneself, if nobody agrees."""
+        if self.leader() == self.me and self._proposal is None:
+            return False
         return now - self._since > self.rules.stuck_s or self._objects == (self.chain.head.hash, self.term)
 
+    def _follow_votes(self, now: float) -> None:
+        reached = self.terms.reached()
+        if reached > self.term:
+            self._enter(reached, now)
+
     def _enter(self, term: int, now: float) -> None:
-        self.term, self._since = term, now
+        self.terms.term, self._since = term, now
+        self.terms.wish = max(self.terms.wish, term)
         self._promises, self._asked, self._proposal = {}, float("-inf"), None
-        self.world.remember(self.term, self.acked)
+        if self._pending is not None and self._pending[1].kind == "round":
+            self._pending = None
+        self._remember()
+
+    def _remember(self) -> None:
+        self.world.remember(Agreed(self.term, self.terms.shown(), self.acked, self._proposed))
 
     def _lead(self, here: set[PeerId], now: float) -> list[Out]:
         head = self.chain.head
         if self._proposal is not None:
-            if now - self._since > self.rules.stuck_s:  # nobody agrees: ask anew what they have
-                self._enter(self.term + len(head.members), now)
             return []
-        if self.acked is not None and self.acked[0] == self.term:
-            return self._propose(self.acked[1], now)  # said before a restart
+        if self._proposed is not None and self._proposed[0] == self.term:
+            return self._propose(self._proposed[1], now)  # said before a restart
         if self.term:
             self._promises[self.me] = self.acked
             if not majority(self._promises, head.members):
                 if now - self._asked < SAY_AGAIN_S:
                     return []
                 self._asked = now
-                fields = {"head": head.hash, "term": self.term}
+                fields = {"head": head.hash, "term": self.term, "votes": shown(self.terms.shown())}
                 return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
             found = [promise for promise in self._promises.values() if promise is not None]
-            if found:
-                return self._propose(max(found, key=lambda one: one[0])[1], now)
+            for _, agreed in sorted(found, key=lambda one: -one[0]):
+                if self.world.complete(agreed):
+                    return self._propose(agreed, now)
+            if found and now - self._since < self.rules.stuck_s / 2:
+                return []  # it is being fetched; what nobody has anybody could have made up
         if self._held_up(now):
             return []
         record = self.world.offer("round", self._next_members(here, now), None, now)
@@ -202,7 +264,7 @@ class Decider:
         self.mode = "branch"
         if self._proposal is not None and now - self._since > max(patience, 3.0):
             self._proposal, self._since = None, now  # somebody in it does not agree, or is gone
-        if group[0] != self.me or self._proposal is not None or self._held_up(now):
+        if self.me not in self._may_begin(group, now) or self._proposal is not None or self._held_up(now):
             return []
         record = self.world.offer("branch", tuple(group), None, now)
         if record is None:
@@ -217,30 +279,48 @@ class Decider:
         place = {p: i for i, p in enumerate(self.order())}
         return sorted(found, key=lambda p: (place.get(p, len(place)), p))
 
+    def _may_begin(self, group: list[PeerId], now: float) -> list[PeerId]:
+        """Who may propose the branch: the first of the group, and after some time without one the next as well."""
+        waited = 0.0 if self._lacking is None else now - self._lacking
+        return group[: 1 + int(waited / (4 * max(self.rules.silent_s, SAY_AGAIN_S)))]
+
     def _held_up(self, now: float) -> bool:
-        """Branches that can be merged are, before either goes on; not for ever, since that may fail."""
+        """Branches that can be merged are, before either goes on; not for long, since that may fail."""
         if now - self._merging < 2 * self.rules.silent_s:
             return True
         if not any(self.world.mergeable(other) for other in self._branches(now)):
-            self._met = None
             return False
         if self._met is None:
             self._met = now
         return now - self._met < 2 * self.rules.silent_s
 
     def _branches(self, now: float) -> dict[str, set[PeerId]]:
-        """Other branches that are heard: their heads, and by whom."""
+        """Other branches that are heard and can be tried: their heads, and by whom. Not one that goes on from our own
+        head: it is merged when we have gone on too. Between two merges there is a round."""
         heads: dict[str, set[PeerId]] = {}
+        if self.chain.head.kind == "merge":
+            return heads
         for peer, head in self.apart.items():
-            if peer in self.heard and now - self.heard[peer].at < self.rules.silent_s and head in self.chain:
+            heard = peer in self.heard and now - self.heard[peer].at < self.rules.silent_s
+            if heard and head in self.chain and now >= self._unmerged.get(peer, (0, now))[1]:
                 heads.setdefault(head, set()).add(peer)
-        return heads
+        mine = self.chain.head.hash
+        return {head: peers for head, peers in heads.items() if not self.chain.is_ancestor(mine, head)}
+
+    def _not_merged(self, peers: Iterable[PeerId], now: float) -> None:
+        for peer in peers:
+            times = self._unmerged.get(peer, (0, 0.0))[0] + 1
+            self._unmerged[peer] = times, now + self.rules.silent_s * min(2**times, MOST_BACKOFF)
 
     def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
         """The first of the larger branch proposes the merge."""
         branches, p = self._branches(now), self._proposal
-        if p is not None and p.record.kind == "merge" and not set(p.record.parents) & set(branches):
-            self._proposal = self._pending = p = None  # the other branch has gone on
+        if p is not None and p.record.kind == "merge":
+            if not set(p.record.parents) & set(branches):
+                self._proposal = self._pending = p = None  # the other branch has gone on
+            elif now - p.began > 2 * self.rules.silent_s:
+                self._not_merged(set(self.apart) & set(p.record.members), now)
+                self._proposal = self._pending = p = None  # somebody does not agree: the round goes before it
         if p is not None or self.mode not in ("lead", "branch"):
             return []
         if self.mode == "branch" and self._group(here)[0] != self.me:
@@ -265,8 +345,11 @@ class Decider:
     # Proposals.
 
     def _propose(self, record: Record, now: float, term: int | None = None) -> list[Out]:
-        self._proposal = _Proposal(record, self.term if term is None else term)
+        self._proposal = _Proposal(record, self.term if term is None else term, now)
         self._pending = (self._proposal.term, record, self.me)
+        if record.kind == "round" and self._proposed != (self.term, record):
+            self._proposed = self.term, record
+            self._remember()
         return []
 
     def _say_again(self, now: float) -> list[Out]:
@@ -274,7 +357,10 @@ class Decider:
         if p is None or now - p.said < SAY_AGAIN_S:
             return []
         p.said = now
-        fields = {"term": p.term, "record": p.record.body()}
+        fields: dict[str, Any] = {"term": p.term, "record": p.record.body(), "votes": {}, "signature": ""}
+        if p.record.kind == "round":
+            text = proposal_text(self.chain.swarm, p.record.parent, p.term, p.record.hash)
+            fields |= {"votes": shown(self.terms.shown()), "signature": self.world.sign(text)}
         wanted = dict.fromkeys([*p.record.members, *(m for x in p.record.parents for m in self.chain.get(x).members)])
         return [Out(peer, "propose", fields) for peer in wanted if peer != self.me and peer not in p.signatures]
 
@@ -282,18 +368,30 @@ class Decider:
         if self._pending is None:
             return []
         term, record, proposer = self._pending
-        if not self.world.complete(record):
+        if not self.world.complete(record) or self._leaves_out(record, now):
             return []
         self._pending = None
         if record.kind == "merge":
-            self._merging = now  # for a while nothing else is agreed to
+            self._merging, self._merges = now, self._merges + 1  # for a while nothing else is agreed to
         else:
             self.acked = (term, record)
-            self.world.remember(self.term, self.acked)
+            self._remember()
         signature = self.world.sign(ack_text(self.chain.swarm, record.hash, term))
         if proposer == self.me:
             return self._count(self.me, record.hash, term, signature, now)
         return [Out(proposer, "ack", {"hash": record.hash, "term": term, "signature": signature})]
+
+    def _leaves_out(self, record: Record, now: float) -> bool:
+        """Whether a record would leave out a third or more of those who are heard here and want to be in: a leader that
+        lies would make itself most of the members, one after the other. Whoever is really gone is soon not heard."""
+        if record.kind == "branch":
+            return False
+        here, head, grace = self.here(now), self.chain.head, 2 * self.rules.silent_s
+        back = {p for p, since in self._dropped.items() if now - since > grace and p in here and p != self.me}
+        wants = {p for p in head.members if p in here and not self._says_goodbye(p)}
+        wants |= {p for p in back if self.heard[p].wants and self.heard[p].head == head.hash}
+        wants -= {self.me} if self.leaving else set()
+        return 3 * len(wants & set(record.members)) <= 2 * len(wants) if wants else False
 
     def _count(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
         p = self._proposal
@@ -307,21 +405,29 @@ class Decider:
     def _commit(self, new: Certified, now: float) -> list[Out]:
         told = dict.fromkeys([*new.record.members, *(p for x in new.record.parents for p in self.chain.get(x).members)])
         self.adopt(new, now)
-        return [Out(peer, "commit", new.body()) for peer in told if peer != self.me]
+        body = new.body()
+        return [Out(peer, "commit", body) for peer in told if peer != self.me]
 
     def adopt(self, new: Certified, now: float) -> None:
         """It counts, and is our head from now on. BadRecord if it does not count."""
         self.chain.add(new)
+        lost = (p for p in self.chain.head.members if p not in new.record.members and not self._says_goodbye(p))
+        self._dropped |= dict.fromkeys(lost, now)
+        self._dropped = {p: since for p, since in self._dropped.items() if p not in new.record.members}
         self.chain.move(new.record.hash)
         self._stand(now)
         self.world.committed(new)
 
+    def _says_goodbye(self, peer: PeerId) -> bool:
+        return peer in self.heard and self.heard[peer].leaving
+
     def _stand(self, now: float) -> None:
         """At a new head all is open again."""
-        self.term, self.acked, self._pending, self._proposal = 0, None, None, None
-        self._promises, self._asked, self._lacking = {}, float("-inf"), None
-        self._since, self._merging, self._met = now, float("-inf"), None
-        self.world.remember(0, None)
+        self.terms.reset()
+        self.acked = self._proposed = self._pending = self._proposal = None
+        self._promises, self._asked, self._lacking, self._voted = {}, float("-inf"), None, float("-inf")
+        self._since, self._merging, self._merges, self._met = now, float("-inf"), 0, None
+        self._remember()
 
     # What others say. `now` is the time at which it was heard.
 
@@ -333,36 +439,55 @@ class Decider:
             return False
         return True
 
-    def query(self, peer: PeerId, head: str, term: int, now: float) -> list[Out]:
-        if head != self.chain.head.hash or term < self.term or self.leader(term) != peer:
+    def vote(self, peer: PeerId, head: str, vote: Vote, now: float) -> list[Out]:
+        if head == self.chain.head.hash:
+            self.terms.hear(peer, vote)
+            if self.me in self.chain.head.members:
+                self._follow_votes(now)
+        return []
+
+    def query(self, peer: PeerId, head: str, term: int, votes: Votes, now: float) -> list[Out]:
+        """BadRecord for a term that most members have not voted for."""
+        if head != self.chain.head.hash or self.leader(term) != peer or not self._reaches(term, votes, now):
             return []
-        if term > self.term:
-            self._enter(term, now)
         acked = None if self.acked is None else {"term": self.acked[0], "record": self.acked[1].body()}
         return [Out(peer, "promise", {"head": head, "term": term, "acked": acked})]
 
+    def _reaches(self, term: int, votes: Votes, now: float) -> bool:
+        if not self.terms.follow(term, votes):
+            return False
+        self._follow_votes(now)
+        return term == self.term
+
     def promise(self, peer: PeerId, head: str, term: int, acked: tuple[int, Record] | None) -> list[Out]:
-        if head == self.chain.head.hash and term == self.term and peer in self.chain.head.members:
-            if acked is not None and acked[1].parents[:1] != (head,):
-                return []
-            self._promises[peer] = acked
+        """BadRecord for what nobody can have agreed to."""
+        if head != self.chain.head.hash or term != self.term or peer not in self.chain.head.members:
+            return []
+        if acked is not None:
+            if acked[1].parents[:1] != (head,) or acked[0] >= max(1, term):
+                raise BadRecord("a promise about another head, or a later term")
+            self.chain.fits(acked[1])
+            if acked[1].kind == "round" and (why := self.world.objection(acked[1])) is not None:
+                raise BadRecord(f"a promise about a record that nobody agrees to: {why}")
+        self._promises[peer] = acked if acked is not None and acked[1].kind == "round" else None
         return []
 
-    def proposed(self, peer: PeerId, term: int, record: Record, now: float) -> list[Out]:
+    def proposed(self, peer: PeerId, term: int, record: Record, votes: Votes, now: float) -> list[Out]:
         """Raises BadRecord, with the reason, for what this peer will never agree to."""
         if record.hash in self.chain:
             return [Out(peer, "commit", self.chain.certified(record.hash).body())]
         if self.chain.head.hash not in record.parents or any(parent not in self.chain for parent in record.parents):
             return []  # one of us is behind; that is found out in another way
+        if record.kind == "round" and (self.leader(term) != peer or not self._reaches(term, votes, now)):
+            return []
+        self.chain.fits(record)
         why = self.world.objection(record)
         if why is not None:
-            if record.kind == "round" and term >= self.term and self.leader(term) == peer:
+            if record.kind == "round":
                 self._objects = (self.chain.head.hash, term)
             raise BadRecord(why)
         if not self._may(peer, term, record, now):
             return []
-        if record.kind == "round" and term > self.term:
-            self._enter(term, now)
         self._pending = (term, record, peer)
         return self._try_ack(now)
 
@@ -370,13 +495,13 @@ class Decider:
         here, head = self.here(now), self.chain.head
         if record.kind == "merge":
             ours = self._proposal is not None and self._proposal.record.kind == "merge"
-            return self.acked is None and (not ours or peer < self.me)
+            return self.acked is None and self._merges < MOST_MERGES and (not ours or peer < self.me)
         if now - self._merging < 2 * self.rules.silent_s:
             return False
         if record.kind == "branch":
-            alone = not majority(here, head.members)
-            return alone and set(record.members) <= here and self._group(here)[0] == peer and self.mode == "branch"
-        return term >= self.term and term < MERGE_TERM and self.leader(term) == peer
+            alone = not majority(here, head.members) and self.mode == "branch"
+            return alone and set(record.members) <= here and peer in self._may_begin(self._group(here), now)
+        return self.acked is None or self.acked[1].hash == record.hash or term > self.acked[0]
 
     def agreed(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
         """The signature is right: whoever calls this has verified it."""
@@ -391,10 +516,40 @@ class Decider:
             return
         mine = self.chain.head.hash
         if self.chain.is_ancestor(mine, head):
-            self.apart.pop(peer, None)
             for record in self.chain.path(mine, head):
+                if not self._binds(record, now):
+                    self.apart[peer] = head
+                    return
                 self.adopt(self.chain.certified(record.hash), now)
+            self.apart.pop(peer, None)
         elif self.chain.is_ancestor(head, mine):
             self.apart.pop(peer, None)
         else:
             self.apart[peer] = head
+            self._come_back(peer, head, now)
+
+    def _come_back(self, peer: PeerId, head: str, now: float) -> None:
+        """Somebody who is in no branch has followed one, and hears now how most went on from where it parted."""
+        mine = self.chain.head
+        if self.me in mine.members:
+            return
+        before = self.chain.common(mine.hash, head).hash
+        ours, theirs = (self.chain.path(before, name)[0].kind for name in (mine.hash, head))
+        if ours == "branch" and theirs != "branch":
+            self.apart.pop(peer)
+            self.adopt(self.chain.certified(head), now)
+
+    def _binds(self, record: Record, now: float) -> bool:
+        """Whether a record that counts and comes after our head moves us. Its own signatures alone make a branch count,
+        be it of one peer: it moves nobody who hears most members without it."""
+        before = self.chain.head.members
+        if record.kind != "branch":
+            return True
+        if not before:
+            return len(record.members) >= self.rules.peers
+        return not majority(self.here(now) - set(record.members), before)
+
+
+def shown(votes: Votes) -> dict[PeerId, list[Any]]:
+    """As they travel."""
+    return {peer: [vote.term, vote.signature] for peer, vote in votes.items()}

@@ -71,8 +71,8 @@ class Digests:
 
     def agreed(self, record: str) -> str | None:
         """What most had told when the record after it was made; else what most have told here."""
-        for after in self._chain.known():
-            if after.parents[:1] == (record,) and after.state is not None:
+        for after in (one.record for one in self._chain.after(record)):
+            if after.kind == "round" and after.state is not None:  # a branch counts by one liar's signature too
                 return after.state
         return self._agreed.get(record)
 

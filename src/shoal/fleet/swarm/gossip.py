@@ -12,19 +12,21 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.identity import canonical, is_peer
+from shoal.fleet.net.values import BadValue, read_json
 from shoal.fleet.swarm.entries import Entry, Revocation
+from shoal.fleet.swarm.lies import Lie
 from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Roster
 from shoal.fleet.swarm.signed import Object
 
 EVERY_S = 2.0
 FANOUT = 3  # who hears news at once
-MOST_BODY = 1 << 20
+MOST_BODY = 2 << 20
 FIT = 3 << 18  # bytes of records in one message; beside them is a summary
 SKEW_TOLD_S = 60.0  # from where on clocks that differ are worth a word
 ASK, NEWS, CHARTER = "roster.ask", "roster.news", "charter"
@@ -100,7 +102,8 @@ class Gossip:
         said = await self._endpoint.ask(peer, Message(ASK, fields, state), timeout_s, MOST_BODY)
         self._take(said, peer)
         held = _json(said.body)
-        self._send([peer], roster.newer(_summary(held.get("summary"))), self._lacks(held.get("revoked")))
+        lies = self._lies_not_in(held.get("known_lies"))
+        self._send([peer], roster.newer(_summary(held.get("summary"))), self._lacks(held.get("revoked")), lies)
 
     def spread(self, peers: Iterable[PeerId] = (), besides: PeerId = "") -> None:
         """News, to a few who pass it on: the records of these peers, and all revocations."""
@@ -108,7 +111,7 @@ class Gossip:
         linked = [p for p, link in self._endpoint.links().items() if link.way is not None and p != besides]
         to = random.sample(linked, min(FANOUT, len(linked)))
         entries = [e for p in peers if (e := roster.entry(p)) is not None]
-        self._send(to, entries, list(roster.revoked().values()))
+        self._send(to, entries, list(roster.revoked().values()), self._lies_not_in([]))
 
     async def leave(self) -> None:
         """Says goodbye, so that nobody looks for this peer."""
@@ -128,7 +131,8 @@ class Gossip:
             return Message(ASK, {"time": roster.clock(), "same": same}, next(_bodies(entries, []), b""))
         held = _json(message.body)
         entries += roster.newer(_summary(held.get("summary")))
-        first = next(_bodies(entries, self._lacks(held.get("revoked")), self._state()))
+        lies = self._lies_not_in(held.get("known_lies"))
+        first = next(_bodies(entries, self._lacks(held.get("revoked")), lies, self._state()))
         return Message(ASK, {"time": roster.clock()}, first)
 
     async def _heard(self, peer: PeerId, message: Message) -> Message | None:
@@ -140,17 +144,23 @@ class Gossip:
 
     def _state(self) -> Object:
         """What is known here, for somebody else to tell what we lack."""
-        return {"summary": self._roster.summary(), "revoked": sorted(self._roster.revoked())}
+        roster = self._roster
+        return {"summary": roster.summary(), "revoked": sorted(roster.revoked()), "known_lies": sorted(roster.lies())}
 
     def _lacks(self, revoked: object) -> list[Revocation]:
         """Revocations that somebody who knows of those does not know of."""
         known = {r for r in revoked if isinstance(r, str)} if isinstance(revoked, list) else set()
         return [r for id, r in self._roster.revoked().items() if id not in known]
 
+    def _lies_not_in(self, known: object) -> list[Lie]:
+        """Proofs against members, but of those whom the other knows about."""
+        names = {p for p in known if isinstance(p, str)} if isinstance(known, list) else set()
+        return [lie for p, lie in self._roster.lies().items() if p not in names and lie.fits]
+
     def _take(self, message: Message, sender: PeerId) -> None:
         if len(message.body):
             held = _json(message.body)
-            self._roster.take(held.get("entries"), held.get("revocations"), sender)
+            self._roster.take(held.get("entries"), held.get("revocations"), sender, lies=held.get("lies"))
 
     def _changed(self, changed: Changed, sender: PeerId) -> None:
         """The roster has taken something in: from a message, a greeting, or the organiser at this machine."""
@@ -170,14 +180,16 @@ class Gossip:
         if entry is not None and not entry.left and self._wants(peer):
             self._endpoint.know(peer, entry.address)
 
-    def _send(self, to: Iterable[PeerId], entries: list[Entry], revocations: list[Revocation]) -> None:
-        for body in _bodies(entries, revocations):
+    def _send(
+        self, to: Iterable[PeerId], entries: list[Entry], revocations: list[Revocation], lies: Sequence[Lie] = ()
+    ) -> None:
+        for body in _bodies(entries, revocations, lies):
             for peer in to:
                 self._endpoint.tell(peer, Message(NEWS, {}, body))
 
     def _clock(self, peer: PeerId, theirs: object, sent: float, received: float) -> None:
         """Most of the others are right about the time; expiry is then judged by them."""
-        if not isinstance(theirs, int | float) or not 0 < theirs < 1e11:
+        if isinstance(theirs, bool) or not isinstance(theirs, int | float) or not 0 < theirs < 1e11:
             return
         self._offsets[peer] = theirs - (sent + received) / 2
         skew = median(self._offsets.values())
@@ -187,25 +199,28 @@ class Gossip:
         self._told_skew = abs(skew) > SKEW_TOLD_S
 
 
-def _bodies(entries: list[Entry], revocations: list[Revocation], state: Object | None = None) -> Iterator[bytes]:
+def _bodies(
+    entries: list[Entry], revocations: list[Revocation], lies: Sequence[Lie] = (), state: Object | None = None
+) -> Iterator[bytes]:
     """As many messages as it takes; none for nothing. `state` goes with the first."""
-    held: Object = {"entries": [], "revocations": [], **(state or {})}
+    held: Object = {"entries": [], "revocations": [], "lies": [], **(state or {})}
     size = 0
-    items = [("revocations", r.to_json()) for r in revocations] + [("entries", e.to_json()) for e in entries]
+    items = [("revocations", r.to_json()) for r in revocations] + [("lies", lie.to_json()) for lie in lies]
+    items += [("entries", e.to_json()) for e in entries]
     for where, item in items:
         held[where].append(item)
         size += len(canonical(item))
         if size > FIT:
             yield canonical(held)
-            held, size, state = {"entries": [], "revocations": []}, 0, None
+            held, size, state = {"entries": [], "revocations": [], "lies": []}, 0, None
     if size or state is not None:
         yield canonical(held)
 
 
 def _json(body: bytes | memoryview) -> dict[str, Any]:
     try:
-        held = json.loads(bytes(body))
-    except (ValueError, RecursionError):
+        held = read_json(body)
+    except BadValue:
         return {}
     return held if isinstance(held, dict) else {}
 

@@ -8,33 +8,37 @@ tells the trainer about it, `parts` and `blobs` move the files, `router` says fr
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import DONE, ShoalError, Stopped, TransientError
 from shoal.fleet.net.api import Endpoint, LinkState, PeerId
 from shoal.fleet.net.identity import Identity
-from shoal.fleet.swarm import offer
+from shoal.fleet.net.tasks import Tasks, words
+from shoal.fleet.swarm import agreed_file, offer
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider, Rules
 from shoal.fleet.swarm.digests import Digests
 from shoal.fleet.swarm.ledger import may_use
+from shoal.fleet.swarm.lies import Lie, Proposals
+from shoal.fleet.swarm.messages import Proposed
 from shoal.fleet.swarm.parts import Parts
 from shoal.fleet.swarm.ranges import count
 from shoal.fleet.swarm.record import Certified, Kind, Part, Record, verified
 from shoal.fleet.swarm.router import Router
 from shoal.fleet.swarm.snapshots import Snapshots
 from shoal.fleet.swarm.talk import PULSE_S, Talk
+from shoal.fleet.swarm.terms import Agreed
 from shoal.fleet.swarm.training import Training
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 
+AGREED = "agreed.json"  # what this peer has agreed to, for its next life
+CLOCK = "the clock"
 TICK_S = 0.2
 LEAVE_S = 60.0  # for the last part to count, and the others to take note that we go
 LINGER_S = 10.0  # after the end, for those who are still behind
@@ -56,15 +60,18 @@ class Node:
         admitted: Callable[[PeerId], bool],
         name_of: Callable[[PeerId], str] = lambda peer: peer[:8],
         event: Callable[..., None] = lambda kind, **fields: None,
+        accuse: Callable[[Lie], object] = lambda lie: None,
         blobs: Blobs | None = None,
         pinned: frozenset[str] = frozenset(),
         starts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`trainer`: its command; None: this peer helps others and computes nothing. `pinned`: blobs that are not of
-        the history, and stay. `starts`: told of each start of the trainer; what goes into its environment."""
+        the history, and stay. `starts`: told of each start of the trainer; what goes into its environment.
+        `accuse`: told of a proof that a member has lied; from then on it should not be `admitted`."""
         self.me, self.folder, self.run_spec = identity.id, folder, run
         self._identity, self.endpoint, self.event = identity, endpoint, event
-        self._admitted, self.name_of, self._pinned = admitted, name_of, pinned
+        self._admitted, self.name_of, self._pinned, self._accuse = admitted, name_of, pinned, accuse
+        self.tasks = Tasks(event, self._broke)
         spec = run.swarm
         self.total, self.batch = run.steps * run.train.batch, max(1, run.train.batch // spec.peers)
         self.round_s = seconds(spec.round)
@@ -82,7 +89,11 @@ class Node:
         rules = Rules(silent_s, 4 * (self.round_s + self.deadline_s) + 20, spec.peers, spec.partition == "merge")
         self._started = time.monotonic()
         self.decider = Decider(self.me, self.chain, rules, self, self._started)
-        self._recall()
+        self.decider.recall(agreed_file.read(folder / AGREED, self.chain.head.hash))
+        self.proposals = Proposals(swarm)
+        self._liars: set[PeerId] = set()
+        self._lawful, self._unlawful = set[str](), dict[str, str]()  # records of other branches, as checked here
+        self._sample_tokens = run.data.seq_len + 1
         self.training = Training(self, trainer, starts)
         self.work = self.training.work
         self.talk = Talk(self)
@@ -91,7 +102,6 @@ class Node:
         self.winding_up = self.leaving = self._hurry = False  # told to leave; all is handed in; told so twice
         self._end = asyncio.Event()
         self._failure: ShoalError | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self.exchange_s: float | None = None  # of the newest round: from its end until it counted
 
     # Life.
@@ -99,7 +109,7 @@ class Node:
     async def run(self) -> int:
         """Exit code 0: all samples are used. Raises Stopped when it has left before."""
         await self.training.start()
-        ticking = asyncio.create_task(self._tick_for_ever())
+        self.tasks.keep(CLOCK, self._tick_for_ever, borne=0)
         try:
             await self._end.wait()
             if self._failure is not None:
@@ -112,10 +122,9 @@ class Node:
                 raise TransientError(f"the run has ended, and after round {split.round} peers have different weights.")
             return DONE
         finally:
-            ticking.cancel()
-            for task in self._tasks:
-                task.cancel()
+            await self.tasks.end(CLOCK)
             await self.training.stop(now=self._failure is not None)
+            await self.tasks.close()
             await self.parts.close()
 
     def leave(self) -> None:
@@ -136,10 +145,34 @@ class Node:
     def ending(self) -> bool:
         return self._end.is_set()
 
+    def _broke(self, what: str, e: Exception) -> None:
+        """Better to end than to go on half-dead."""
+        said = f"{what} of this peer's node has failed ({words(e)}); start it again, it goes on where it was."
+        self.fail(e if isinstance(e, ShoalError) else TransientError(said))
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.spawn(work)
+
+    # Who lies.
+
+    def hear_proposal(self, said: Proposed) -> None:
+        if said.by in self.chain.head.members and (lie := self.proposals.hear(said)) is not None:
+            self.accuse(lie)
+
+    def accuse(self, lie: Lie) -> None:
+        """A proof against somebody, found here: it is named, put out, and the proof is passed on."""
+        if lie.by in self._liars or lie.by == self.me:
+            return
+        self._liars.add(lie.by)
+        self.event("liar", peer=lie.by, proof=lie.kind, text=f"{self.name_of(lie.by)} ({lie.by[:8]}) {lie.words()}")
+        self._accuse(lie)
+        self.put_out([lie.by])
+
+    def put_out(self, peers: Iterable[PeerId]) -> None:
+        """They are in the swarm no more, by a proof or by the organiser's word."""
+        for peer in peers:
+            self.decider.put_out(peer)
+            self.talk.forget(peer)
 
     def links(self) -> dict[PeerId, LinkState]:
         return self.endpoint.links()
@@ -173,11 +206,7 @@ class Node:
 
     async def _tick_for_ever(self) -> None:
         while True:
-            try:
-                self._tick(time.monotonic())
-            except Exception as e:  # a defect: better to end than to go on half-dead
-                self.fail(e if isinstance(e, ShoalError) else TransientError(f"the node failed: {e!r}"))
-                raise
+            self._tick(time.monotonic())
             await asyncio.sleep(TICK_S)
 
     def _tick(self, now: float) -> None:
@@ -212,7 +241,7 @@ class Node:
             return
         number = head.round + 1
         said = self.parts.of(number)
-        training = [p for p in head.members if p == self.me or self.talk.others.get(p, {}).get("begun", 0) >= number]
+        training = [p for p in head.members if p == self.me or self._begun(p) >= number]
         all_in = bool(training) and all(p in said for p in training)
         if now - self._began >= self.round_s or all_in:
             self.over(number, now)
@@ -237,12 +266,15 @@ class Node:
             if self.ended < number or not self._time_to_decide(number, took, now):
                 return None
         leaving = [p for p, h in self.decider.heard.items() if h.leaving] + [self.me] * self.leaving
+        out = [p for p in head.members if not self._admitted(p)]
+        members = tuple(p for p in members if p not in out)
         return offer.next_record(
             head,
             kind,
             members,
             took,
             leaving=leaving,
+            out=out,
             forgotten=self._forgotten(now),
             total=self.total,
             batch=self.batch,
@@ -268,7 +300,9 @@ class Node:
         return enough or (bool(took) and waited > 2 * self.deadline_s) or waited > 4 * self.deadline_s
 
     def _begun(self, peer: PeerId) -> int:
-        return self.work.begun if peer == self.me else int(self.talk.others.get(peer, {}).get("begun", 0))
+        if peer == self.me:
+            return self.work.begun
+        return self.talk.others[peer].begun if peer in self.talk.others else 0
 
     def _forgotten(self, now: float) -> list[PeerId]:
         """Lost peers that nobody waits for any more; where all other samples are used up, sooner."""
@@ -279,14 +313,18 @@ class Node:
         return [p for p in ledger.away if now - (heard[p].at if p in heard else self._started) > patience]
 
     def objection(self, record: Record) -> str | None:
+        return self._objection(record, self.work.digests.get(record.parent), self._admitted)
+
+    def _objection(self, record: Record, state: str | None, admitted: Callable[[PeerId], bool]) -> str | None:
         return offer.objection(
             record,
             self.chain,
             total=self.total,
-            admitted=self._admitted,
+            admitted=admitted,
             signed=self.signed,
             most_bytes=self.most_bytes,
-            state=self.work.digests.get(record.parent),
+            most_tokens=self._sample_tokens,
+            state=state,
         )
 
     @property
@@ -310,7 +348,22 @@ class Node:
         return self.parts.fetch(record.took, [record.by, *record.members], urgent=True)
 
     def mergeable(self, other: str) -> bool:
-        return self._have_both((self.chain.head.hash, other), self.chain.get(other).members)
+        """Also whether all of it is as it should be: who was alone in a branch was checked by nobody."""
+        return self._is_lawful(other) and self._have_both((self.chain.head.hash, other), self.chain.get(other).members)
+
+    def _is_lawful(self, other: str) -> bool:
+        before = {record.hash for record in self.chain.past(self.chain.common(self.chain.head.hash, other).hash)}
+        for record in self.chain.past(other):
+            if record.hash in before or record.hash in self._lawful:
+                break
+            if (why := self._objection(record, None, lambda peer: True)) is not None:
+                text = f"a branch of {self.name_of(record.by)} is not merged: {why}"
+                if record.hash not in self._unlawful:
+                    self._unlawful[record.hash] = why
+                    self.event("unlawful", peer=record.by, round=record.round, text=text)
+                return False
+        self._lawful |= {record.hash for record in self.chain.past(other)} - before
+        return True
 
     def _have_both(self, heads: tuple[str, ...], sources: Sequence[PeerId]) -> bool:
         """All parts of two branches since they parted."""
@@ -321,20 +374,8 @@ class Node:
     def sign(self, text: bytes) -> str:
         return self._identity.sign(text).hex()
 
-    def remember(self, term: int, acked: tuple[int, Record] | None) -> None:
-        said = {"head": self.chain.head.hash, "term": term}
-        if acked is not None:
-            said |= {"acked": {"term": acked[0], "record": acked[1].body()}}
-        _write(self.folder / "agreed.json", said)
-
-    def _recall(self) -> None:
-        """What this peer has agreed to in an earlier life."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            said = json.loads((self.folder / "agreed.json").read_bytes())
-            if said["head"] == self.chain.head.hash:
-                self.decider.term = int(said["term"])
-                if "acked" in said:
-                    self.decider.acked = (int(said["acked"]["term"]), Record.of(said["acked"]["record"]))
+    def remember(self, agreed: Agreed) -> None:
+        agreed_file.write(self.folder / AGREED, self.chain.head.hash, agreed)
 
     def committed(self, new: Certified) -> None:
         record, now = new.record, time.monotonic()
@@ -369,9 +410,3 @@ class Node:
         keep |= {part.blob for r in self.chain.known() if r.round >= oldest for part in r.took}
         keep |= {part.blob for n in range(self.chain.head.round + 8) for part in self.parts.of(n).values()}
         self.blobs.retain(keep | self._pinned)
-
-
-def _write(path: Path, said: Any) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(said))
-    new.replace(path)

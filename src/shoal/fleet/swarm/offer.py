@@ -24,6 +24,7 @@ def next_record(
     took: Iterable[Part],
     *,
     leaving: Iterable[PeerId],
+    out: Iterable[PeerId] = (),
     forgotten: Iterable[PeerId],
     total: int,
     batch: int,
@@ -32,9 +33,10 @@ def next_record(
     by: PeerId,
     now: float,
 ) -> Record:
-    """A round, or a branch. Parts come in the order of their peers' keys."""
+    """A round, or a branch. Parts come in the order of their peers' keys. `out`: members that were put out."""
     took = tuple(sorted(took, key=lambda part: part.peer))
-    goodbye = {peer for peer in head.members if peer not in members and peer in set(leaving)}
+    put_out = set(out)
+    goodbye = {peer for peer in head.members if peer not in members and peer in {*leaving, *put_out}}
     lost = {peer for peer in head.members if peer not in members and peer not in goodbye}
     joined = tuple(peer for peer in members if peer not in head.members)
     ledger = accounts.settle(head.ledger, took)
@@ -52,11 +54,15 @@ def next_record(
         _standing(head, took),
         ledger,
         head.tokens + sum(part.tokens for part in took),
-        left={peer: "goodbye" if peer in goodbye else "not heard" for peer in sorted(lost | goodbye)},
+        left={peer: _why(peer, put_out, goodbye) for peer in sorted(lost | goodbye)},
         joined=joined,
         time=round(now, 3),
         by=by,
     )
+
+
+def _why(peer: PeerId, put_out: set[PeerId], goodbye: set[PeerId]) -> str:
+    return "put out" if peer in put_out else "goodbye" if peer in goodbye else "not heard"
 
 
 def merge_record(
@@ -93,9 +99,11 @@ def objection(
     admitted: Callable[[PeerId], bool],
     signed: Callable[[Part], bool],
     most_bytes: int,
+    most_tokens: int,
     state: str | None,
 ) -> str | None:
-    """Why nobody should agree to a record whose parents are known. None: it is as it should be."""
+    """Why nobody should agree to a record whose parents are known. None: it is as it should be. `most_tokens`: of a
+    sample."""
     strangers = [peer for peer in record.members if not admitted(peer)]
     if strangers:
         return f"{strangers[0][:8]} is to be a member and was not admitted"
@@ -108,19 +116,21 @@ def objection(
     if state is not None and record.state is not None and state != record.state:
         return f"its weights are {record.state[:12]} and ours {state[:12]}"
     for part in record.took:
-        why = _part_objection(part, record, head, most_bytes)
+        why = _part_objection(part, record, head, most_bytes, most_tokens)
         if why or not signed(part):
             return f"the part of {part.peer[:8]}: {why or 'its signature is wrong'}"
     return _sums(record, head, total)
 
 
-def _part_objection(part: Part, record: Record, head: Record, most_bytes: int) -> str | None:
+def _part_objection(part: Part, record: Record, head: Record, most_bytes: int, most_tokens: int) -> str | None:
     if part.round != record.round:
         return f"of round {part.round}"
     if part.peer not in head.members:
         return "of no member"
     if part.size > most_bytes:
         return f"{part.size} bytes, where at most {most_bytes} are allowed"
+    if part.tokens > most_tokens * count(part.used):
+        return f"{part.tokens} tokens, where its samples have {most_tokens * count(part.used)} at most"
     if not accounts.may_use(head.ledger, part.peer, part.used):
         return "of samples that it does not hold"
     return None

@@ -7,7 +7,6 @@ Whatever comes from another peer is checked here, field by field, before anythin
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,15 +15,18 @@ from typing import Any, Literal, cast, get_args
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, verify
-from shoal.fleet.swarm.ranges import MOST, Ranges, parse
+from shoal.fleet.net.values import BadValue, fields, items, name, real, table, text, whole
+from shoal.fleet.swarm.ranges import Ranges, parse
 
 Kind = Literal["start", "round", "branch", "merge"]
 MOST_MEMBERS = 1000
-_HEX = re.compile(r"[0-9a-f]{64}\Z")
+MOST_OF_ONE = 1 << 40  # tokens or steps of one part: sums of them stay within 62 bits
+MOST_SECONDS = 1e9
+MOST_SCORE = 1e6
 _DIGEST = re.compile(r"[0-9a-f]{1,128}\Z")
 
 
-class BadRecord(ValueError):
+class BadRecord(BadValue):
     """Not what a record may be."""
 
 
@@ -52,22 +54,20 @@ class Part:
 
     @staticmethod
     def of(said: object) -> Part:
-        s = _object(said, Part.__dataclass_fields__)
-        scores = s.get("scores", {})
-        if not isinstance(scores, dict) or len(scores) > MOST_MEMBERS:
-            raise BadRecord("scores that are none")
+        s = fields(said, Part.__dataclass_fields__)
+        scores = table(s.get("scores", {}), MOST_MEMBERS)
         return Part(
-            peer=_name(s.get("peer")),
-            round=_whole(s.get("round")),
-            blob=_name(s.get("blob")),
-            size=_whole(s.get("size")),
-            tokens=_whole(s.get("tokens")),
-            steps=_whole(s.get("steps")),
+            peer=name(s.get("peer")),
+            round=whole(s.get("round")),
+            blob=name(s.get("blob")),
+            size=whole(s.get("size")),
+            tokens=whole(s.get("tokens"), MOST_OF_ONE),
+            steps=whole(s.get("steps"), MOST_OF_ONE),
             used=_ranges(s.get("used")),
-            loss=None if s.get("loss") is None else _real(s["loss"]),
-            seconds=_real(s.get("seconds", 0.0)),
-            scores={_name(peer): _real(score) for peer, score in scores.items()},
-            signature=_text(s.get("signature", ""), 256),
+            loss=None if s.get("loss") is None else real(s["loss"]),
+            seconds=real(s.get("seconds", 0.0), MOST_SECONDS, 0.0),
+            scores={name(peer): real(score, MOST_SCORE, -MOST_SCORE) for peer, score in scores.items()},
+            signature=text(s.get("signature", ""), 256),
         )
 
 
@@ -96,10 +96,10 @@ class Ledger:
 
     @staticmethod
     def of(said: object) -> Ledger:
-        s = _object(said, Ledger.__dataclass_fields__)
+        s = fields(said, Ledger.__dataclass_fields__)
         return Ledger(
-            _whole(s.get("cursor")),
-            _whole(s.get("done")),
+            whole(s.get("cursor")),
+            whole(s.get("done")),
             _ranges(s.get("free")),
             _by_peer(s.get("held")),
             _by_peer(s.get("away")),
@@ -154,33 +154,28 @@ class Record:
     @staticmethod
     def of(said: object) -> Record:
         """BadRecord for whatever is not well formed; whether it may count is another question."""
-        s = _object(said, Record.__dataclass_fields__)
+        s = fields(said, Record.__dataclass_fields__)
         kind = s.get("kind")
         if kind not in get_args(Kind):
             raise BadRecord("a record of no known kind")
-        took, left, standing = s.get("took"), s.get("left"), s.get("standing")
-        if not isinstance(took, list) or len(took) > MOST_MEMBERS:
-            raise BadRecord("parts that are no list")
-        if not isinstance(left, dict) or not isinstance(standing, dict) or max(len(left), len(standing)) > MOST_MEMBERS:
-            raise BadRecord("names that are no object")
-        weights = s.get("weights")
-        if not isinstance(weights, list) or len(weights) > 2:
-            raise BadRecord("weights that are none")
+        took = items(s.get("took"), MOST_MEMBERS)
+        left, standing = table(s.get("left"), MOST_MEMBERS), table(s.get("standing"), MOST_MEMBERS)
+        weights = items(s.get("weights"), 2)
         record = Record(
             kind=cast(Kind, kind),
-            round=_whole(s.get("round")),
+            round=whole(s.get("round")),
             parents=_names(s.get("parents")),
             members=_names(s.get("members")),
             took=tuple(Part.of(part) for part in took),
             state=None if s.get("state") is None else _digest(s["state"]),
-            standing={_name(peer): _real(x) for peer, x in standing.items()},
+            standing={name(peer): real(x) for peer, x in standing.items()},
             ledger=Ledger.of(s.get("ledger")),
-            tokens=_whole(s.get("tokens")),
-            weights=tuple(_whole(w) for w in weights),
-            left={_name(peer): _text(why, 200) for peer, why in left.items()},
+            tokens=whole(s.get("tokens")),
+            weights=tuple(whole(w) for w in weights),
+            left={name(peer): text(why, 200) for peer, why in left.items()},
             joined=_names(s.get("joined")),
-            time=_real(s.get("time")),
-            by="" if s.get("by") == "" else _name(s.get("by")),
+            time=real(s.get("time")),
+            by="" if s.get("by") == "" else name(s.get("by")),
         )
         if len(record.parents) != {"start": 0, "round": 1, "branch": 1, "merge": 2}[record.kind]:
             raise BadRecord(f"a record of kind {record.kind} with {len(record.parents)} parents")
@@ -194,6 +189,16 @@ class Record:
 def ack_text(swarm: str, name: str, term: int) -> bytes:
     """What a member signs when it agrees to a record."""
     return canonical({"ack": name, "term": term, "swarm": swarm})
+
+
+def vote_text(swarm: str, head: str, term: int) -> bytes:
+    """What a member signs when it leaves all terms below this one."""
+    return canonical({"vote": term, "head": head, "swarm": swarm})
+
+
+def proposal_text(swarm: str, head: str, term: int, name: str) -> bytes:
+    """What a member signs when it proposes a round: one in a term, or it has lied."""
+    return canonical({"propose": name, "head": head, "term": term, "swarm": swarm})
 
 
 def verified(peer: PeerId, text: bytes, signature: str) -> bool:
@@ -217,57 +222,13 @@ class Certified:
 
     @staticmethod
     def of(said: object) -> Certified:
-        s = _object(said, ("record", "term", "signatures"))
-        signatures = s.get("signatures")
-        if not isinstance(signatures, dict) or len(signatures) > MOST_MEMBERS:
-            raise BadRecord("signatures that are none")
+        s = fields(said, ("record", "term", "signatures"))
+        signatures = table(s.get("signatures"), MOST_MEMBERS)
         return Certified(
             Record.of(s.get("record")),
-            _whole(s.get("term")),
-            {_name(peer): _text(sig, 256) for peer, sig in signatures.items()},
+            whole(s.get("term")),
+            {name(peer): text(sig, 256) for peer, sig in signatures.items()},
         )
-
-
-def _object(said: object, known: Any) -> dict[str, Any]:
-    if not isinstance(said, dict) or not set(said) <= set(known):
-        raise BadRecord("no object, or one with unknown fields")
-    return said
-
-
-def _whole(said: object) -> int:
-    if type(said) is not int or not 0 <= said <= MOST:
-        raise BadRecord("a number that is no count")
-    return said
-
-
-def _real(said: object) -> float:
-    if type(said) not in (int, float) or not math.isfinite(cast(float, said)):
-        raise BadRecord("a number that is none")
-    return float(cast(float, said))
-
-
-def _name(said: object) -> str:
-    if not isinstance(said, str) or not _HEX.match(said):
-        raise BadRecord("a name that is no 64 hexadecimal digits")
-    return said
-
-
-def _digest(said: object) -> str:
-    if not isinstance(said, str) or not _DIGEST.match(said):
-        raise BadRecord("a digest that is none")
-    return said
-
-
-def _names(said: object) -> tuple[str, ...]:
-    if not isinstance(said, list) or len(said) > MOST_MEMBERS:
-        raise BadRecord("names that are no list")
-    return tuple(_name(one) for one in said)
-
-
-def _text(said: object, most: int) -> str:
-    if not isinstance(said, str) or len(said) > most:
-        raise BadRecord("a text that is none, or too long")
-    return said
 
 
 def _ranges(said: object) -> Ranges:
@@ -277,7 +238,15 @@ def _ranges(said: object) -> Ranges:
         raise BadRecord(str(e)) from e
 
 
+def _names(said: object) -> tuple[str, ...]:
+    return tuple(map(name, items(said, MOST_MEMBERS)))
+
+
+def _digest(said: object) -> str:
+    if not isinstance(said, str) or not _DIGEST.match(said):
+        raise BadRecord("a digest that is none")
+    return said
+
+
 def _by_peer(said: object) -> dict[PeerId, Ranges]:
-    if not isinstance(said, dict) or len(said) > MOST_MEMBERS:
-        raise BadRecord("ranges by peer that are none")
-    return {_name(peer): _ranges(some) for peer, some in said.items()}
+    return {name(peer): _ranges(some) for peer, some in table(said, MOST_MEMBERS).items()}

@@ -21,8 +21,10 @@ from pathlib import Path
 from shoal.errors import SetupError
 from shoal.fleet.net.api import MOST_PROOF, Address, Event, PeerId
 from shoal.fleet.net.identity import Identity, canonical
+from shoal.fleet.net.values import BadValue, read_json
 from shoal.fleet.swarm.entries import Entry, Revocation, Witness, revocation
 from shoal.fleet.swarm.invite import SKEW_S, Admission
+from shoal.fleet.swarm.lies import Lie
 from shoal.fleet.swarm.signed import Forged, Object, check, sign
 
 FORMAT = 1
@@ -63,6 +65,7 @@ class Roster:
         self._trusted: frozenset[PeerId] = frozenset()
         self._entries: dict[PeerId, Entry] = {}
         self._revoked: dict[str, Revocation] = {}
+        self._lies: dict[PeerId, Lie] = {}
         self._told: tuple[float, int] = (0.0, 0)
         self.changed: Callable[[Changed, PeerId], None] = lambda changed, sender: None  # `Gossip` listens
         self._own(Entry(me.id, 1, name, Address(), admission, False, ""))
@@ -85,7 +88,7 @@ class Roster:
             ) from None
         roster = cls(swarm, organiser, me, own.admission, name=own.name, event=event, clock=clock)
         roster._entries[me.id] = own
-        roster.take(held["entries"], held.get("revocations", []), trusted=True)
+        roster.take(held["entries"], held.get("revocations", []), trusted=True, lies=held.get("lies", []))
         roster._file = file  # only now: reading it must not write it
         return roster
 
@@ -105,6 +108,7 @@ class Roster:
             "organiser": self.organiser,
             "entries": [e.to_json() for e in self._entries.values()],
             "revocations": [r.to_json() for r in self._revoked.values()],
+            "lies": [lie.to_json() for lie in self._lies.values()],
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
         part = self._file.with_name(f".{self._file.name}.{os.getpid()}")
@@ -119,7 +123,7 @@ class Roster:
 
     @property
     def expelled(self) -> bool:
-        """This peer has been revoked: nobody will talk to it any more."""
+        """This peer has been revoked, or proven to lie: nobody will talk to it any more."""
         own = self._entries.get(self.me.id)
         return own is None or not self._stays(own)
 
@@ -145,6 +149,10 @@ class Roster:
         """By the id of the peer or the invitation."""
         return dict(self._revoked)
 
+    def lies(self) -> dict[PeerId, Lie]:
+        """Members that were put out by a proof."""
+        return dict(self._lies)
+
     def find(self, text: str) -> list[PeerId]:
         """Peers whose name it is, or whose key begins with it."""
         return sorted(p for p, e in self._entries.items() if text and (e.name == text or p.startswith(text)))
@@ -156,14 +164,15 @@ class Roster:
 
     def admit(self, peer: PeerId, proof: bytes) -> bool:
         """Whether a peer whose key is proven may talk to us; its proof is taken in on the way."""
-        if peer in self._revoked:
-            self._tell("a revoked peer", "the organiser has revoked it", peer)
+        if peer in self._revoked or peer in self._lies:
+            why = "the organiser has revoked it" if peer in self._revoked else "it was proven to lie"
+            self._tell("a revoked peer", why, peer)
             return False
         if not proof and peer in self._entries:
             return True
         try:
-            found = json.loads(bytes(proof)) if len(proof) <= MOST_PROOF else None
-        except (ValueError, RecursionError):
+            found = read_json(proof) if len(proof) <= MOST_PROOF else None
+        except BadValue:
             found = None
         if not isinstance(found, dict) or found.get("peer") != peer:
             self._tell("an uninvited peer", "it has no proof", peer)
@@ -198,7 +207,24 @@ class Roster:
 
     # What others say
 
-    def take(self, entries: object, revocations: object = (), sender: PeerId = "", trusted: bool = False) -> Changed:
+    def accuse(self, lie: Lie) -> Changed:
+        """A proof that was found here; one that is too long to be passed on counts here alone."""
+        if lie.by == self.me.id or lie.by not in self._entries:
+            return Changed()
+        if lie.fits:
+            return self.take([], lies=[lie.to_json()])
+        before = dict(self._entries)
+        self._put_out(lie)
+        return self._news(before, "")
+
+    def take(
+        self,
+        entries: object,
+        revocations: object = (),
+        sender: PeerId = "",
+        trusted: bool = False,
+        lies: object = (),
+    ) -> Changed:
         """Keeps what is newer and good. `trusted`: our own file, where who is in was decided before."""
         before = dict(self._entries)
         news = False
@@ -217,14 +243,17 @@ class Roster:
                     self._guarded(lambda found: self._take_entry(found, trusted), found, sender)
                 break
             waiting = later
-        if not news:
-            return Changed()
+        for found in lies if isinstance(lies, list | tuple) else ():
+            news |= self._guarded(lambda found: self._take_lie(found, trusted), found, sender) is True
+        return self._news(before, sender) if news else Changed()
+
+    def _news(self, before: dict[PeerId, Entry], sender: PeerId) -> Changed:
         after = self._entries
         new = [p for p, e in after.items() if p not in before or before[p].signature != e.signature]
         moved = [p for p in new if p not in before or before[p].left or before[p].address != after[p].address]
         gone = [p for p, e in before.items() if not e.left and (p not in after or after[p].left)]
         fresh = [p for p in moved if p != self.me.id and not after[p].left]
-        changed = Changed(tuple(new), tuple(fresh), tuple(gone), news)
+        changed = Changed(tuple(new), tuple(fresh), tuple(gone), True)
         self.save()
         self.changed(changed, sender)
         return changed
@@ -274,6 +303,25 @@ class Roster:
             self._event("revoked", what=new.what, id=new.id, me=self.expelled)
         return True
 
+    def _take_lie(self, found: Object, trusted: bool) -> bool:
+        """Of somebody unknown it is of no use, and anybody could make up many: it comes again if they do."""
+        by = found.get("by") if isinstance(found, dict) else None
+        if not isinstance(by, str) or by in self._lies or not (by in self._entries or trusted):
+            return False
+        if len(self._lies) >= MOST_REVOKED:
+            raise Forged("more proofs of lies than a swarm may have")
+        self._put_out(Lie.of(found, self.swarm))
+        return True
+
+    def _put_out(self, lie: Lie) -> None:
+        self._lies[lie.by] = lie
+        name = self.name(lie.by)
+        if lie.by != self.me.id:
+            self._entries.pop(lie.by, None)
+        if self._event is not None:
+            text = f"{name} ({lie.by[:8]}) is put out of the swarm: it {lie.words()}"
+            self._event("put-out", peer=lie.by, proof=lie.kind, me=lie.by == self.me.id, text=text)
+
     def _take_entry(self, found: Object, trusted: bool = False) -> bool:
         peer = found.get("peer") if isinstance(found, dict) else None
         old = self._entries.get(peer) if isinstance(peer, str) else None
@@ -285,7 +333,7 @@ class Roster:
         if new.peer == self.me.id:
             return self._mirrored(new)
         if not self._stays(new):
-            raise Forged("a record of a revoked peer or by a revoked invitation")
+            raise Forged("a record of a revoked peer, by a revoked invitation or of one that was proven to lie")
         if old is None:
             if len(self._entries) >= MOST_ENTRIES:
                 raise Forged("more peers than a swarm may have")
@@ -313,7 +361,9 @@ class Roster:
 
     def _stays(self, entry: Entry) -> bool:
         by = self._revoked.get(entry.admission.invite or "")
-        return entry.peer not in self._revoked and (by is None or entry.peer in by.keep)
+        return (
+            entry.peer not in self._revoked and entry.peer not in self._lies and (by is None or entry.peer in by.keep)
+        )
 
     def _witnessed(self, entry: Entry) -> Entry:
         """With a witness that is good, ourselves where we are in time; raises `Forged`."""

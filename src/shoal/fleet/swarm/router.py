@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from shoal.fleet.net.api import LinkState, PeerId, Way
+from shoal.fleet.net.api import LinkState, PeerId
+from shoal.fleet.swarm.messages import MOST_LINKS, read_links
 from shoal.fleet.swarm.topology import Choice, Routes, routes
 
 EVERY_S = 10.0  # between two choices, unless the members have changed
-MOST_TOLD = 1000  # links of one peer
-_WAYS: tuple[Way, ...] = get_args(Way)
 
 
 class Router:
@@ -31,19 +30,12 @@ class Router:
         """For others' `hear`: peer, way, round trip, bytes a second up and down."""
         return [
             [peer, link.way, _rounded(link.rtt_s), _rounded(link.up_bytes_per_s), _rounded(link.down_bytes_per_s)]
-            for peer, link in sorted(links.items())
+            for peer, link in sorted(links.items())[:MOST_LINKS]
         ]
 
-    def hear(self, peer: PeerId, said: Any) -> None:
-        """What a peer tells of its links. Raises ValueError, KeyError or TypeError where it makes no sense."""
-        if not isinstance(said, list) or len(said) > MOST_TOLD:
-            raise ValueError("links that are no list, or too many")
-        heard = {}
-        for other, way, rtt_s, up, down in said:
-            if not isinstance(other, str) or (way is not None and way not in _WAYS):
-                raise ValueError("a link to nobody, or of an unknown way")
-            heard[other] = LinkState(other, way, _number(rtt_s), None, _number(up), _number(down))
-        self._said[peer] = heard
+    def hear(self, peer: PeerId, said: Mapping[PeerId, LinkState]) -> None:
+        """What a peer tells of its links, as `messages` has read it."""
+        self._said[peer] = dict(said)
 
     def size(self, owner: PeerId, size: int) -> None:
         """How large a peer's newest part is."""
@@ -79,18 +71,9 @@ def routes_of(told: Mapping[str, Any]) -> Routes:
     """The routes by what `Router.told` says; for those who look from outside."""
     router = Router("")
     for peer, links in told["links"].items():
-        router.hear(peer, links)
+        router.hear(peer, read_links(links))
     return routes(sorted(told["links"]), router._said, told["sizes"])
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
-
-
-def _number(value: Any) -> float | None:
-    """None where nothing is known; never something that is not a number, or no number at all."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
-        raise ValueError(f"{value!r} is no measurement"[:80])
-    return float(value)

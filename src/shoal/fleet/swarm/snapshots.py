@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.fleet.net.values import BadValue, fields, name, text, whole
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.record import Record
 
 KEEP = 2
+MOST_ROUND = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,11 @@ class Snapshot:
     def of(said: Any) -> Snapshot | None:
         """From another peer; None for what is none."""
         try:
-            found = Snapshot(said["hash"], said["round"], said["blob"], said["size"], said["digest"])
-        except (TypeError, KeyError):
+            s = fields(said, Snapshot.__dataclass_fields__)
+            where = name(s.get("hash")), whole(s.get("round"), MOST_ROUND)
+            return Snapshot(*where, name(s.get("blob")), whole(s.get("size")), text(s.get("digest"), 128))
+        except BadValue:
             return None
-        texts = (found.hash, found.blob, found.digest)
-        good = all(isinstance(t, str) and len(t) <= 128 for t in texts)
-        return found if good and type(found.round) is int and type(found.size) is int else None
 
 
 class Snapshots:

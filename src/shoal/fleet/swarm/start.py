@@ -95,34 +95,44 @@ async def _run(config: NodeConfig, life: Session) -> int:
             admitted=roster.__contains__,
             name_of=roster.name,
             event=event,
+            accuse=roster.accuse,
             blobs=Blobs(config.blobs, endpoint, event),
             pinned=frozenset(charter.blobs()),
             starts=life.attempt,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
-        beside = [asyncio.create_task(gossip.run()), asyncio.create_task(_look(config, roster, node, event))]
+        gossip.watch(lambda changed: node.put_out(changed.gone))
+        node.tasks.keep("the gossip", gossip.run)
+        node.tasks.keep("the ear for commands", lambda: _obey(config, roster, node))
+        node.tasks.keep("the status", lambda: _show_for_ever(config, node, event))
         try:
             return await node.run()
         except Stopped:
             await gossip.leave()
             raise
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await node.tasks.close()
             _show(config, node, event)
     finally:
         await endpoint.close()
 
 
-async def _look(config: NodeConfig, roster: Roster, node: Node, event: Log) -> None:
-    """Once a second: what commands say, and the status for those who look."""
+async def _obey(config: NodeConfig, roster: Roster, node: Node) -> None:
+    """Once a second: what commands say. Apart from the status: nothing that others say may keep a node from obeying."""
     while True:
         if obey(config, roster):
             node.leave()
-        if roster.expelled:
+        if (mine := roster.lies().get(roster.me.id)) is not None:
+            node.fail(SetupError(f"the others have put this peer out: it {mine.words()}."))
+        elif roster.expelled:
             node.fail(SetupError("the organiser has revoked this peer: nobody in the swarm talks to it any more."))
+        await asyncio.sleep(EVERY_S)
+
+
+async def _show_for_ever(config: NodeConfig, node: Node, event: Log) -> None:
+    """Once a second, for those who look."""
+    while True:
         _show(config, node, event)
         await asyncio.sleep(EVERY_S)
 

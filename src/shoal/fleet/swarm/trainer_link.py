@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.fleet.net.tasks import Tasks
+
 LINE_BYTES = 64 << 20
 LEAVE_S = 60.0  # a trainer that was told to stop has so long
 
@@ -29,9 +31,11 @@ class Trainer:
         heard: Callable[[Said], None],
         gone: Callable[[int], None],
         starts: Callable[[], Mapping[str, str]],
+        tasks: Tasks,
     ) -> None:
         """`starts`: told of each start; what goes into its environment."""
         self._command, self._folder, self._heard, self._gone, self._starts = list(command), folder, heard, gone, starts
+        self._tasks = tasks
         self._room = Path(tempfile.mkdtemp(prefix="shoal-swarm-"))  # a socket's path is short
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -51,7 +55,7 @@ class Trainer:
         }
         # A group of its own: Ctrl-C is the node's, which tells the trainer in its own words.
         self._process = await asyncio.create_subprocess_exec(*self._command, env=env, start_new_session=True)
-        self._watch = asyncio.create_task(self._wait(self._process))
+        self._watch = self._tasks.spawn(self._wait(self._process), "the watch over the trainer")
 
     @property
     def running(self) -> bool:
@@ -93,10 +97,16 @@ class Trainer:
         self._gone(code)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._tasks.spawn(self._listen(reader, writer), "the ear for the trainer")
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+        try:
             while line := await reader.readline():
                 self._heard(json.loads(line))
-        if self._writer is writer:
-            self._writer = None
-        writer.close()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # it is gone; whoever watches it says so
+        finally:
+            if self._writer is writer:
+                self._writer = None
+            writer.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import shutil
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, TransientError
-from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.api import PeerId, Refused, Unreachable
+from shoal.fleet.net.values import finite, items, read_json
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.doubt import Doubt
-from shoal.fleet.swarm.record import Part
+from shoal.fleet.swarm.record import MOST_SCORE, MOST_SECONDS, Part
 from shoal.fleet.swarm.snapshots import Snapshot
 from shoal.fleet.swarm.trainer_link import Said, Trainer
 from shoal.fleet.swarm.work import Work
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
-MOST_ANSWER = 1 << 20
+MOST_ANSWER = 1 << 16
+MOST_SNAPSHOTS = 64  # of one peer
 OF_ITS_STATE = ("part", "applied", "saved", "scored")
 
 
@@ -38,7 +39,9 @@ class Training:
         self, node: Node, command: tuple[str, ...] | None, starts: Callable[[], Mapping[str, str]] = dict
     ) -> None:
         self._node = node
-        self.process = None if command is None else Trainer(command, node.folder, self._heard, self._gone, starts)
+        self.process: Trainer | None = None
+        if command is not None:
+            self.process = Trainer(command, node.folder, self._heard, self._gone, starts, node.tasks)
         spec = node.run_spec.swarm
         self.work = Work(
             node.me,
@@ -109,7 +112,8 @@ class Training:
             case "saved":
                 self._node.spawn(self._saved(said))
             case "scored":
-                self._scores = {str(p): float(x) for p, x in said["scores"].items()}
+                found = {str(p): finite(x) for p, x in said["scores"].items()}
+                self._scores = {p: min(max(x, -MOST_SCORE), MOST_SCORE) for p, x in found.items() if x is not None}
             case "status":
                 self.work.has_status({"params": self.work.status.get("params", 0), **said})
             case "failed":
@@ -157,7 +161,6 @@ class Training:
             return
         number, used = found
         scores, self._scores = self._scores, {}
-        loss = said.get("loss")
         part = Part(
             self._node.me,
             number,
@@ -166,8 +169,8 @@ class Training:
             int(said["tokens"]),
             int(said["steps"]),
             used,
-            None if loss is None else float(loss),
-            float(said.get("seconds", 0.0)),
+            finite(said.get("loss")),
+            min(max(finite(said.get("seconds")) or 0.0, 0.0), MOST_SECONDS),
             scores,
         )
         part = Part(**{**part.__dict__, "signature": self._node.sign(part.signed(self._node.chain.swarm))})
@@ -211,8 +214,9 @@ class Training:
             best, sources = own, list[PeerId]()
             for peer in self._node.talk.linked():
                 with contextlib.suppress(Unreachable, Refused, ValueError):
-                    answer = await self._node.endpoint.ask(peer, Message("snapshots"), 5.0, MOST_ANSWER)
-                    for found in map(Snapshot.of, json.loads(bytes(answer.body))):
+                    asked = self._node.talk.message("snapshots", {})
+                    answer = await self._node.endpoint.ask(peer, asked, 5.0, MOST_ANSWER)
+                    for found in map(Snapshot.of, items(read_json(answer.body), MOST_SNAPSHOTS)):
                         if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
                             continue
                         if not self.doubt.allows(peer, found):
@@ -232,7 +236,7 @@ class Training:
                 self.work.begin_from(best)
                 self.doubt.begun()
                 self._node.event("base", round=0 if best is None else best.round, sources=len(sources))
-        except (OSError, ValueError, ShoalError) as e:
+        except (OSError, ValueError, ShoalError, ExceptionGroup) as e:
             self._node.event("base-failed", why=str(e)[:200])
             await asyncio.sleep(1.0)
         finally:

@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 from shoal.fleet.net.api import LinkState, PeerId
+from shoal.fleet.net.values import finite
+from shoal.fleet.swarm.messages import Status
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.ranges import count
 from shoal.fleet.swarm.topology_picture import picture
@@ -53,7 +55,7 @@ def _split(node: Node) -> dict[str, Any] | None:
 
 def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dict[str, Any]:
     head = node.chain.head
-    told = node.work.status if peer == node.me else node.talk.others.get(peer, {}).get("status", {})
+    told = _status(node, peer)
     took = {part.peer: part for part in head.took}
     samples = sum(count(part.used) for part in head.took)
     heard = node.decider.heard.get(peer)
@@ -68,9 +70,9 @@ def _member(node: Node, peer: PeerId, link: LinkState | None, now: float) -> dic
         "loss": None if link is None else link.loss,
         "heard_s": None if heard is None else now - heard.at,
         "share": count(took[peer].used) / samples if peer in took and samples else None,
-        "tokens_per_s": _number(told.get("tokens_per_s")),
-        "busy": _number(told.get("busy")),
-        "step_loss": _number(told.get("loss")),
+        "tokens_per_s": told.tokens_per_s,
+        "busy": told.busy,
+        "step_loss": told.loss,
         "head": head.hash if peer == node.me else None if heard is None else heard.head,
         "late": bool(head.took) and peer in head.members and peer not in took,
     }
@@ -85,6 +87,8 @@ def _predicted(node: Node) -> float | None:
     return predict(routes, node.round_s, overlap=overlap, deadline_s=2 * node.deadline_s).busy
 
 
-def _number(said: object) -> float | None:
-    """What others say of themselves may be anything."""
-    return float(said) if isinstance(said, int | float) and not isinstance(said, bool) else None
+def _status(node: Node, peer: PeerId) -> Status:
+    """Of a peer's training: what it says itself."""
+    if peer == node.me:
+        return Status(**{k: finite(node.work.status.get(k)) for k in Status.__dataclass_fields__})
+    return node.talk.others[peer].status if peer in node.talk.others else Status()

@@ -1,0 +1,212 @@
+"""A swarm in simulated time: only its agreement, over messages that are late, lost or made up."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from shoal.fleet.net.values import BadValue
+from shoal.fleet.swarm.chain import Chain
+from shoal.fleet.swarm.decide import Decider, Heard, Out, Rules
+from shoal.fleet.swarm.messages import read
+from shoal.fleet.swarm.record import Certified, Kind, Record, ack_text
+from shoal.fleet.swarm.terms import Agreed
+
+SWARM = "f" * 64
+START = Record("start", 0, (), ())
+ROUND_S = 3.0
+RULES = Rules(silent_s=3.0, stuck_s=20.0, peers=4)
+
+
+def name(i: int) -> str:
+    return f"{i:064x}"
+
+
+def signature_of(peer: str, text: bytes) -> str:
+    return hashlib.sha256(peer.encode() + text).hexdigest()
+
+
+def verify(peer: str, text: bytes, signature: str) -> bool:
+    return signature == signature_of(peer, text)
+
+
+class Peer:
+    """A peer that brings no parts: only the agreement. Its `disk` survives it."""
+
+    def __init__(self, sim: Sim, me: str, disk: dict[str, Any]) -> None:
+        self.sim, self.me, self.disk = sim, me, disk
+        self.chain = Chain(SWARM, START, verify)
+        for certified in disk.setdefault("records", []):
+            self.chain.add(certified)
+        if "head" in disk:
+            self.chain.move(disk["head"])
+        self.decider = Decider(me, self.chain, sim.rules, self, sim.now)
+        self.decider.recall(disk.get("agreed", Agreed()))
+        self.began = sim.now
+
+    def offer(self, kind: Kind, members: tuple[str, ...], other: str | None, now: float) -> Record | None:
+        head = self.chain.head
+        if kind == "round" and now - self.began < ROUND_S:
+            return None
+        parents = (head.hash,) if other is None else (head.hash, other)
+        top = max(self.chain.get(parent).round for parent in parents)
+        return Record(kind, top + 1, parents, members, time=now, by=self.me)
+
+    def objection(self, record: Record) -> str | None:
+        return None
+
+    def complete(self, record: Record) -> bool:
+        return self.sim.rng.random() < 0.7
+
+    def mergeable(self, other: str) -> bool:
+        return self.sim.rng.random() < 0.7
+
+    def sign(self, text: bytes) -> str:
+        return signature_of(self.me, text)
+
+    def remember(self, agreed: Agreed) -> None:
+        self.disk["agreed"] = agreed
+
+    def committed(self, new: Certified) -> None:
+        self.disk["records"].append(new)
+        for other in self.chain.past(new.record.hash):  # a merge refers to the other branch
+            if other.kind != "start" and all(c.record.hash != other.hash for c in self.disk["records"]):
+                self.disk["records"].insert(0, self.chain.certified(other.hash))
+        self.disk["records"].sort(key=lambda c: c.record.round)
+        self.disk["head"] = new.record.hash
+        self.began = self.sim.now
+        self.sim.count(new)
+
+
+class Sim:
+    def __init__(self, peers: int, seed: int, rules: Rules, liars: frozenset[str] = frozenset()) -> None:
+        """`liars`: their messages are read as a stranger's are, and two rounds may follow one head because of them."""
+        self.liars, self.refused = liars, Counter[str]()
+        self.tapes: dict[str, list[tuple[str, dict[str, Any]]]] = {liar: [] for liar in liars}  # what they were sent
+        self.on_tick: list[Callable[[], None]] = []
+        self.rng, self.rules, self.now = random.Random(seed), rules, 0.0
+        self._queue: list[tuple[float, int, Any]] = []
+        self._number = itertools.count()
+        self.disks: dict[str, dict[str, Any]] = {name(i): {} for i in range(peers)}
+        self.peers = {me: Peer(self, me, disk) for me, disk in self.disks.items()}
+        self.side = dict.fromkeys(self.disks, 0)
+        self.loss = 0.0
+        self.children: dict[str, set[str]] = {}  # of a head, the records of kind round that count
+        self.decided: set[str] = set()
+
+    def count(self, new: Certified) -> None:
+        self.decided.add(new.record.hash)
+        if new.record.kind == "round":
+            self.children.setdefault(new.record.parent, set()).add(new.record.hash)
+            assert self.liars or len(self.children[new.record.parent]) == 1, "two rounds follow one head"
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        next_tick = self.now
+        while next_tick < until:
+            while self._queue and self._queue[0][0] <= next_tick:
+                self.now, _, (frm, to, kind, fields) = heapq.heappop(self._queue)
+                if to in self.peers and self.side[frm] == self.side[to]:
+                    try:
+                        self._deliver(frm, to, kind, fields)
+                    except BadValue:  # as `talk` does; whatever else is raised is a defect
+                        if frm not in self.liars:
+                            raise
+                        self.refused[frm] += 1
+            self.now = next_tick
+            for peer in list(self.peers.values()):
+                heard = {"head": peer.chain.head.hash, "wants": True}
+                for other in self.disks:
+                    if other != peer.me:
+                        self._send(peer.me, Out(other, "pulse", heard))
+                self._out(peer, peer.decider.tick(self.now))
+            for lie in self.on_tick:
+                lie()
+            next_tick += 0.5
+        self.now = until
+
+    def _send(self, frm: str, out: Out) -> None:
+        if self.rng.random() >= self.loss:
+            late = self.now + self.rng.expovariate(1 / 0.1)
+            heapq.heappush(self._queue, (late, next(self._number), (frm, out.to, out.kind, out.fields)))
+
+    def _out(self, peer: Peer, outs: list[Out]) -> None:
+        for out in outs:
+            self._send(peer.me, out)
+
+    def _deliver(self, frm: str, to: str, kind: str, said: dict[str, Any]) -> None:
+        peer, d = self.peers[to], self.peers[to].decider
+        if to in self.liars and kind not in ("pulse", "chain"):
+            self.tapes[to] = [*self.tapes[to][-200:], (kind, said)]
+        if kind == "pulse" and "status" in said:
+            said = read(kind, json.dumps(said).encode()).__dict__
+        if kind == "pulse":
+            if d.hear(frm, Heard(self.now, said["head"], said["wants"])) and frm in self.peers:
+                self._send(to, Out(frm, "ask", {"locator": peer.chain.locator()}))
+        elif kind == "ask":
+            found = peer.chain.since(read("chain", json.dumps(said).encode()).locator, 1000)
+            self._send(to, Out(frm, "chain", {"records": found, "head": peer.chain.head.hash}))
+        elif kind == "chain":
+            d.learn(frm, said["head"], said["records"], self.now)
+        else:
+            self._read(frm, peer, kind, read(kind, json.dumps(said).encode()))
+
+    def _read(self, frm: str, peer: Peer, kind: str, said: Any) -> None:
+        """As `talk` does it."""
+        d = peer.decider
+        match kind:
+            case "vote":
+                self._out(peer, d.vote(frm, said.head, said.vote, self.now))
+            case "query":
+                self._out(peer, d.query(frm, said.head, said.term, said.votes, self.now))
+            case "promise":
+                self._out(peer, d.promise(frm, said.head, said.term, said.acked))
+            case "propose":
+                self._out(peer, d.proposed(frm, said.term, said.record, said.votes, self.now))
+            case "ack":
+                if verify(frm, ack_text(SWARM, said.hash, said.term), said.signature):
+                    self._out(peer, d.agreed(frm, said.hash, said.term, said.signature, self.now))
+            case "commit":
+                if all(parent in peer.chain for parent in said.record.parents):
+                    d.learn(frm, said.record.hash, [said], self.now)
+
+    # What happens to them.
+
+    def kill(self, me: str) -> None:
+        self.peers.pop(me, None)
+
+    def restart(self, me: str) -> None:
+        self.peers.setdefault(me, Peer(self, me, self.disks[me]))
+
+    def cut(self, *sides: set[str]) -> None:
+        for i, side in enumerate(sides):
+            self.side.update(dict.fromkeys(side, i))
+
+    def heal(self) -> None:
+        self.side = dict.fromkeys(self.disks, 0)
+
+    @property
+    def honest(self) -> dict[str, Peer]:
+        return {me: peer for me, peer in self.peers.items() if me not in self.liars}
+
+    def heads(self) -> set[str]:
+        return {peer.chain.head.hash for peer in self.honest.values()}
+
+    def agree(self, within_s: float) -> Record:
+        """All have one head and all are its members, at some moment soon."""
+        for _ in range(int(within_s * 2)):
+            self.run(0.5)
+            heads = self.heads()
+            if len(heads) == 1:
+                head = next(iter(self.honest.values())).chain.head
+                if set(self.honest) <= set(head.members) <= set(self.peers):
+                    return head
+        raise AssertionError(
+            f"no agreement: {[(p.me[-1], p.chain.head.round, p.decider.mode) for p in self.peers.values()]}"
+        )
