@@ -7,7 +7,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from shoal.cli.swarm_shared import add_peer, find, free, keep, read_line, settled
+from shoal.cli.swarm_shared import add_peer, find, free, is_line, keep, read_line, settled
 from shoal.errors import UsageError
 from shoal.observe.commands import command
 
@@ -24,10 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.fleet.swarm.invite import PREFIX
-
-    given = "".join(args.invite.split())
-    if given != "-" and not given.startswith(PREFIX):
+    if not is_line(args.invite):
         return _again(args)
     from shoal.fleet.swarm.charter import Charter
     from shoal.fleet.swarm.config import NodeConfig, folder_of
@@ -37,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.spec.run import NAME_PATTERN
     from shoal.track.rundir import RunDir, workspace
 
-    invitation = read_line(given)
+    invitation = read_line(args.invite)
     if not re.match(NAME_PATTERN, invitation.name):
         raise UsageError(f"the invitation is for a run called {invitation.name!r}, which is no name of a run.")
     folder = workspace(args.workspace)
