@@ -74,7 +74,7 @@ def _counts(text: str) -> list[int]:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     spec = load(args.file, overrides).run
-    trainable(spec, cut=True)
+    trainable(spec, "stages")
     identity = Identity.load(args.key)
     layout, addresses = peers_of(args.peers, spec)
     stage = next((s for s, peers in enumerate(layout) if identity.id in peers), None)

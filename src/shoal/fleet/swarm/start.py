@@ -25,6 +25,7 @@ from shoal.fleet.swarm.roster import Roster
 from shoal.fleet.swarm.session import Session, session
 from shoal.fleet.swarm.view import status
 from shoal.spec import load
+from shoal.spec.checks import trainable
 from shoal.track.journal import Journal
 
 EVERY_S = 1.0
@@ -81,6 +82,7 @@ async def _run(config: NodeConfig, life: Session) -> int:
     event.name_of = lambda peer: next((roster.name(p) for p in roster.summary() if p.startswith(peer)), peer)
     charter = Charter.load(config.charter_file)
     run = load(config.run).run
+    trainable(run, "swarm")
     endpoint = endpoint_of(config, roster, event)
     await endpoint.start()
     try:
