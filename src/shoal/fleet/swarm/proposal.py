@@ -74,7 +74,6 @@ ALIKE: dict[str, Range] = {
     "data.train.*.path": PLACE,
     "data.train.*.weight": (1e-12, 1e12),
     "data.eval.*.path": PLACE,
-    "data.eval.*.weight": (1e-12, 1e12),
     "data.seq_len": (1, 1 << 24),
     "data.mask_documents": WORD,
     "train.steps": (1, 10**9),
