@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from shoal.spec.layers import leaves
-from shoal.spec.names import Path, dotted, names
+from shoal.spec.names import Path, dotted, lookup, names
 from shoal.spec.run import Run
 
 Driver = Literal["loop", "islands", "swarm", "stages"]
@@ -149,10 +149,10 @@ def obeyed(driver: Driver) -> tuple[str, ...]:
 
 def refusals(run: Run, driver: Driver) -> list[tuple[str, str]]:
     """Each value that was set and would have no effect: its name, and a sentence without its full stop."""
-    usual, found = _usual(), []
+    found = []
     for path, value in leaves(run.model_dump(mode="json")):
         no = rule(_starred(path), driver)
-        if no is None or _same(value, usual.get(path)) or any(_same(value, fit) for fit in no.fits):
+        if no is None or _same(value, _usual(path)) or any(_same(value, fit) for fit in no.fits):
             continue
         found.append((dotted(path), f"{dotted(path)} has no effect in {CALLED[driver]}: {no.why}"))
     return found
@@ -162,8 +162,14 @@ def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
+def _usual(path: Path) -> Any:
+    """What a value is where nobody has set it; of an item in a list, what its type says."""
+    known, name = _defaults(), lookup(path)
+    return known[path] if path in known or name is None else name.field.default
+
+
 @cache
-def _usual() -> dict[Path, Any]:
+def _defaults() -> dict[Path, Any]:
     least = Run.model_validate({"name": "usual", "data": {"train": "."}, "train": {"steps": 1}})
     return dict(leaves(least.model_dump(mode="json")))
 

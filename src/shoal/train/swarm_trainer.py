@@ -59,6 +59,7 @@ class Trainer:
         """Until the node says stop, or is gone."""
         self._link.send("ready", params=self._mesh.weights.count)
         while not self._told_to_stop():
+            self._now_and_then()
             message = self._link.next(0 if self._can_step() else IDLE_S)
             if message is not None:
                 if message["kind"] == "stop":
@@ -66,7 +67,6 @@ class Trainer:
                 self._hear(message)
                 continue
             self._follow()
-            self._now_and_then()
             if self._can_step():
                 self._step()
             else:
