@@ -90,9 +90,9 @@ def _enter(args: argparse.Namespace, invitation: Invitation, config: NodeConfig)
 
     run_dir, new = config.run_dir, not config.run_dir.path.exists()
 
-    def agree(charter: Charter, peers: int) -> bool:
+    async def agree(charter: Charter, peers: int) -> bool:
         _show(args, charter, config, peers)
-        return args.yes or not _on_a_terminal() or _asked()
+        return args.yes or not _on_a_terminal() or await _asked()
 
     with writing(run_dir):
         at = asyncio.run(enter(invitation, free(config), _folders(args), _say, args.allow, agree))
@@ -112,7 +112,7 @@ def _look(args: argparse.Namespace, invitation: Invitation, config: NodeConfig) 
     """Nothing is left of it, here or with the peers."""
     from shoal.fleet.swarm.enter import enter
 
-    def agree(charter: Charter, peers: int) -> bool:
+    async def agree(charter: Charter, peers: int) -> bool:
         _show(args, charter, config, peers)
         return False
 
@@ -161,11 +161,16 @@ def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _asked() -> bool:
+async def _asked() -> bool:
+    """While the person thinks, the links stay up."""
+    print("join? [y/N] ", end="", flush=True)
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ready.set)
     try:
-        return input("join? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+        await ready.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _say(text: str) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import copy
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -37,8 +39,9 @@ HOSTILE_PATHS = [
 ]  # fmt: skip
 
 
-def proposed(**changes: Any) -> dict[str, Any]:
-    """Every section that a charter can have, filled; changes by dotted names."""
+@cache
+def whole() -> dict[str, Any]:
+    """Every section that a charter can have, filled."""
     run = {
         "name": "fishes",
         "model": {
@@ -52,6 +55,12 @@ def proposed(**changes: Any) -> dict[str, Any]:
     values = values_of(Run.model_validate(run))
     values["model"]["weights"] = PLACES[2]
     values["data"]["train"][0]["path"], values["data"]["eval"][0]["path"] = PLACES[0], PLACES[1]
+    return values
+
+
+def proposed(**changes: Any) -> dict[str, Any]:
+    """With changes by dotted names."""
+    values = copy.deepcopy(whole())
     for name, value in changes.items():
         put(values, name, value)
     return values
@@ -319,10 +328,17 @@ def test_a_joiner_sees_what_it_will_do_and_may_say_no(
         assert words in said
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(swarm_join, "_on_a_terminal", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda prompt: "n")
-    assert joined(tmp_path, first) == 0
-    assert "nothing was joined" in capsys.readouterr().out
-    assert not (tmp_path / "new" / "runs" / "fishes").exists()
+    answers = "n\n", ""  # no, and the end of the input
+    for answer in answers:
+        there, here = os.pipe()
+        os.write(here, answer.encode())
+        os.close(here)
+        with os.fdopen(there) as typed:
+            monkeypatch.setattr(sys, "stdin", typed)
+            assert joined(tmp_path, first) == 0
+        assert "join? [y/N] nothing was joined" in capsys.readouterr().out
+        assert not (tmp_path / "new" / "runs" / "fishes").exists()
+    assert first.roster.members() == [first.roster.me.id]  # nobody waits for who was only looking
     assert joined(tmp_path, first, "--yes") == 0
     assert (tmp_path / "new" / "runs" / "fishes" / "run.yaml").exists()
 

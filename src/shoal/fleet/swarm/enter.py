@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from shoal.observe.words import size
 
 REACH_S = 30.0  # for any of the invitation's peers to answer
 Say = Callable[[str], None]
-Agree = Callable[[Charter, int], bool]
+Agree = Callable[[Charter, int], Awaitable[bool]]
 
 
 @dataclass
@@ -108,12 +108,13 @@ async def enter(
     look_in: list[Path],
     say: Say,
     allowed: Sequence[str] = (),
-    agree: Agree = lambda charter, peers: True,
+    agree: Agree | None = None,
 ) -> dict[str, Where] | None:
     """Gets the charter and all that the run reads onto this machine; returns where each input is. What is written is
     enough for a node to start without the invitation. `look_in` are folders whose data sets may be used, `allowed`
     addresses of stores that may be read with this machine's credentials. `agree` sees the charter before anything else
     happens, with how many peers are known; None: it did not."""
+    agree = agree or _at_once
     heard = Heard()
     roster = newcomer(invitation, config, heard)
     async with visit(config, roster, heard) as (endpoint, gossip):
@@ -126,8 +127,13 @@ async def enter(
         say(f"reached {roster.name(peer)}: run {charter.name}, {len(roster.members())} peers known")
         with contextlib.suppress(Unreachable, Refused):
             await gossip.ask(peer)
-        if not agree(charter, len(roster.members()) - 1):
-            await gossip.leave()  # nobody should wait for a machine that was only looking
+        agreed = False
+        try:
+            agreed = await agree(charter, len(roster.members()) - 1)
+        finally:
+            if not agreed:
+                await only_looked(gossip)
+        if not agreed:
             return None
         _room(charter, config)
         config.charter_file.write_bytes(data)
@@ -136,6 +142,16 @@ async def enter(
             return {i.place: await _bring(i, config, blobs, roster, look_in, say, allowed) for i in charter.inputs}
         finally:
             await blobs.close()
+
+
+async def _at_once(charter: Charter, peers: int) -> bool:
+    return True
+
+
+async def only_looked(gossip: Gossip) -> None:
+    """Nobody should wait for a machine that goes away again."""
+    await gossip.leave()
+    await asyncio.sleep(0.2)  # for the word to get out
 
 
 async def _charter(invitation: Invitation, endpoint: Endpoint, heard: Heard, gossip: Gossip) -> tuple[PeerId, bytes]:
