@@ -255,7 +255,15 @@ RULES = [
         ("fleet.shards 3 must divide train.batch 32 and not be below fleet.islands 2",),
         ("fleet.shards=3", "fleet.islands=2"),
     ),
-    Wrong("one island", GOOD, ("fleet.deterministic is about islands that come",), ("fleet.deterministic=true",)),
+    Wrong(
+        "one island",
+        GOOD,
+        (
+            "fleet.deterministic has no effect",
+            "one island alone is deterministic anyway",
+        ),
+        ("fleet.deterministic=true",),
+    ),
     Wrong(
         "warm-up too long",
         GOOD,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import SetupError, UsageError
+from shoal.masking import mask, mask_arguments
 from shoal.track.journal import Journal, read, records
 from shoal.track.rundir import RunDir, find_run, runs_in
-from shoal.track.secrets import mask
 from shoal.track.tail import head, is_closed, newest_session_offset, tail
 from tests.track.journals import crash_and_finish, make_run
 
@@ -130,10 +130,33 @@ def test_two_processes_write_without_tearing_each_other(tmp_path: Path) -> None:
         ("https://h/?api_key=abc#x", "https://h/?api_key=***#x"),
         ("http://host/a@b", "http://host/a@b"),
         ("me@host: no address", "me@host: no address"),
+        ("join shoal1eJyFkE1Pwz-AMh_3UySc now", "join shoal1*** now"),
+        ("a run called shoal1", "a run called shoal1"),
+        ("WANDB_API_KEY=0123456789", "WANDB_API_KEY=***"),
+        ("--registry.password=hunter2", "--registry.password=***"),
+        ("hf_abcdefghijklmnopqrstuv was refused", "hf_*** was refused"),
+        ("tokens=123456 and pad_token=0", "tokens=123456 and pad_token=0"),
     ],
 )
-def test_secrets_in_addresses_are_masked(text: str, masked: str) -> None:
+def test_secrets_are_masked(text: str, masked: str) -> None:
     assert mask(text) == masked
+
+
+def test_a_command_line_is_recorded_without_what_follows_a_secret_option() -> None:
+    typed = ["shoal", "swarm", "join", "shoal1eJyFkE1Pwz-AMh_3UySc", "--token", "hunter2", "train.steps=3"]
+    assert mask_arguments(typed) == ["shoal", "swarm", "join", "shoal1***", "--token", "***", "train.steps=3"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux keeps the command line in the process")
+def test_a_hidden_argument_is_not_in_the_list_of_processes() -> None:
+    code = (
+        "import sys; from shoal.masking import hide_argument; hide_argument(sys.argv[1]); hide_argument('not there');"
+        "print(open('/proc/self/cmdline', 'rb').read())"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", code, "shoal1-the-invitation", "other"], text=True)
+    assert "invitation" not in shown
+    assert "*" * len("shoal1-the-invitation") in shown
+    assert "other" in shown
 
 
 def test_no_secret_reaches_the_journal(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shoal.fleet.codec import codec
 from shoal.fleet.outer import snapshot
 from shoal.fleet.outer.rule import Rule
 from shoal.track.journal import records
+from shoal.train.swarm_trainer import Due
 from tests.train.swarm_node import Message, Node, name_of, paths, record
 from tests.train.tiny import make_data, make_run
 
@@ -181,3 +182,32 @@ def test_scores_tell_a_good_part_from_one_that_was_turned_around(tmp_path: Path,
         a.say("end", round=2)  # a round without a sample is handed in, empty
         assert a.hear("part")["used"] == []
         stop(a)
+
+
+def test_a_peer_evaluates_and_saves_as_its_own_run_file_says(tmp_path: Path, data: Path) -> None:
+    held_out = make_data(tmp_path / "held-out", documents=8, seed=1)
+    asked = {"data.eval": str(held_out), "eval.every": 10, "eval.windows": 4, "checkpoint.every": 15}
+    with nodes(data, tmp_path, 1, **asked) as (a,):
+        a.say("fresh", seed=5)
+        a.hear("loaded")
+        for round in range(1, 5):  # of 5 steps of 8 windows each
+            a.begin(round, 40 * (round - 1), 40, done=40 * (round - 1))
+            parts = {a.peer: a.end(round)}
+            applied(a, record(round, parts, done=40 * round), parts)
+        a.say("save")  # for newcomers: no checkpoint of this run, which asks for one every 15 steps
+        a.hear("saved")
+        stop(a)
+    told = [(r["kind"], r["step"]) for r in records(a.run_dir.journal_file) if r["kind"] in ("eval", "checkpoint")]
+    assert told == [("eval", 10), ("checkpoint", 15), ("eval", 20), ("checkpoint", 20)]  # the last one when it ended
+
+
+@pytest.mark.parametrize(
+    ("every", "saves"), [("auto", []), (0, []), (10, [10, 20]), ("30 s", [12, 25])], ids=["auto", "0", "steps", "time"]
+)
+def test_when_a_peer_saves(data: Path, every: int | str, saves: list[int]) -> None:
+    due = Due(make_run(data, **{"checkpoint.every": every}), 0)
+    due._saved_at = 0.0
+    at = {5: 10.0, 9: 20.0, 10: 25.0, 12: 31.0, 20: 55.0, 25: 62.0}
+    assert [step for step, now in at.items() if due.at(step, now)[1]] == saves
+    came = Due(make_run(data, **{"checkpoint.every": 10}), None)  # to a run under way
+    assert [came.at(step, 0.0)[1] for step in (0, 57, 58, 60, 60, 71)] == [False, False, False, True, False, True]

@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from shoal.cli.swarm_shared import add_peer, free, keep, settled
 from shoal.errors import UsageError
@@ -56,11 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
     expires = expiry(args.expires)
     spec = load(args.file, args.overrides).run
-    trainable(spec)
+    trainable(spec, "swarm")
     local_inputs(spec)
     spec = with_steps(spec, workspace(args.workspace))  # all peers go by the same number
-    if spec.fleet.islands > 1:
-        raise UsageError("a peer of a swarm is one island: set fleet.islands=1 (swarm.peers says how many train).")
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     config = settled(NodeConfig(folder_of(run_dir)), args)
     if config.charter_file.exists():
@@ -76,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
         charter, at = write_charter(
             spec,
             organiser.id,
-            Path(args.file),
             None if args.no_data else lambda folder: add_folder(store, folder, outside=True),
         )
         swarm = charter.swarm
@@ -106,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"swarm {spec.name} ({swarm[:12]}), with its data, {served}" if at else f"swarm {spec.name}")
         print(f"whoever has this line can join until {until}; on another machine:\n")
         print(f"shoal swarm join {invitation.line()}\n")
+        print("`shoal swarm join -` or `@FILE` takes the line from the input or a file: it is a password")
         if not (address.relays or config.tcp_only):
             print(
                 "no --relay: peers behind NATs may not reach this machine (`shoal swarm relay` on a public one helps)"

@@ -17,7 +17,7 @@ _MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("invite", metavar="INVITE", help="the line of an invitation, or - to read it from the input")
+    parser.add_argument("invite", metavar="INVITE", help="an invitation: @FILE, - for the input, or the line itself")
     parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
     add_peer(parser)
 

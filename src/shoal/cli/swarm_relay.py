@@ -10,6 +10,7 @@ import signal
 import time
 from typing import Any
 
+from shoal.cli.swarm_shared import read_line
 from shoal.errors import UsageError
 from shoal.observe.words import size
 
@@ -21,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="0.0.0.0", metavar="IP", help="of this machine, to listen on (default: all)")
     parser.add_argument("--public", default="", metavar="IP", help="by which peers reach it, if it has another itself")
     parser.add_argument(
-        "--only-invited", action="append", metavar="INVITE", help="carry only peers of this invitation's swarm"
+        "--only-invited",
+        action="append",
+        metavar="INVITE",
+        help="carry only peers of this invitation's swarm (or @FILE)",
     )
 
 
@@ -67,10 +71,10 @@ def _admit(invitations: list[str]) -> Any:
     if not invitations:
         return None
     from shoal.fleet.net.relay import proof_of
-    from shoal.fleet.swarm.invite import Admission, Invitation
+    from shoal.fleet.swarm.invite import Admission
     from shoal.fleet.swarm.signed import Forged
 
-    swarms = [(known.swarm, known.ticket.organiser) for known in map(Invitation.read, invitations)]
+    swarms = [(known.swarm, known.ticket.organiser) for known in map(read_line, invitations)]
 
     def admit(peer: str, token: str) -> str:
         if any(peer == organiser for _, organiser in swarms):

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
-from shoal.cli.swarm_shared import find, free, kept
+from shoal.cli.swarm_shared import find, free, is_line, kept, read_line
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run's name")
     parser.add_argument(
-        "what", metavar="PEER|INVITE", help="a peer's name or key, an invitation's id or line; beginnings are enough"
+        "what",
+        metavar="PEER|INVITE",
+        help="a peer's name or key, an invitation's id, line or @FILE; a beginning will do",
     )
     parser.add_argument("--with-peers", action="store_true", help="with an invitation: all that came by it, too")
     add_workspace(parser)
@@ -58,13 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _target(config: NodeConfig, roster: Roster, given: str, with_peers: bool) -> tuple[str, str, list[str]]:
     """What is meant: a peer, or an invitation, and who stays all the same."""
-    from shoal.fleet.swarm.invite import PREFIX, Invitation
-
     entries = {peer: roster.entry(peer) for peer in roster.summary()}
     invites = {e.admission.invite for e in entries.values() if e is not None and e.admission.invite}
     invites |= {i.id for i in kept(config)}
-    if given.startswith(PREFIX):
-        found = [("invite", Invitation.read(given).id)]
+    if is_line(given):
+        found = [("invite", read_line(given).id)]
     else:
         found = [("peer", peer) for peer in roster.find(given)]
         found += [("invite", invite) for invite in sorted(invites) if len(given) >= 4 and invite.startswith(given)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
 from shoal.errors import SetupError, UsageError
+from shoal.masking import INVITATION, hide_argument
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.config import NodeConfig
@@ -72,11 +73,33 @@ def find(name: str, workspace_option: str | None) -> NodeConfig:
     return NodeConfig.load(config.folder)
 
 
+def is_line(text: str) -> bool:
+    """Whether somebody gave an invitation, in one of the three ways, and not the name of a run."""
+    return text.strip() == "-" or text.strip().startswith(("@", INVITATION))
+
+
 def read_line(text: str) -> Invitation:
-    """An invitation as given: the line, or `-` for the standard input (it stays out of the shell's history)."""
+    """An invitation as given: the line, `@FILE` that holds it, or `-` for the standard input.
+
+    A line that was typed can be seen by every user of the machine, and stands in the shell's history; the former is
+    ended here, the latter is nothing that a program can mend."""
     from shoal.fleet.swarm.invite import Invitation
 
-    return Invitation.read(sys.stdin.read(MOST_LINE) if text == "-" else text)
+    given = text.strip()
+    if given == "-":
+        return Invitation.read(sys.stdin.read(MOST_LINE))
+    if not given.startswith("@"):
+        hide_argument(text)
+        return Invitation.read(text)
+    file = Path(given[1:]).expanduser()
+    try:
+        with open(file, encoding="utf-8") as f:
+            line, mode = f.read(MOST_LINE), os.fstat(f.fileno()).st_mode
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"the invitation {file} cannot be read ({getattr(e, 'strerror', None) or e}).") from None
+    if mode & 0o077 and os.name != "nt":
+        print(f"shoal: {file} can be read by others, who can join then: run `chmod 600 {file}`.", file=sys.stderr)
+    return Invitation.read(line)
 
 
 def keep(config: NodeConfig, invitation: Invitation) -> None:

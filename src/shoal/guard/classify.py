@@ -19,7 +19,7 @@ from shoal.guard.signals import signal_name
 from shoal.guard.surroundings import Change
 from shoal.guard.symptoms import ABOUT_DATA, CAUSES, CONSEQUENCES, SAID
 from shoal.guard.workers import Death
-from shoal.track.secrets import mask
+from shoal.masking import mask
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 20

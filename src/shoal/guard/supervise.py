@@ -32,6 +32,7 @@ from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.watch import TICK_S, Ended, watch
 from shoal.guard.workers import log_file
+from shoal.masking import mask_arguments
 from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
@@ -129,7 +130,7 @@ class Session:
             session=self.number,
             pid=os.getpid(),
             host=socket.gethostname(),
-            argv=sys.argv,
+            argv=mask_arguments(sys.argv),
             resumed=self.number > 0,
             began=began(),
             **({} if self.job is None else {"job": self.job}),

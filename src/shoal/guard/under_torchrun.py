@@ -23,6 +23,7 @@ from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
 from shoal.guard.progress import of_attempt
 from shoal.guard.workers import log_file
+from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
 from shoal.parallel.place import join
 from shoal.spec import Run, load
@@ -93,7 +94,7 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
             session=session.number,
             pid=os.getpid(),
             host=socket.gethostname(),
-            argv=sys.argv,
+            argv=mask_arguments(sys.argv),
             resumed=session.number > 0,
             began=began(),
         )

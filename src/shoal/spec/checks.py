@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import DataError, SetupError, SpecError
+from shoal.spec.drivers import Driver, driver_of, refusals
 from shoal.spec.hf_config import to_hf
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 
 
-def trainable(run: Run, cut: bool = False) -> None:
-    """Refuse what can be written but not trained; also the rules of a file, for a `Run` that was built in Python.
-    `cut`: the model may be cut over peers (`swarm.stages`)."""
-    problems = [f"{sentence}." for _, sentence in broken(run)]
+def trainable(run: Run, driver: Driver | None = None) -> None:
+    """Refuse what can be written but not trained, and what would have no effect; also the rules of a file, for a `Run`
+    that was built in Python. `driver` takes the steps (`shoal.spec.drivers`); None: whoever `shoal train` takes."""
+    driver = driver or driver_of(run)
+    problems = [f"{sentence}." for _, sentence in broken(run)] or [f"{s}." for _, s in refusals(run, driver)]
     if problems:
         raise SpecError("\n".join(problems))
-    if run.swarm.stages.count > 1 and not cut:
+    if run.swarm.stages.count > 1 and driver != "stages":
         raise SpecError(
             f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `python -m "
             "shoal.train.stage_peer` (docs/guide/swarm.md); here every peer holds the whole model, so set it to 1."

@@ -1,13 +1,12 @@
 """What a run must remember to be repeated: code version, environment and seed. Standard library only.
 
-No environment variable is read, and a password in an address on the command line is masked.
+No environment variable is read, and what looks like a secret on the command line is masked.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import __version__
+from shoal.masking import mask_arguments
 from shoal.spec.run import Run
 
 # What can change a result, and what reads or writes the files of a run.
@@ -35,7 +35,7 @@ def identity(run: Run, argv: Sequence[str] | None = None, folder: str | os.PathL
         "hostname": socket.gethostname(),
         "cpus": os.cpu_count(),
         "seed": run.seed,
-        "argv": [re.sub(r"//[^/@\s]+@", "//…@", argument) for argument in (sys.argv if argv is None else argv)],
+        "argv": mask_arguments(list(sys.argv if argv is None else argv)),
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import SpecError, UsageError
+from shoal.masking import mask
 from shoal.spec.describe import allowed
 from shoal.spec.layers import COMMAND_LINE, Layer, Origin, layer, leaves, normal
 from shoal.spec.length import WAYS
@@ -18,9 +19,6 @@ from shoal.spec.yaml_text import parse, scalar
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=", re.ASCII)
 _OPTION = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)+|name|seed)(=.*)?", re.ASCII | re.DOTALL)
-
-
-_WITH_PASSWORD = re.compile(r"//[^/@\s]+@")  # errors end up in logs, passwords must not
 
 
 def split_overrides(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -65,7 +63,7 @@ def apply(overrides: Sequence[str], below: Layer, folder: str) -> Layer:
 
 
 def _apply_one(text: str, below: Layer, folder: str) -> Layer:
-    where = f"`{_WITH_PASSWORD.sub('//…@', text)}` on the command line"
+    where = f"`{mask(text)}` on the command line"  # errors end up in logs, secrets must not
 
     left, equals, right = text.partition("=")
     if not equals or not left:

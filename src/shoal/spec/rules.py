@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
@@ -159,19 +160,10 @@ def _schedule(run: Run) -> Iterator[Broken]:
 
 def _fleet(run: Run) -> Iterator[Broken]:
     fleet, batch = run.fleet, run.train.batch
+    # What only islands do, or do not do. Swarms and stages refuse all that is about islands, and more (`trainable`).
+    for name, sentence in refusals(run, driver_of(run)):
+        yield (name, "fleet.islands"), sentence
     if fleet.islands == 1:
-        if fleet.deterministic:
-            yield (
-                ("fleet.deterministic", "fleet.islands"),
-                "fleet.deterministic is about islands that come and go, and fleet.islands is 1; one island alone is "
-                "deterministic anyway",
-            )
-        if run.guard.on_straggler == "evict":
-            yield (
-                ("guard.on_straggler", "fleet.islands"),
-                "guard.on_straggler evict is about islands, which can do without one of them, and fleet.islands is 1; "
-                "leave it out, or set fleet.islands",
-            )
         return
     if fleet.shards != "auto" and (batch % fleet.shards or fleet.shards < fleet.islands):
         yield (
@@ -184,11 +176,6 @@ def _fleet(run: Run) -> Iterator[Broken]:
             ("mesh.dp_replicate", "fleet.islands"),
             f"mesh.dp_replicate {run.mesh.dp_replicate} makes copies inside an island, and fleet.islands "
             f"{fleet.islands} are copies already; set it to 1",
-        )
-    if run.guard.replay > 0:
-        yield (
-            ("guard.replay", "fleet.islands"),
-            f"guard.replay {run.guard.replay} does not work with islands yet; leave it out, or set fleet.islands to 1",
         )
 
 

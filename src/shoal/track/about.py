@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.masking import mask
 from shoal.spec import load
 from shoal.spec.run import Track
 from shoal.track.rundir import RunDir
-from shoal.track.secrets import mask
 from shoal.track.tail import head
 
 

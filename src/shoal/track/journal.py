@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import SetupError
-from shoal.track.secrets import mask
+from shoal.masking import mask
 
 VERSION = 1
 Record = dict[str, Any]

@@ -75,7 +75,7 @@ def _counts(text: str) -> list[int]:
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     spec = load(args.file, overrides).run
-    trainable(spec, cut=True)
+    trainable(spec, "stages")
     spec = with_steps(spec, args.folder)
     identity = Identity.load(args.key)
     layout, addresses = peers_of(args.peers, spec)

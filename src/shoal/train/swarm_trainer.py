@@ -25,6 +25,7 @@ from shoal.fleet.outer import snapshot
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.robust import Verdict
 from shoal.fleet.outer.rule import Rule
+from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.train.loop import Tell
 from shoal.train.swarm_keeper import Keeper, Work
@@ -51,12 +52,14 @@ class Trainer:
         self._skipped = 0
         self._status = Status(link)
         self._logbook = Logbook(run, tell)
+        self._due = Due(run, None)
         self._said_idle = time.monotonic()
 
     def train(self) -> None:
         """Until the node says stop, or is gone."""
         self._link.send("ready", params=self._mesh.weights.count)
         while not self._told_to_stop():
+            self._now_and_then()
             message = self._link.next(0 if self._can_step() else IDLE_S)
             if message is not None:
                 if message["kind"] == "stop":
@@ -77,6 +80,7 @@ class Trainer:
     def _hear(self, said: Message) -> None:
         match said["kind"]:
             case "fresh":
+                self._due = Due(self._run, 0)
                 self._mesh.fresh(int(said.get("seed", self._run.seed)))
                 self._begin_from(Outer(self._mesh.read(), self._rule))
             case "load":
@@ -85,6 +89,7 @@ class Trainer:
                 if self._keeper is not None:
                     self._keeper.settle()
                 self._mesh.write(outer.theta)
+                self._due = Due(self._run, None)  # the next record says which step that is
                 self._begin_from(outer)
             case "begin":
                 self._rounds.append(Round.of(said))
@@ -188,12 +193,25 @@ class Trainer:
 
     # Now and then.
 
+    def _now_and_then(self) -> None:
+        """What this peer's own run file asks for: a look at held-out data, a checkpoint."""
+        evaluate, save = self._due.at(self._logbook.step, time.monotonic())
+        if evaluate and self._logbook.step < self._run.train.steps:  # at the end it is evaluated anyway
+            keeper = self._settled()
+            own = self._mesh.read()
+            self._mesh.write(keeper.outer.theta)
+            self._mesh.evaluate(self._logbook.step)
+            self._mesh.write(own)
+        if save:
+            self._checkpoint(self._settled())
+
     def _save(self) -> None:
         """For newcomers, and as a checkpoint of the run."""
         keeper = self._settled()
         keeper.save(self._folder / "snapshots" / f"{keeper.outer.round}")
         keeper.settle()
-        self._checkpoint(keeper)
+        if self._run.checkpoint.every == "auto":
+            self._checkpoint(keeper)
 
     def _checkpoint(self, keeper: Keeper) -> None:
         step, begin = self._logbook.step, round(time.time(), 6)
@@ -248,6 +266,32 @@ class Trainer:
             self._mesh.write(keeper.outer.theta)
             self._mesh.evaluate(self._logbook.step)
             self._tell("finished", step=self._logbook.step, digest=keeper.outer.digest())
+
+
+class Due:
+    """When a peer looks at held-out data and saves, by the steps of the whole swarm or by the clock."""
+
+    def __init__(self, run: Run, step: int | None) -> None:
+        """`step`: the one that training begins with; None: the first that is seen."""
+        self._evaluate, self._save = run.eval.every if run.data.eval else 0, run.checkpoint.every
+        self._last, self._saved_at = step, time.monotonic()
+
+    def at(self, step: int, now: float) -> tuple[bool, bool]:
+        """(evaluate, save), after this step."""
+        last, self._last = self._last, step or self._last
+        if last is None or step <= last:
+            return False, False
+        evaluate, save = _passes(self._evaluate, last, step), _passes(self._save, last, step)
+        if isinstance(self._save, str) and self._save != "auto":
+            save = now - self._saved_at >= seconds(self._save)
+        if save:
+            self._saved_at = now
+        return evaluate, save
+
+
+def _passes(every: int | str, last: int, step: int) -> bool:
+    """Whether a multiple lies after `last` and not after `step`: a record of a swarm may be several steps."""
+    return isinstance(every, int) and every > 0 and step // every > last // every
 
 
 class Status:

@@ -126,7 +126,7 @@ def killed(data: Path, folder: Path, network: Network) -> None:
     """Peers as a user starts them, and kill -9 for one of them."""
     steps = 30
     changes = {"train.steps": steps, "swarm.stages": {"count": 2}, "swarm.silent": "2 s"}
-    (folder / "run.yaml").write_text(dump(a_run(data, **changes)))
+    (folder / "run.yaml").write_text(dump(a_run(data, **changes, checkpoint={})))
     command = [sys.executable, "-m", "shoal.train.stage_peer", "run", str(folder / "run.yaml")]
     with Peers(command, [1, 2], folder, network) as peers:
         peers.until(lambda: peers.steps(1, 1) >= 3, 240)

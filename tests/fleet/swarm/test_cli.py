@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -14,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.cli.swarm_shared import read_line
+from shoal.errors import UsageError
 from shoal.fleet.net.identity import Identity
+from shoal.fleet.swarm import start
 from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.control import alone, obey
 from shoal.fleet.swarm.invite import Invitation
@@ -227,3 +232,71 @@ def test_what_a_person_must_know_is_on_the_console_and_in_both_journals(
     [split] = records(config.folder / "events.jsonl")
     assert (split["kind"], split["round"]) == ("split", 7)
     assert log.recent[0]["text"] == warnings[0]
+
+
+@pytest.mark.parametrize("track", ["track.mlflow=false", "track.tensorboard=true"])
+def test_a_peers_journal_is_mirrored_as_its_own_run_file_says(
+    track: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create(tmp_path, capsys, "track.mlflow=false", track)
+    config = NodeConfig.load(Path(made["folder"]))
+    out = tmp_path / "mirrored"
+    code = (
+        "import sys, time\nwhile '\"close\"' not in open(sys.argv[1]).read(): time.sleep(0.02)\nopen(sys.argv[2], 'w')"
+    )
+    command = [sys.executable, "-c", code, str(config.run_dir.journal_file), str(out)]
+    monkeypatch.setattr(start.mirroring, "default_command", lambda run_dir: command)
+    monkeypatch.setattr(start, "MIRROR_WAIT_S", 60.0)
+
+    async def trained(*_: object) -> int:
+        assert not out.exists()  # it follows, and nobody waits for it before the journal is closed
+        return 0
+
+    monkeypatch.setattr(start, "_run", trained)
+    assert start.run_node(config) == 0
+    assert out.exists() == (track == "track.tensorboard=true")
+    out.unlink(missing_ok=True)
+    monkeypatch.setattr(sys, "argv", ["shoal", "swarm", "join", made["invitation"]])
+    assert start.run_node(config) == 0
+    assert made["invitation"][:40] not in config.run_dir.journal_file.read_text()
+    assert "shoal1***" in config.run_dir.journal_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (
+            "checkpoint.remote=s3://bucket/x",
+            "checkpoint.remote has no effect in a peer of a swarm: a peer copies nothing",
+        ),
+        ("guard.hang=off", "guard.hang has no effect"),
+        ("data.skip=[1]", "data.skip has no effect"),
+        ("swarm.stages.rank=8", "swarm.stages.rank has no effect"),
+        ("fleet.islands=2", "one island"),
+    ],
+)
+def test_create_refuses_what_no_peer_would_obey(
+    override: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(run_file(tmp_path / "home"))
+    assert main(["swarm", "create", file, "--no-start", "--workspace", str(tmp_path), *LOCAL, override]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_invitation_comes_from_a_file_the_input_or_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create(tmp_path, capsys)
+    file = tmp_path / "line"
+    file.write_text(f"\n{made['invitation']}\n")
+    file.chmod(0o644)
+    assert read_line(f"@{file}").id == made["invite"]
+    assert f"chmod 600 {file}" in capsys.readouterr().err
+    file.chmod(0o600)
+    assert read_line(f"@{file}").id == made["invite"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(made["invitation"]))
+    assert read_line("-").id == made["invite"]
+    assert read_line(made["invitation"]).id == made["invite"]
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_line(f"@{tmp_path / 'nothing'}")

@@ -64,7 +64,7 @@ class First:
         me, heard = Identity.at(self.config.identity_file), Heard()
         store = Store(self.config.blobs)
         add = (lambda there: add_folder(store, there, outside=True)) if serve else None
-        self.charter, _ = write_charter(self.run, self.organiser.id, file, add)
+        self.charter, _ = write_charter(self.run, self.organiser.id, add)
         swarm = self.charter.swarm
         admission = Admission.direct(swarm, me.id, self.organiser)
         self.roster = Roster(swarm, self.organiser.id, me, admission, name="first", event=heard)

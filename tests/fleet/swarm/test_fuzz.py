@@ -21,7 +21,9 @@ from shoal.fleet.swarm.blob_fetch import _bits
 from shoal.fleet.swarm.charter import Charter, Input
 from shoal.fleet.swarm.gossip import _json, _summary
 from shoal.fleet.swarm.invite import Admission, Invitation
+from shoal.fleet.swarm.proposal import values_of
 from shoal.fleet.swarm.roster import Roster
+from shoal.spec import Run
 
 SWARM = "5a" * 32
 ODD: list[Any] = [
@@ -95,7 +97,11 @@ def test_broken_records_and_revocations(organiser: Identity) -> None:
 def test_broken_lines_charters_and_manifests(organiser: Identity) -> None:
     rng = random.Random(2)
     line = Invitation.new(SWARM, organiser, "demo", time.time(), {Identity.new().id: Address(tcp=("a:1",))}).line()
-    charter = Charter("demo", organiser.id, 1, "name: x", (Input("inputs/0-x", "f", "ab" * 32, 1, 2, "x"),))
+    run = Run.model_validate({"name": "demo", "data": {"train": "x"}, "train": {"steps": 9}})
+    values = values_of(run)
+    values["data"]["train"][0]["path"] = "inputs/0-x"
+    charter = Charter("demo", organiser.id, 1, values, (Input("inputs/0-x", "f", "ab" * 32, 1, 2),))
+    assert Charter.of(charter.to_bytes(), charter.swarm) == charter
     held = json.loads(charter.to_bytes())
     folder = json.loads(blob_folder.manifest([blob_folder.File("a/b", 3, "ab" * 32)]))
     for _ in range(500):

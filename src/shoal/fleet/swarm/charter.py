@@ -1,49 +1,59 @@
-"""What a swarm has agreed on when it was made: the run file, whose it is, and the data that goes with it.
+"""What a swarm has agreed on when it was made: whose it is, the values of the run that are the same for all, its data.
 
 The swarm's id is the hash of these bytes, so an invitation fixes all of it: whoever joins trains this model on this
-data in this order, or nothing. What a machine decides for itself (devices, layout, tracking, where checkpoints go) is
-not in it.
+data in this order, or nothing. It comes from somebody else, so it is read as a proposal (`proposal`): a closed set of
+values with ranges, and inputs that have no path but a place below the folder of this run. What a machine decides for
+itself is not in it, and is refused if it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import SetupError, ShoalError, SpecError, UsageError
+from shoal.errors import SetupError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, is_peer
 from shoal.fleet.outer.rule import Rule
+from shoal.fleet.swarm import proposal
+from shoal.fleet.swarm.blob_folder import MOST_MANIFEST
 from shoal.fleet.swarm.blob_store import is_name
 from shoal.fleet.swarm.invite import plain
+from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
 from shoal.spec import Run, dump, load
-from shoal.spec.run import Checkpoint, Guard, Mesh, Plan, Resources, Track
+from shoal.spec.drivers import refusals
+from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
 
-FORMAT = "shoal charter 1"
+FORMAT = "shoal charter 2"
 MOST_CHARTER = 1 << 20
 MOST_INPUTS = 64
-OWN = ("resources", "mesh", "track", "checkpoint", "guard", "launch", "plan")  # each peer's own business
-COMPUTING = ("train.precision", "train.fp8_head", "train.fp8_scaling", "train.compile", "train.kernels")
-OWN_VALUES = (*COMPUTING, "data.cache_dir", "data.cache_gb")
+MOST_LOOKED_AT = 10_000  # folders, for a data set that is here already
+INPUTS = "inputs"  # the folder of the run directory that they are in
+_FIELDS = {"format", "name", "organiser", "created", "run", "inputs"}
+_PLACE = re.compile(rf"{INPUTS}/[0-9]{{1,3}}-[A-Za-z0-9_-][A-Za-z0-9._-]{{0,99}}")
+_ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,62}(/[A-Za-z0-9!_.*'()=+,-]+)*/?")
+Where = Path | str  # a folder here, or the address of a store
 
 
 @dataclass(frozen=True)
 class Input:
-    """A folder that the run reads: a data set with its tokenizer, or weights."""
+    """What the run reads: a data set with its tokenizer, or weights."""
 
-    place: str  # its path in the charter's run file
+    place: str  # below the run's folder; by it the run file names the input
     fingerprint: str  # of a data set, as its index.json states it; empty for weights
-    folder: str  # the blob of its manifest; empty: peers bring it themselves
+    folder: str  # the blob of its manifest; empty: peers bring it themselves, or it is in a store
     manifest_bytes: int
     bytes: int
-    near: str  # where it lies beside the run file, as a hint; empty: nowhere near
+    address: str = ""  # of a store that it is read from; whoever joins has to allow that
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Charter:
     name: str
     organiser: PeerId
     created: int
-    run: str  # the run file, with `place` for each input
+    run: dict[str, Any]  # sections of the run file, with `place` for each input
     inputs: tuple[Input, ...]
 
     def to_bytes(self) -> bytes:
@@ -61,7 +71,7 @@ class Charter:
             "organiser": self.organiser,
             "created": self.created,
             "run": self.run,
-            "inputs": [vars(i) for i in self.inputs],
+            "inputs": [asdict(i) for i in self.inputs],
         }
         return canonical(held)
 
@@ -73,23 +83,44 @@ class Charter:
         """What `Blobs.retain` has to keep for newcomers."""
         return {i.folder for i in self.inputs if i.folder}
 
+    @property
+    def places(self) -> list[str]:
+        return [i.place for i in self.inputs]
+
+    @property
+    def bytes(self) -> int:
+        return sum(i.bytes for i in self.inputs)
+
     @classmethod
     def of(cls, data: bytes, swarm: str) -> Charter:
-        """Of what came over the network; SetupError unless it is that swarm's."""
+        """Of what came over the network; SetupError unless it is that swarm's and proposes nothing but what one peer
+        may propose to another."""
         wrong = SetupError("what the peers call the swarm's charter is not what the invitation names; ask for another.")
         if len(data) > MOST_CHARTER or hashlib.sha256(data).hexdigest() != swarm:
             raise wrong
         try:
             held = json.loads(data)
             if held["format"] != FORMAT:
-                raise SetupError(
-                    f"the swarm was made by another version of Shoal ({held['format']}); install that one."
-                )
+                version = plain(held["format"], 40)
+                raise SetupError(f"the swarm was made by another version of Shoal ({version}); install that one.")
+            if more := held.keys() - _FIELDS:
+                raise Unfit(f"it has a field {min(more)[:100]!r}, which no charter has")
             inputs = tuple(_input(i) for i in held["inputs"])
-            if len(inputs) > MOST_INPUTS or not is_peer(held["organiser"]) or not isinstance(held["run"], str):
+            name = held["name"]
+            if not isinstance(name, str) or not re.match(NAME_PATTERN, name) or type(held["created"]) is not int:
                 raise wrong
-            return cls(plain(held["name"], 100), held["organiser"], int(held["created"]), held["run"], inputs)
-        except (ValueError, KeyError, TypeError, RecursionError):
+            if len(inputs) > MOST_INPUTS or not is_peer(held["organiser"]):
+                raise wrong
+            if len({i.place for i in inputs}) < len(inputs) or sum(i.bytes for i in inputs) > MOST_BYTES:
+                raise Unfit("its inputs are in one place, or too large")
+            charter = cls(name, held["organiser"], held["created"], held["run"], inputs)
+            proposal.run_of(name, charter.run, {place: place for place in charter.places})
+            return charter
+        except Unfit as e:
+            raise SetupError(
+                f"the swarm's charter is refused: {e}; do not join, and tell whoever invited you."
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise wrong from None
 
     @classmethod
@@ -100,69 +131,105 @@ class Charter:
             raise UsageError(f"this run is in no swarm: there is no {file}.") from None
         return cls.of(data, hashlib.sha256(data).hexdigest())
 
-    def local(self, file: Path, at: Mapping[str, Path], overrides: list[str]) -> Run:
-        """The run as this peer trains it: the charter's, with the folders of this machine and its own choices."""
-        for text in overrides:
-            key = text.partition("=")[0].lstrip("-")
-            if key.partition(".")[0] not in OWN and key not in OWN_VALUES:
-                own = ", ".join((*OWN, *OWN_VALUES))
-                raise UsageError(f"{key} is the same for all peers of a swarm; of your own are {own}.")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            part.write_text(self.run, encoding="utf-8")
-            run = load(part, overrides).run
-        except SpecError as e:
-            raise SetupError(f"the swarm's run file does not fit this version of Shoal: {e}") from None
-        finally:
-            part.unlink(missing_ok=True)
-        return _with_paths(run, lambda path: str(at.get(os.path.relpath(path, file.parent), path)))
+    def local(self, file: Path, at: Mapping[str, Where], overrides: list[str]) -> Run:
+        """The run as this peer trains it: what the charter proposes, this machine's folders, and its own choices."""
+        here = {i.place: str(at.get(i.place) or i.address or file.parent / i.place) for i in self.inputs}
+        proposed = proposal.run_of(self.name, self.run, here)
+        mine = _overridden(proposed, overrides)
+        if problems := refusals(mine, "swarm"):
+            raise UsageError("\n".join(f"{sentence}." for _, sentence in problems))
+        if name := proposal.not_own(mine, proposed):
+            own = ", ".join(proposal.own_names())
+            raise UsageError(f"{name} is the same for all peers of a swarm, or has no effect; of your own are {own}.")
+        return mine
 
 
 def write_charter(
-    run: Run, organiser: PeerId, run_file: Path, add: Callable[[Path], tuple[str, int]] | None
-) -> tuple[Charter, dict[str, Path]]:
+    run: Run, organiser: PeerId, add: Callable[[Path], tuple[str, int]] | None
+) -> tuple[Charter, dict[str, Where]]:
     """The charter of a run, and where its inputs are here. `add` takes a folder into the blobs; None: peers bring
     their own data."""
     places: dict[str, str] = {}  # path here: place
     inputs: list[Input] = []
 
     def place(path: str) -> str:
-        if "://" in path:
-            return path
         if path not in places:
-            folder = Path(path)
-            places[path] = f"inputs/{len(places)}-{folder.name}"
-            name, size = ("", 0) if add is None else add(folder)
-            total = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-            inputs.append(Input(places[path], fingerprint(folder), name, size, total, _near(path, run_file)))
+            called = re.sub(r"[^A-Za-z0-9._-]", "-", path.rstrip("/").rpartition("/")[2]).lstrip(".")[:60]
+            places[path] = f"{INPUTS}/{len(places)}-{called or 'data'}"
+            inputs.append(_store(path, places[path]) if "://" in path else _folder(Path(path), places[path], add))
         return places[path]
 
-    placed = _with_paths(run, place)
-    shared = placed.model_copy(
-        update={
-            "model": with_rule(placed.model),  # peers of another version begin with the same weights
-            "mesh": Mesh(),
-            "resources": Resources(),
-            "track": Track(),
-            "guard": Guard(),
-            "plan": Plan(),
-            "checkpoint": Checkpoint(),
-            "launch": type(run.launch)(),
-            "swarm": Rule.of(run.swarm).stated(run.swarm),
-        }
-    )
-    text = dump(shared.model_copy(update={"data": shared.data.model_copy(update={"cache_dir": None})}))
-    charter = Charter(run.name, organiser, int(time.time()), text, tuple(inputs))
-    return charter, {place: Path(path) for path, place in places.items()}
+    # Stated for peers of another version: the start values and the outer rates that `auto` means here.
+    closed = {"model": with_rule(run.model), "swarm": Rule.of(run.swarm).stated(run.swarm)}
+    stated = run.model_copy(update=closed)
+    values = proposal.values_of(_with_paths(stated, place))
+    try:
+        proposal.run_of(run.name, values, {i.place: i.place for i in inputs})
+        if len(inputs) > MOST_INPUTS or sum(i.bytes for i in inputs) > MOST_BYTES:
+            raise Unfit(f"it has more than {MOST_INPUTS} inputs, or inputs of more than {MOST_BYTES:.0e} bytes")
+    except Unfit as e:
+        raise SpecError(f"no peer would take a swarm of this run: {e}.") from None
+    charter = Charter(run.name, organiser, int(time.time()), values, tuple(inputs))
+    return charter, {place: path if "://" in path else Path(path) for path, place in places.items()}
 
 
 def fingerprint(folder: Path) -> str:
     """Of a data set; empty where there is none."""
+    return str(_index(folder).get("fingerprint") or "")
+
+
+def vocabulary(folder: Path) -> int | None:
+    """Of a data set, as its index.json states it."""
+    found = _index(folder).get("vocab_size")
+    return found if type(found) is int else None
+
+
+def find_input(wanted: Input, folders: list[Path]) -> Path | None:
+    """The same data set on this machine: in one of the folders that its owner has named, or at most two below."""
+    if not wanted.fingerprint:
+        return None
+    for folder in folders:
+        for pattern in (".", "*", "*/*"):
+            for one in [folder] if pattern == "." else islice(folder.glob(pattern), MOST_LOOKED_AT):
+                if fingerprint(one) == wanted.fingerprint:
+                    return one.resolve()
+    return None
+
+
+def covers(allowed: str, address: str) -> bool:
+    """Whether somebody who allows the one address allows the other, which is the same or below it."""
+    above = allowed.rstrip("/")
+    return address.rstrip("/") == above or address.startswith(f"{above}/")
+
+
+def _overridden(run: Run, overrides: list[str]) -> Run:
+    """By way of a file, so that a wrong override is told as everywhere."""
+    if not overrides:
+        return run
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(dump(run), encoding="utf-8")
+        return load(file, overrides).run
+
+
+def _folder(folder: Path, place: str, add: Callable[[Path], tuple[str, int]] | None) -> Input:
+    name, size = ("", 0) if add is None else add(folder)
+    total = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    return Input(place, fingerprint(folder), name, size, total)
+
+
+def _store(address: str, place: str) -> Input:
+    if not _ADDRESS.fullmatch(address) or ".." in address.split("/"):
+        raise SpecError(f"{address}: a swarm's data is in folders, or in s3://bucket/prefix with plain letters.")
+    return Input(place, "", "", 0, 0, address)
+
+
+def _index(folder: Path) -> dict[str, Any]:
     try:
-        return str(json.loads((folder / "index.json").read_bytes()).get("fingerprint") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+        held = json.loads((folder / "index.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return held if isinstance(held, dict) else {}
 
 
 def _with_paths(run: Run, to: Callable[[str], str]) -> Run:
@@ -175,32 +242,19 @@ def _with_paths(run: Run, to: Callable[[str], str]) -> Run:
     return run.model_copy(update={"data": data, "model": model})
 
 
-def _near(path: str, run_file: Path) -> str:
-    """Relative to the run file, unless that tells more about the organiser's disk than anybody needs."""
-    relative = os.path.relpath(path, run_file.resolve().parent)
-    return relative if relative.count("..") <= 2 and not os.path.isabs(relative) else ""
-
-
 def _input(found: Any) -> Input:
-    place, folder = plain(found["place"], 1024), found["folder"]
-    if not place.startswith("inputs/") or ".." in place.split("/") or not (folder == "" or is_name(folder)):
+    if more := found.keys() - Input.__dataclass_fields__.keys():
+        raise Unfit(f"an input has a field {min(more)[:100]!r}, which none has")
+    place, folder, address = found["place"], found["folder"], found["address"]
+    if not isinstance(place, str) or not _PLACE.fullmatch(place):
+        raise Unfit(f"an input is at {str(place)[:80]!r}, which is no place below the run's folder {INPUTS}")
+    if not isinstance(address, str) or (address and not _ADDRESS.fullmatch(address)) or ".." in address.split("/"):
+        raise Unfit(f"an input is at {str(address)[:80]!r}, which is no address of a store")
+    if not (folder == "" or is_name(folder)) or (folder and address):
         raise ValueError("an input that is none")
     manifest, total = found["manifest_bytes"], found["bytes"]
-    if type(manifest) is not int or type(total) is not int or min(manifest, total) < 0:
+    if type(manifest) is not int or not 0 <= manifest <= MOST_MANIFEST or type(total) is not int:
         raise ValueError("an input that is none")
-    return Input(place, plain(found["fingerprint"], 200), folder, manifest, total, plain(found["near"], 1024))
-
-
-def find_input(wanted: Input, folders: list[Path]) -> Path | None:
-    """The same data set on this machine: in one of the folders, or one below."""
-    if not wanted.fingerprint:
-        return None
-    for folder in folders:
-        try:
-            there = [folder, folder / wanted.near, *(p for p in folder.iterdir() if p.is_dir())]
-        except (OSError, ShoalError):
-            continue
-        for one in there:
-            if fingerprint(one) == wanted.fingerprint:
-                return one.resolve()
-    return None
+    if not 0 <= total <= MOST_BYTES:
+        raise Unfit(f"{place} has {str(total)[:30]} bytes, and no peer takes more than {MOST_BYTES:.0e}")
+    return Input(place, plain(found["fingerprint"], 200), folder, manifest, total, address)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from shoal import wire
 from shoal.fleet.net.api import LinkState, PeerId, Refused, Unreachable
 from shoal.fleet.swarm.config import NodeConfig
-from shoal.fleet.swarm.enter import Heard, newcomer, visit
+from shoal.fleet.swarm.enter import Heard, newcomer, only_looked, visit
 from shoal.fleet.swarm.invite import SKEW_S, Invitation
 from shoal.observe.words import duration, short
 
@@ -62,8 +62,7 @@ async def examine(invitation: Invitation, config: NodeConfig, look_s: float = LO
                 await gossip.ask(peer, timeout_s=5.0)
                 break
         skew = gossip.skew_s
-        await gossip.leave()  # nobody should wait for a machine that was only looking
-        await asyncio.sleep(0.2)
+        await only_looked(gossip)
     answered = dict(zip(config.relays, relays, strict=True))
     return [
         _expiry(invitation, skew),

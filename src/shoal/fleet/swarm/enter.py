@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refus
 from shoal.fleet.net.endpoint import Peers, connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm.blobs import Blobs
-from shoal.fleet.swarm.charter import MOST_CHARTER, Charter, Input, find_input
+from shoal.fleet.swarm.charter import INPUTS, MOST_CHARTER, Charter, Input, Where, covers, find_input
 from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.gossip import CHARTER, Gossip
 from shoal.fleet.swarm.invite import Invitation
@@ -25,6 +26,7 @@ from shoal.observe.words import size
 
 REACH_S = 30.0  # for any of the invitation's peers to answer
 Say = Callable[[str], None]
+Agree = Callable[[Charter, int], Awaitable[bool]]
 
 
 @dataclass
@@ -100,9 +102,19 @@ def newcomer(invitation: Invitation, config: NodeConfig, event: Event) -> Roster
     return roster
 
 
-async def enter(invitation: Invitation, config: NodeConfig, look_in: list[Path], say: Say) -> dict[str, Path]:
+async def enter(
+    invitation: Invitation,
+    config: NodeConfig,
+    look_in: list[Path],
+    say: Say,
+    allowed: Sequence[str] = (),
+    agree: Agree | None = None,
+) -> dict[str, Where] | None:
     """Gets the charter and all that the run reads onto this machine; returns where each input is. What is written is
-    enough for a node to start without the invitation."""
+    enough for a node to start without the invitation. `look_in` are folders whose data sets may be used, `allowed`
+    addresses of stores that may be read with this machine's credentials. `agree` sees the charter before anything else
+    happens, with how many peers are known; None: it did not."""
+    agree = agree or _at_once
     heard = Heard()
     roster = newcomer(invitation, config, heard)
     async with visit(config, roster, heard) as (endpoint, gossip):
@@ -110,17 +122,36 @@ async def enter(invitation: Invitation, config: NodeConfig, look_in: list[Path],
             endpoint.know(peer, address)
         peer, data = await _charter(invitation, endpoint, heard, gossip)
         charter = Charter.of(data, invitation.swarm)
-        if charter.organiser != invitation.ticket.organiser:
-            raise SetupError("the invitation and the swarm name different organisers; ask for another invitation.")
+        if charter.organiser != invitation.ticket.organiser or charter.name != invitation.name:
+            raise SetupError("the invitation and the swarm name different organisers or runs; ask for another.")
         say(f"reached {roster.name(peer)}: run {charter.name}, {len(roster.members())} peers known")
         with contextlib.suppress(Unreachable, Refused):
             await gossip.ask(peer)
+        agreed = False
+        try:
+            agreed = await agree(charter, len(roster.members()) - 1)
+        finally:
+            if not agreed:
+                await only_looked(gossip)
+        if not agreed:
+            return None
+        _room(charter, config)
         config.charter_file.write_bytes(data)
         blobs = Blobs(config.blobs, endpoint, heard)
         try:
-            return {i.place: await _bring(i, config, blobs, roster, look_in, say) for i in charter.inputs}
+            return {i.place: await _bring(i, config, blobs, roster, look_in, say, allowed) for i in charter.inputs}
         finally:
             await blobs.close()
+
+
+async def _at_once(charter: Charter, peers: int) -> bool:
+    return True
+
+
+async def only_looked(gossip: Gossip) -> None:
+    """Nobody should wait for a machine that goes away again."""
+    await gossip.leave()
+    await asyncio.sleep(0.2)  # for the word to get out
 
 
 async def _charter(invitation: Invitation, endpoint: Endpoint, heard: Heard, gossip: Gossip) -> tuple[PeerId, bytes]:
@@ -176,10 +207,32 @@ def _nobody(invitation: Invitation, heard: Heard) -> ShoalError:
     )
 
 
+def _room(charter: Charter, config: NodeConfig) -> None:
+    """A charter may propose more data than this machine can hold."""
+    free = shutil.disk_usage(config.folder).free
+    lacking = [i for i in charter.inputs if i.folder and not (config.run_dir.path / i.place).is_dir()]
+    if (needed := sum(i.bytes for i in lacking)) > free:
+        raise SetupError(f"the swarm's data is {size(needed)}, and {config.folder} has room for {size(free)}.")
+
+
 async def _bring(
-    wanted: Input, config: NodeConfig, blobs: Blobs, roster: Roster, look_in: list[Path], say: Say
-) -> Path:
-    into = config.run_dir.path / wanted.place
+    wanted: Input,
+    config: NodeConfig,
+    blobs: Blobs,
+    roster: Roster,
+    look_in: list[Path],
+    say: Say,
+    allowed: Sequence[str],
+) -> Where:
+    if wanted.address:
+        if not any(covers(one, wanted.address) for one in allowed):
+            raise SetupError(
+                f"the swarm reads {wanted.address}, for which this machine's credentials would be used: "
+                f"join again with --allow {wanted.address} if that is what you want."
+            )
+        say(f"reads {wanted.address}, which you allow")
+        return wanted.address
+    into = _below(config.run_dir.path, wanted.place)
     if into.is_dir():  # of an earlier attempt; it appears when it is complete
         return into
     if (there := await asyncio.to_thread(find_input, wanted, look_in)) is not None:
@@ -192,7 +245,15 @@ async def _bring(
         )
     say(f"fetches {wanted.place}, {size(wanted.bytes)}, from the peers")
     sources = [peer for peer in roster.members() if peer != roster.me.id]
-    return await blobs.fetch_folder(wanted.folder, wanted.manifest_bytes, sources, into)
+    return await blobs.fetch_folder(wanted.folder, wanted.manifest_bytes, sources, into, most_bytes=wanted.bytes)
+
+
+def _below(folder: Path, place: str) -> Path:
+    """Where an input is kept: below the run's own folder, also when every link on the way is followed."""
+    into = folder / place
+    if not into.resolve().is_relative_to(folder.resolve() / INPUTS):
+        raise SetupError(f"{into} leads out of {folder / INPUTS} by a link; remove it, or choose another --workspace.")
+    return into
 
 
 async def address_now(config: NodeConfig, roster: Roster, wait_s: float = 3.0) -> tuple[Address, int]:

@@ -23,8 +23,9 @@ from shoal.errors import UsageError
 from shoal.fleet.net.api import Address, PeerId
 from shoal.fleet.net.identity import KEY_BYTES, Identity, is_peer
 from shoal.fleet.swarm.signed import Forged, Object, check, decode64, encode64, sign
+from shoal.masking import INVITATION
 
-PREFIX = "shoal1"
+PREFIX = INVITATION
 MOST_TEXT = 8192
 MOST_JSON = 32768
 MOST_PEERS = 8  # named in a line; any one of them is enough

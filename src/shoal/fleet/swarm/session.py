@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
+from shoal.masking import mask_arguments
 from shoal.track.journal import Journal, records
 
 
@@ -27,7 +28,7 @@ class Session:
             session=self.number,
             pid=os.getpid(),
             host=socket.gethostname(),
-            argv=sys.argv,
+            argv=mask_arguments(sys.argv),
             resumed=self.number > 0,
             began=None,
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from shoal.errors import SetupError, Stopped
@@ -24,10 +25,15 @@ from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.roster import Roster
 from shoal.fleet.swarm.session import Session, session
 from shoal.fleet.swarm.view import status
+from shoal.guard import mirroring
+from shoal.observe.commands import command
 from shoal.spec import load
+from shoal.spec.checks import trainable
+from shoal.spec.run import Run
 from shoal.track.journal import Journal
 
 EVERY_S = 1.0
+MIRROR_WAIT_S = 5.0  # a peer was told to leave, or its swarm is done: somebody waits
 QUIET = ("blob", "part")  # kinds of events that are too many for a person
 
 
@@ -70,17 +76,29 @@ def run_node(config: NodeConfig) -> int:
     """The exit code; raises what has ended it."""
     with alone(config):
         forget_commands(config)
-        with session(config.run_dir.journal_file) as life:
-            return asyncio.run(_run(config, life))
+        run = load(config.run).run
+        trainable(run, "swarm")
+        with ExitStack() as afterwards, session(config.run_dir.journal_file) as life:
+            if config.train and mirroring.wanted(run.track):
+                mirror = mirroring.Mirror(config.run_dir, mirroring.default_command(config.run_dir))
+                afterwards.callback(_wait_for, mirror, config)
+            return asyncio.run(_run(config, run, life))
 
 
-async def _run(config: NodeConfig, life: Session) -> int:
+def _wait_for(mirror: mirroring.Mirror, config: NodeConfig) -> None:
+    """The journal is closed: what is not in the trackers yet gets there a little later, or by hand."""
+    with contextlib.suppress(KeyboardInterrupt):
+        if mirror.caught_up(MIRROR_WAIT_S, time.sleep, hurry=lambda: False):
+            return
+    print(f"tracking is behind; {command('track sync', config.run_dir)} uploads the rest.", file=sys.stderr, flush=True)
+
+
+async def _run(config: NodeConfig, run: Run, life: Session) -> int:
     event = Log(config, life.warn)
     identity = Identity.load(config.identity_file)
     roster = Roster.load(config.roster_file, identity, event)
     event.name_of = lambda peer: next((roster.name(p) for p in roster.summary() if p.startswith(peer)), peer)
     charter = Charter.load(config.charter_file)
-    run = load(config.run).run
     endpoint = endpoint_of(config, roster, event)
     await endpoint.start()
     try:

@@ -1,0 +1,178 @@
+"""Which names of the run file each driver obeys. A name has its effect or is refused with a reason; none is ignored.
+
+A driver is what takes the steps: the plain loop, islands, a peer of a swarm, a stage of a model that is cut over peers.
+The table says what each does not do, and what to do instead; everything else it must read (`tests/spec/test_drivers.py`
+looks for the place in its modules). Two sections are of other verbs and are no driver's business: `plan` is read by
+`shoal plan`, `launch` by `shoal launch`; `swarm` belongs to `shoal swarm` in the same way, so that a run file can be
+tried alone before others join.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from shoal.spec.layers import leaves
+from shoal.spec.names import Path, dotted, lookup, names
+from shoal.spec.run import Run
+
+Driver = Literal["loop", "islands", "swarm", "stages"]
+CALLED: dict[Driver, str] = {
+    "loop": "`shoal train` without islands",
+    "islands": "training on islands",
+    "swarm": "a peer of a swarm",
+    "stages": "a model cut over peers",
+}
+# Sections that another verb reads, and that verb.
+OTHERS: dict[Driver, dict[str, str]] = {
+    "loop": {"plan": "shoal plan", "launch": "shoal launch", "swarm": "shoal swarm"},
+    "islands": {"plan": "shoal plan", "launch": "shoal launch", "swarm": "shoal swarm"},
+    "swarm": {"plan": "shoal plan", "launch": "shoal launch"},
+    "stages": {"plan": "shoal plan", "launch": "shoal launch"},
+}
+
+
+@dataclass(frozen=True)
+class No:
+    """Not obeyed: why, or what to do instead. `fits`: values besides the default that ask for what happens anyway."""
+
+    why: str
+    fits: tuple[Any, ...] = ()
+
+
+OBEYED = None  # in a section that is not
+Table = dict[str, No | None]
+_RESTART = "a peer's node starts its trainer again, by guard.restarts; leave it out"
+_SNAPSHOTS = "a peer saves between two steps, on its own disk alone; leave it out"
+_STATES = "each peer saves the state of its layers in its --folder: set swarm.stages.save_every"
+_CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
+_ROUNDS = "stages exchange every step, not in rounds; leave it out"
+
+_ALIKE = No("every held-out window counts alike; leave it out")
+
+# A name or a section; the longest that fits counts.
+REFUSED: dict[Driver, Table] = {
+    "loop": {
+        "data.eval.*.weight": _ALIKE,
+        "fleet.shards": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
+        "fleet.deterministic": No("one island alone is deterministic anyway; leave it out"),
+        "guard.on_straggler": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
+    },
+    "islands": {
+        "data.eval.*.weight": _ALIKE,
+        "checkpoint.memory": No(
+            "islands hold each other's state instead; leave it out, or set fleet.islands to 1", ("off",)
+        ),
+        "guard.replay": No("it does not work with islands yet; leave it out, or set fleet.islands to 1"),
+    },
+    "swarm": {
+        "data.eval.*.weight": _ALIKE,
+        "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
+        "fleet": No("a peer of a swarm is one island: set fleet.islands to 1 (swarm.peers says how many train)"),
+        "checkpoint": No(_SNAPSHOTS),
+        "checkpoint.every": OBEYED,
+        "checkpoint.keep": OBEYED,
+        "checkpoint.keep_every": OBEYED,
+        "checkpoint.memory": No(_SNAPSHOTS, ("off",)),
+        "checkpoint.keep_best": No("snapshots are not measured one by one; set checkpoint.keep or keep_every"),
+        "checkpoint.remote": No("a peer copies nothing to a store; its snapshots are in runs/NAME/checkpoints"),
+        "guard": No(_RESTART),
+        "guard.restarts": OBEYED,
+        "guard.numerics": No("a peer always skips such a step, and ends after 100 in a row; leave it out"),
+        "guard.skips": No("a peer ends after 100 such steps in a row; leave it out"),
+        "guard.spikes": No("bad parts are judged by swarm.robust; leave it out", ("off",)),
+        "guard.rewinds": No("a swarm never goes back; leave it out"),
+        "guard.replay": No("peers compare the digests of their weights after every round; leave it out"),
+        "swarm.stages": No(
+            "a model cut over peers is trained by `python -m shoal.train.stage_peer` (docs/guide/swarm.md); here every "
+            "peer holds the whole model"
+        ),
+    },
+    "stages": {
+        "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
+        "model.preset": OBEYED,
+        "model.experts": No("experts are not balanced over peers; take a model without them"),
+        "data.eval": No("stages do not evaluate; leave it out"),
+        "data.skip": No("stages leave no batch out; leave it out"),
+        "eval": No("stages do not evaluate; leave it out"),
+        "train.fp8_head": No("stages compute in fp32 or bf16; leave it out"),
+        "train.fp8_scaling": No("stages compute in fp32 or bf16; leave it out"),
+        "train.compile": No("stages are not compiled; leave it out", (False,)),
+        "train.kernels": No("stages use whatever kernels fit; leave it out"),
+        "mesh": No("a stage is one process: its peers are named in the file of --peers; leave it out", (1,)),
+        "mesh.micro_batch": OBEYED,
+        "mesh.schedule": No("micro-batches go to whoever is fast; leave it out"),
+        "mesh.cp_method": No("a stage is one process; leave it out"),
+        "mesh.recompute": No("stages compute nothing twice; leave it out", ("none",)),
+        "resources.processes": No("a stage is one process; leave it out", (1,)),
+        "fleet": No(_CUT),
+        "checkpoint": No(_STATES),
+        "guard": No("nobody watches a stage: whoever started it starts it again, and it goes on; leave it out"),
+        "track": No("stages keep a journal in their --folder and mirror it nowhere; leave it out", (False,)),
+        "swarm": No(_ROUNDS),
+        "swarm.peers": No("the file of --peers says who trains; leave it out"),
+        "swarm.stages": OBEYED,
+        "swarm.silent": OBEYED,
+        "swarm.chunk": OBEYED,
+        "swarm.keep": OBEYED,
+    },
+}
+
+
+def driver_of(run: Run) -> Driver:
+    """Who trains it where no other verb was asked for."""
+    return "islands" if run.fleet.islands > 1 else "loop"
+
+
+def rule(name: str, driver: Driver) -> No | None:
+    """Why a driver refuses a name; None: it obeys it, or another verb does (`other_verb`)."""
+    table, part = REFUSED[driver], name
+    while part:
+        if part in table:
+            return table[part]
+        part = part.rpartition(".")[0]
+    return None
+
+
+def other_verb(name: str, driver: Driver) -> str | None:
+    """The verb that reads a name which is none of this driver's business."""
+    return OTHERS[driver].get(name.partition(".")[0])
+
+
+@cache
+def obeyed(driver: Driver) -> tuple[str, ...]:
+    """All names that have their effect in it."""
+    whole = (n.dotted for n in names() if n.section is None)
+    return tuple(n for n in whole if rule(n, driver) is None and other_verb(n, driver) is None)
+
+
+def refusals(run: Run, driver: Driver) -> list[tuple[str, str]]:
+    """Each value that was set and would have no effect: its name, and a sentence without its full stop."""
+    found = []
+    for path, value in leaves(run.model_dump(mode="json")):
+        no = rule(_starred(path), driver)
+        if no is None or _same(value, _usual(path)) or any(_same(value, fit) for fit in no.fits):
+            continue
+        found.append((dotted(path), f"{dotted(path)} has no effect in {CALLED[driver]}: {no.why}"))
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _usual(path: Path) -> Any:
+    """What a value is where nobody has set it; of an item in a list, what its type says."""
+    known, name = _defaults(), lookup(path)
+    return known[path] if path in known or name is None else name.field.default
+
+
+@cache
+def _defaults() -> dict[Path, Any]:
+    least = Run.model_validate({"name": "usual", "data": {"train": "."}, "train": {"steps": 1}})
+    return dict(leaves(least.model_dump(mode="json")))
+
+
+def _starred(path: Path) -> str:
+    return ".".join("*" if isinstance(part, int) else part for part in path)
