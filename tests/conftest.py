@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TOOK = pytest.StashKey[dict[str, Any]]()  # name of a file: durations.Took
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--apart", type=int, metavar="N", help="each file in a process of its own, N at a time")
+    parser.addoption("--record", action="store_true", help="how long each took, into tests/durations.json")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -31,7 +36,23 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     from tests.apart import run_apart
 
-    return run_apart(session, at_once)
+    session.config.stash[TOOK] = run_apart(session, at_once)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What was used of the machine, and by what most."""
+    if not (took := config.stash.get(TOOK, {})):
+        return
+    from tests import durations
+
+    cpu_s, wall_s = sum(t.cpu_s for t in took.values()), sum(t.wall_s for t in took.values())
+    most = sorted(took, key=lambda name: -took[name].cpu_s)[:5]
+    terminalreporter.write_line(f"{cpu_s:.0f} s of CPU time in files that took {wall_s:.0f} s; most of it in")
+    for name in most:
+        terminalreporter.write_line(f"  {took[name].cpu_s:6.1f} s in {took[name].wall_s:6.1f} s  {name}")
+    if config.getoption("--record"):
+        durations.record(took, config.rootpath)
 
 
 @pytest.fixture(scope="session", autouse=True)
