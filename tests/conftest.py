@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,34 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"  {took[name].cpu_s:6.1f} s in {took[name].wall_s:6.1f} s  {name}")
     if config.getoption("--record"):
         durations.record(took, config.rootpath)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-timeout's
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """A test's time is that of a quiet machine (tests/patience.py): what is merely slow is not ended."""
+    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        return None
+    from pytest_timeout import timeout_sigalrm
+
+    from tests.patience import Stopwatch
+
+    watch = Stopwatch()
+
+    def look(*_: object) -> None:
+        __tracebackhide__ = True
+        if (left_s := settings.timeout - watch.quiet_s()) > 0.01:
+            signal.setitimer(signal.ITIMER_REAL, left_s)
+        else:
+            timeout_sigalrm(item, settings)
+
+    def cancel() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # where pytest-timeout looks for it
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout)
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.line import Line, Request, line_to
+from tests.patience import limit
 from tests.services import S3Server, s3_server
 
 from shoal.checkpoint import bucket
@@ -93,7 +94,7 @@ def test_every_part_carries_a_checksum_and_is_sent_with_others_at_a_time(s3: str
 
     def together(request: Request) -> bytes:
         if request.is_part and len(request.body) == PART:
-            hold.wait(30)  # breaks, and fails the test, unless so many are under way at a time
+            hold.wait(limit(30))  # breaks, and fails the test, unless so many are under way at a time
         return request.body
 
     line.request = together
@@ -356,7 +357,12 @@ print(peak() - before)
 @ALL
 def test_an_upload_holds_only_a_few_parts_in_memory(s3: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UPLOAD, s3], capture_output=True, text=True, cwd=ROOT, env=dict(os.environ), timeout=120
+        [sys.executable, "-c", UPLOAD, s3],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=dict(os.environ),
+        timeout=limit(120),
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 220 * MB  # of 320: four parts of 32 MiB under way, one being filled

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from tests.patience import limit
+
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 Object = dict[str, Any]
@@ -116,7 +118,7 @@ class Api:
         raise AssertionError("unreachable")
 
     def _connect(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(self._host, timeout=90, context=self._tls)
+        return http.client.HTTPSConnection(self._host, timeout=limit(90), context=self._tls)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}

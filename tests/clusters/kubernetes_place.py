@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.clusters.api import Api, Object
 from tests.clusters.kubernetes import IMAGE, Cluster
+from tests.patience import limit
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
 from shoal.launch.backend import OVER, State
@@ -78,7 +79,7 @@ class Place:
     def shoal(self, *arguments: str) -> str:
         """The command, as a person types it here, where the run directories of the nodes are out of sight."""
         command = [sys.executable, "-m", "shoal", *arguments, "--workspace", str(self.folder / "here")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit(200))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.patience import limit
 from tests.require import unavailable
 from tests.services import free_ports
 
@@ -71,7 +72,7 @@ class RayCluster:
         """The machine and all that runs on it, at once."""
         process = self._nodes.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(limit(30))
         _end([pid for pid in _all_pids() if _session(pid) == process.pid])
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class RayCluster:
         return next(parent for pid in having if (parent := _parent(pid)) not in having)
 
     def ask(self, path: str) -> Any:
-        with urllib.request.urlopen(self.address + path, timeout=30) as answer:
+        with urllib.request.urlopen(self.address + path, timeout=limit(30)) as answer:
             return json.load(answer)
 
     def _start(self, name: str, *options: str) -> None:

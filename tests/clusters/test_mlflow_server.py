@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import Stopwatch, limit
 from tests.track.journals import loss_at, make_run
 from tests.track.servers import answering, closed_port, silent
 
@@ -41,7 +42,7 @@ class Server:
         deadline = time.monotonic() + 240  # 8 s on an idle machine
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.address}/health", timeout=limit(5)):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -104,7 +105,7 @@ def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: S
     story.steps(150).failure().start(at_step=100).steps(160)
     wait_for("answers again", story.run_dir)
     story.steps(200).close()
-    assert mirror.wait(120) == 0
+    assert mirror.wait(limit(120)) == 0
     status, losses = uploaded(server, "killed")
     assert status == "FINISHED"
     assert losses == [(step, loss_at(step)) for step in range(1, 201)]
@@ -120,9 +121,9 @@ def test_what_a_dead_server_missed_is_uploaded_later(server: Server, tmp_path: P
         time.sleep(0.1)
     server.kill()
     story.steps(200).close()
-    closed_at = time.monotonic()
-    assert mirror.wait(60) == 75
-    assert time.monotonic() - closed_at < 10
+    watch = Stopwatch()
+    assert mirror.wait(limit(60)) == 75
+    assert watch.quiet_s() < 10
     assert main(["track", "sync", "demo", "--workspace", str(tmp_path)]) == 75
     server.start()
     assert main(["track", "sync", "--all", "--workspace", str(tmp_path)]) == 0
@@ -136,9 +137,9 @@ def test_servers_that_hang_or_fail_hold_back_neither_the_end_nor_tensorboard(tmp
             mirror = start_mirror(story.run_dir, grace_s=2)
             wait_for("MLflow", story.run_dir)
             story.steps(60).close()
-            closed_at = time.monotonic()
-            assert mirror.wait(60) == 75
-            assert time.monotonic() - closed_at < 8
+            watch = Stopwatch()
+            assert mirror.wait(limit(60)) == 75
+            assert watch.quiet_s() < 8
             log = (story.run_dir.track / "mirror.log").read_text()
             assert f"TensorBoard files in {story.run_dir.path}/tensorboard: everything is uploaded" in log
             assert len(warnings(story.run_dir)) == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.namespaces import need_namespaces
+from tests.patience import limit
 
 from shoal.fleet.emulate import spaces
 
@@ -54,6 +55,6 @@ def test_four_peers_behind_nats_train_one_model() -> None:
         assert seen["done"] > 0
     finally:
         example.send_signal(signal.SIGINT)
-        example.communicate(timeout=30)
+        example.communicate(timeout=limit(30))
     assert example.returncode == 0
     assert not spaces.beginning(f"shoal-{example.pid}-")

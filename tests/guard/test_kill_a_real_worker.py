@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.guard.fake import alive, until
+from tests.patience import limit
 
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
@@ -60,7 +61,7 @@ def test_a_run_whose_worker_is_killed_ends_by_itself_with_the_same_parameters(wo
     until(lambda: len(told(workspace, "killed", "step")) >= 25, within_s=240)
     pids = told(workspace, "killed", "attempt")[0]["pids"]
     os.kill(pids[1], signal.SIGKILL)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=limit(240))
     assert process.returncode == 0, output
     assert not any(map(alive, pids))
 
@@ -71,7 +72,7 @@ def test_a_run_whose_worker_is_killed_ends_by_itself_with_the_same_parameters(wo
     assert second["step"] >= 10, "a busy machine may still have been writing the second one"
 
     calm = start(workspace, "calm")
-    output, _ = calm.communicate(timeout=240)
+    output, _ = calm.communicate(timeout=limit(240))
     assert calm.returncode == 0, output
     digests = {told(workspace, name, "finished")[-1]["digest"] for name in ("calm", "killed")}
     assert len(digests) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.launch.agents import Cluster
+from tests.patience import limit
 from tests.train.tiny import make_data, make_run
 
 from shoal import wire
@@ -164,7 +165,7 @@ def test_a_node_told_to_leave_lets_all_save_and_its_replacement_goes_on(cluster:
     job.start_all()
     job.wait_for("step", step=3)
     job.agents[1].send_signal(signal.SIGTERM)
-    assert job.agents[1].wait(60) == 143
+    assert job.agents[1].wait(limit(60)) == 143
     job.start(1)
     job.wait_for("start", attempt=1)
     assert job.records("start")[-1]["step"] >= 3, "nothing was lost, although no checkpoint was due"

@@ -16,6 +16,7 @@ from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
 from shoal.observe.ledger import ledger
 from shoal.observe.plot import plot
+from tests.patience import limit
 from tests.track.journals import crash_and_finish, loss_at, make_run
 
 
@@ -146,7 +147,7 @@ def test_nothing_of_track_and_observe_imports_torch() -> None:
         "heavy = [m for m in ('torch', 'matplotlib', 'mlflow', 'wandb', 'tensorboard', 'pandas') if m in sys.modules]\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
 
 
