@@ -1,0 +1,89 @@
+"""Which files of tests run side by side: the longest first, the cores filled, of one service one user at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import durations
+from tests.durations import Took
+from tests.lanes import Work, next_of, works
+
+ROOT = Path(__file__).parents[1]
+
+
+class Item:
+    """As much of a test as is looked at."""
+
+    def __init__(self, nodeid: str, *marks: str, uses: str = "") -> None:
+        self.nodeid, self.marks, self.uses = nodeid, marks, uses
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+    def iter_markers(self, name: str) -> list[object]:
+        return [type("Mark", (), {"args": (self.uses,)})] if name == "uses" and self.uses else []
+
+
+def work(name: str, wall_s: float, cpu_s: float, *uses: str) -> Work:
+    return Work(name, [], Took(wall_s, cpu_s), True, frozenset(uses))
+
+
+def begun(waiting: list[Work], running: list[Work], lanes: int = 2, cores: int = 2) -> list[str]:
+    """All that are begun at this moment."""
+    waiting, running = list(waiting), list(running)
+    names = []
+    while one := next_of(waiting, running, lanes, cores):
+        waiting.remove(one)
+        running.append(one)
+        names.append(one.name)
+    return names
+
+
+def test_what_was_never_recorded_comes_first_then_the_longest() -> None:
+    items = [Item("short.py::a"), Item("long.py::a"), Item("long.py::b", "slow"), Item("new.py::a"), Item("long.py::c")]
+    known = {"short.py": Took(1, 1), "long.py": Took(9, 3), "long.py slow": Took(5, 5)}
+    found = works(items, known)  # type: ignore[arg-type]  # a stand-in
+    assert [one.name for one in found] == ["new.py", "long.py", "long.py slow", "short.py"]
+    assert [item.nodeid for item in found[1].items] == ["long.py::a", "long.py::c"]
+    assert found[0].took == Took(5, 5)  # the median, and a core of its own
+
+
+def test_there_are_as_many_as_lanes_however_busy() -> None:
+    assert begun([work("a", 10, 20), work("b", 9, 18), work("c", 8, 1)], []) == ["a", "b"]
+
+
+def test_what_waits_leaves_room_for_others_but_not_for_more_than_the_cores() -> None:
+    waiting = [
+        work("sleepy", 10, 2),
+        work("lazy", 9, 3),
+        work("busy", 8, 16),
+        work("half", 7, 3.5),
+        work("short", 1, 0.9),
+    ]
+    assert begun(waiting, []) == ["sleepy", "lazy", "half", "short"]
+    assert begun(waiting, [], lanes=1) == ["sleepy"]
+    assert begun([work(str(i), 10, 0.1) for i in range(9)], []) == ["0", "1", "2", "3"]  # memory is finite too
+
+
+def test_of_what_there_is_one_only_one_makes_use() -> None:
+    waiting = [work("job", 10, 1, "slurm"), work("verbs", 9, 1, "slurm", "ports"), work("pods", 8, 1, "kubernetes")]
+    assert begun(waiting, []) == ["job", "pods"]
+    assert begun(waiting[1:2], waiting[:1]) == []
+    items = [Item("a.py::one", uses="slurm"), Item("a.py::two", uses="ports")]
+    assert works(items, {})[0].uses == {"slurm", "ports"}  # type: ignore[arg-type]  # a stand-in
+
+
+def test_durations_are_kept_sorted_and_without_files_that_are_gone(tmp_path: Path) -> None:
+    for name in ("b.py", "a.py"):
+        (tmp_path / name).touch()
+    file = tmp_path / "durations.json"
+    durations.record({"b.py slow": Took(2.04, 1), "gone.py": Took(1, 1)}, tmp_path, file)
+    durations.record({"a.py": Took(3, 0.5), "b.py slow": Took(4, 1)}, tmp_path, file)
+    assert file.read_text() == '{\n"a.py": [3.0, 0.5],\n"b.py slow": [4.0, 1.0]\n}\n'
+    assert durations.read(file)["a.py"].share == 0.5 / 3
+
+
+def test_what_is_recorded_is_there() -> None:
+    known = durations.read()
+    assert known
+    assert not [name for name in known if not (ROOT / name.split(" ")[0]).exists()], "run `make durations`"
