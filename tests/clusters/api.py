@@ -76,7 +76,7 @@ class Api:
 
     def until(self, path: str, done: Callable[[Object], bool], timeout_s: float = 60) -> Object:
         """The object as soon as `done` says so, by watching it."""
-        deadline, last = time.monotonic() + timeout_s, None
+        deadline, last = time.monotonic() + limit(timeout_s), None
         folder, _, name = path.rpartition("/")
         while (left := deadline - time.monotonic()) > 0:
             for kind, last in self.watch(folder, timeout_s=max(left, 1), fieldSelector=f"metadata.name={name}"):

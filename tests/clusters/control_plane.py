@@ -21,7 +21,7 @@ import yaml
 from scripts.clusters.kubernetes import JOBSET, KUEUE, Part, built, programs
 from tests.clusters.api import Api, ApiError, Object, condition
 from tests.clusters.certificates import key_pair, self_signed
-from tests.patience import limit
+from tests.patience import Stopwatch, limit
 from tests.services import free_ports
 
 READY_S = 60.0
@@ -201,9 +201,9 @@ class ControlPlane:
         return self.api().text("/readyz") == "ok"
 
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + READY_S
+        watch = Stopwatch()
         why = "it was not ready in time"
-        while self._processes[name].poll() is None and time.monotonic() < deadline:
+        while self._processes[name].poll() is None and watch.quiet_s() < READY_S:
             try:
                 if ready():
                     return

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.patience import limit
+from tests.patience import Stopwatch, limit
 from tests.require import unavailable
 from tests.services import free_ports
 
@@ -78,9 +78,9 @@ class RayCluster:
     def close(self) -> None:
         for name in reversed(list(self._nodes)):
             self.kill(name)
-        deadline = time.monotonic() + 30
+        watch = Stopwatch()
         while left := [pid for pid in _all_pids() if self._mark in _environment(pid)]:  # drivers, actors, agents
-            assert time.monotonic() < deadline, f"processes {left} of Ray do not end"
+            assert watch.quiet_s() < 30, f"processes {left} of Ray do not end"
             _end(left)
             time.sleep(0.2)
 
@@ -119,8 +119,8 @@ class RayCluster:
             self._nodes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
     def _await(self, machines: int) -> None:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
+        watch = Stopwatch()
+        while watch.quiet_s() < READY_S:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not yet
                 if len(self.machines()) >= machines:
                     return

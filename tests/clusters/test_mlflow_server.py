@@ -39,8 +39,8 @@ class Server:
         env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 240  # 8 s on an idle machine
-        while time.monotonic() < deadline:
+        watch = Stopwatch()  # 8 s on an idle machine
+        while watch.quiet_s() < 240:
             try:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=limit(5)):
                     return
@@ -80,9 +80,9 @@ def warnings(run_dir: RunDir) -> list[str]:
 
 def wait_for(what: str, run_dir: RunDir, timeout_s: float = 120) -> None:
     log = run_dir.track / "mirror.log"
-    deadline = time.monotonic() + timeout_s
+    watch = Stopwatch()
     while not (log.exists() and what in log.read_text()):
-        assert time.monotonic() < deadline, f"'{what}' never came: {log.read_text() if log.exists() else 'no log'}"
+        assert watch.quiet_s() < timeout_s, f"'{what}' never came: {log.read_text() if log.exists() else 'no log'}"
         time.sleep(0.1)
 
 
@@ -94,9 +94,9 @@ def start_mirror(run_dir: RunDir, grace_s: float) -> subprocess.Popen[bytes]:
 def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: Server, tmp_path: Path) -> None:
     story = make_run(tmp_path, mlflow=server.address, experiment="killed").open().start().steps(50)
     mirror = start_mirror(story.run_dir, grace_s=60)
-    deadline = time.monotonic() + 120
+    watch = Stopwatch()
     while not (story.run_dir.track / "mlflow.json").exists():
-        assert time.monotonic() < deadline
+        assert watch.quiet_s() < 120
         time.sleep(0.1)
     server.kill()
     story.steps(120)
@@ -115,9 +115,9 @@ def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: S
 def test_what_a_dead_server_missed_is_uploaded_later(server: Server, tmp_path: Path) -> None:
     story = make_run(tmp_path, mlflow=server.address, experiment="later").open().start().steps(50)
     mirror = start_mirror(story.run_dir, grace_s=3)
-    deadline = time.monotonic() + 120
+    watch = Stopwatch()
     while not (story.run_dir.track / "mlflow.json").exists():
-        assert time.monotonic() < deadline
+        assert watch.quiet_s() < 120
         time.sleep(0.1)
     server.kill()
     story.steps(200).close()

@@ -20,7 +20,7 @@ from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.ranges import count, union
 from shoal.fleet.swarm.record import Record, verified
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]  # it is about who keeps time
 
 ROUND_S = 10.0
 STALL_S = 5.0

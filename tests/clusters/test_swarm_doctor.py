@@ -17,7 +17,7 @@ from tests.patience import limit
 
 from shoal.fleet.emulate import Site, Wan
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 
 ROOT = Path(__file__).parents[2]
 PORT = 3340
