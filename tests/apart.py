@@ -28,7 +28,9 @@ import pytest
 from tests import durations
 from tests.durations import Took
 from tests.forked import fork
-from tests.lanes import Work, next_of, works
+from tests.lanes import Idle, Work, next_of, works
+
+LOOK_S = 1.0  # how often, at least, it is looked whether cores are idle
 
 
 def run_apart(session: pytest.Session, lanes: int) -> dict[str, Took]:
@@ -60,7 +62,7 @@ class _Crew:
         self._session = session
         self._waiting = waiting
         self._lanes = lanes
-        self._cores = len(os.sched_getaffinity(0))
+        self._idle = Idle()
         self._took = took
         self._at_work: dict[socket.socket, _Process] = {}
 
@@ -75,7 +77,7 @@ class _Crew:
                 with selectors.DefaultSelector() as selector:
                     for sock in self._at_work:
                         selector.register(sock, selectors.EVENT_READ)
-                    for key, _ in selector.select():
+                    for key, _ in selector.select(LOOK_S if self._waiting else None):
                         self._hear(self._at_work[key.fileobj])  # type: ignore[index]
         finally:
             for process in self._at_work.values():  # Ctrl-C: they have heard it too, and put things away
@@ -87,7 +89,7 @@ class _Crew:
 
     def _next(self) -> Work | None:
         running = [process.work for process in self._at_work.values()]
-        return next_of(self._waiting, running, self._lanes, self._cores)
+        return next_of(self._waiting, running, self._lanes, self._idle.cores())
 
     def _start(self, work: Work) -> None:
         here, there = socket.socketpair()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
+
+import pytest
 
 from tests import durations
 from tests.durations import Took
-from tests.lanes import Work, next_of, works
+from tests.lanes import Idle, Work, next_of, works
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,11 +32,11 @@ def work(name: str, wall_s: float, cpu_s: float, *uses: str) -> Work:
     return Work(name, [], Took(wall_s, cpu_s), True, frozenset(uses))
 
 
-def begun(waiting: list[Work], running: list[Work], lanes: int = 2, cores: int = 2) -> list[str]:
-    """All that are begun at this moment."""
+def begun(waiting: list[Work], running: list[Work], lanes: int = 2, idle: float = 0.0) -> list[str]:
+    """All that are begun while so many cores are idle."""
     waiting, running = list(waiting), list(running)
     names = []
-    while one := next_of(waiting, running, lanes, cores):
+    while one := next_of(waiting, running, lanes, idle):
         waiting.remove(one)
         running.append(one)
         names.append(one.name)
@@ -52,17 +56,32 @@ def test_there_are_as_many_as_lanes_however_busy() -> None:
     assert begun([work("a", 10, 20), work("b", 9, 18), work("c", 8, 1)], []) == ["a", "b"]
 
 
-def test_what_waits_leaves_room_for_others_but_not_for_more_than_the_cores() -> None:
-    waiting = [
-        work("sleepy", 10, 2),
-        work("lazy", 9, 3),
-        work("busy", 8, 16),
-        work("half", 7, 3.5),
-        work("short", 1, 0.9),
-    ]
-    assert begun(waiting, []) == ["sleepy", "lazy", "half", "short"]
-    assert begun(waiting, [], lanes=1) == ["sleepy"]
-    assert begun([work(str(i), 10, 0.1) for i in range(9)], []) == ["0", "1", "2", "3"]  # memory is finite too
+def test_what_is_idle_is_given_to_what_needs_no_more_than_that() -> None:
+    running = [work("sleepy", 10, 2), work("lazy", 9, 3)]
+    waiting = [work("busy", 8, 16), work("half", 7, 3.5), work("short", 1, 0.9)]
+    assert begun(waiting, running, idle=0.2) == []
+    assert begun(waiting, running, idle=0.6) == ["half"]
+    assert begun(waiting, running, idle=0.6, lanes=1) == []
+    assert begun([work(str(i), 10, 0.1) for i in range(9)], running, idle=2.0) == ["0", "1"]  # memory is finite too
+
+
+def test_idle_cores_are_counted_over_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stat, tick = 0.0, tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+
+    def idle_s(first: float, second: float, third: float) -> None:
+        lines = [f"cpu{n} 9 9 9 {int(s * tick)} 0 9" for n, s in enumerate((first, second, third))]
+        stat.write_text("\n".join(["cpu 1 2 3 4 5", *lines, "ctxt 7"]))
+
+    idle_s(10, 10, 10)
+    idle = Idle(stat)
+    now = 0.5
+    assert idle.cores() == 0
+    idle_s(11, 12, 10.5)
+    now = 2.0
+    assert idle.cores() == pytest.approx(0.75)  # the second core is not ours
+    assert idle.cores() == 0
 
 
 def test_of_what_there_is_one_only_one_makes_use() -> None:
