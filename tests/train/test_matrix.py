@@ -15,7 +15,7 @@ def quick(case: Case) -> object:
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    return Matrix(tmp_path_factory.mktemp("matrix"))
+    return Matrix(tmp_path_factory.mktemp("matrix"), steps=6)  # where they part they do so at once
 
 
 @pytest.mark.parametrize("case", [*map(quick, QUICK)])
