@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     at_once, option = session.config.getoption("--apart"), session.config.option
+    if option.record and not at_once:
+        raise pytest.UsageError("--record needs --apart: what a file takes is seen from outside its process")
     # With a GPU in one process, as ever: forked from one that has asked the driver for it, none can use it.
     if not at_once or option.collectonly or session.testsfailed or os.path.exists("/dev/nvidiactl"):
         return None

@@ -44,8 +44,7 @@ def typical(known: Mapping[str, Took]) -> Took:
 
 def record(seen: Mapping[str, Took], root: Path, file: Path = FILE) -> None:
     """Puts what was seen in the place of what was known; what has no file any more is forgotten."""
-    kept = {name: took for name, took in read(file).items() if (root / name.split(" ")[0]).exists()}
-    lines = [
-        f"{json.dumps(name)}: [{took.wall_s:.1f}, {took.cpu_s:.1f}]" for name, took in sorted({**kept, **seen}.items())
-    ]
+    known = {**read(file), **seen}
+    kept = {name: took for name, took in sorted(known.items()) if (root / name.split(" ")[0]).exists()}
+    lines = [f"{json.dumps(name)}: [{took.wall_s:.1f}, {took.cpu_s:.1f}]" for name, took in kept.items()]
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n")

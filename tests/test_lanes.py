@@ -96,13 +96,15 @@ def test_durations_are_kept_sorted_and_without_files_that_are_gone(tmp_path: Pat
     for name in ("b.py", "a.py"):
         (tmp_path / name).touch()
     file = tmp_path / "durations.json"
+    (tmp_path / "gone.py").touch()
     durations.record({"b.py slow": Took(2.04, 1), "gone.py": Took(1, 1)}, tmp_path, file)
+    (tmp_path / "gone.py").unlink()
     durations.record({"a.py": Took(3, 0.5), "b.py slow": Took(4, 1)}, tmp_path, file)
     assert file.read_text() == '{\n"a.py": [3.0, 0.5],\n"b.py slow": [4.0, 1.0]\n}\n'
     assert durations.read(file)["a.py"].share == 0.5 / 3
 
 
-def test_what_is_recorded_is_there() -> None:
-    known = durations.read()
-    assert known
-    assert not [name for name in known if not (ROOT / name.split(" ")[0]).exists()], "run `make durations`"
+def test_most_files_are_recorded() -> None:
+    """Those that are not yet, or not any more, do no harm until somebody records them (`make durations`)."""
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")}
+    assert len(files & durations.read().keys()) > len(files) / 2
