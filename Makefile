@@ -11,13 +11,14 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-fast test-slow test-clusters kubernetes lint format bench docs lock clean
+.PHONY: help setup demo test test-slow test-clusters durations kubernetes lint format bench docs lock clean
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
-	@echo "make test           lint and all tests that need no cluster (17 to 20 minutes on 2 cores)"
-	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 11 minutes)"
+	@echo "make test           lint and all tests that need no cluster (13 to 15 minutes on 2 cores)"
+	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 9 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Slurm, Ray, Kubernetes)"
+	@echo "make durations      all of these; records how long each file takes, by which the next run is laid out"
 	@echo "make kubernetes     what test-clusters needs of Kubernetes, built once into ~/.cache/shoal (15 minutes, 6 GB meanwhile)"
 	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
 	@echo "make bench          every benchmark: a table and a ratio against a named peer"
@@ -43,18 +44,24 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	@$(BIN)/python scripts/demo.py
 
-test: lint test-fast
+# RECORD=1 writes how long each file took to tests/durations.json, by which the next run is laid out.
+TESTS := $(BIN)/python scripts/tests.py $(if $(RECORD),--record)
 
-test-fast: $(READY)
-	$(BIN)/python scripts/tests.py -m "not slow and not cluster" tests
+# Lint is one of the tests (tests/test_lint.py), beside the others.
+test: $(READY)
+	$(TESTS) -m "not slow and not cluster" tests
 
 test-slow: $(READY)
-	$(BIN)/python scripts/tests.py -m slow tests
+	$(TESTS) -m slow tests
 
 # What cannot be built is skipped, or a failure where SHOAL_REQUIRE names it.
 test-clusters: $(READY)
 	-$(BIN)/python -m scripts.clusters.kubernetes
-	$(BIN)/python scripts/tests.py --apart=1 -m cluster tests
+	$(TESTS) -m cluster tests
+
+# On a machine that does nothing else.
+durations:
+	$(MAKE) test test-slow test-clusters RECORD=1
 
 kubernetes: $(READY)
 	$(BIN)/python -m scripts.clusters.kubernetes

@@ -1,10 +1,10 @@
 """`pytest --apart 2`: each file of tests in a process of its own, two at a time, forked from one that has imported all.
 
-Half of what the tests take is waiting, so that two files at a time take little more than half the time. And whoever
-forks must have no threads (a forked child inherits what they held, not them): libraries start some that never end, so
-only a process that runs no test stays fit to be forked. Tests with the mark `alone` come last, with nothing beside
-them. What a process reports is reported here, as if it had happened here; one that dies is the failure of the test it
-was in, and the rest of its file runs in another.
+Half of what the tests take is waiting, so that two files at a time take little more than half the time; which ones, and
+when a third may run beside them, is for tests/lanes.py to say. And whoever forks must have no threads (a forked child
+inherits what they held, not them): libraries start some that never end, so only a process that runs no test stays fit
+to be forked. Tests with the mark `alone` come last, with nothing beside them. What a process reports is reported here
+as if it had happened here. One that dies is the failure of the test it was in; the rest of its file runs in another.
 """
 
 from __future__ import annotations
@@ -17,33 +17,38 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from tests import durations
+from tests.durations import Took
 from tests.forked import fork
+from tests.lanes import Idle, Work, next_of, works
+
+LOOK_S = 1.0  # how often, at least, it is looked whether cores are idle
 
 
-def run_apart(session: pytest.Session, at_once: int) -> bool:
-    """All tests of the session. For `pytest_runtestloop`."""
+def run_apart(session: pytest.Session, lanes: int) -> dict[str, Took]:
+    """All tests of the session; how long each file took. For `pytest_runtestloop`."""
     config = session.config
     _warm()
     config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all: none is left behind
     gc.freeze()
     together = [item for item in session.items if not item.get_closest_marker("alone")]
     alone = [item for item in session.items if item.get_closest_marker("alone")]
-    for items, most in ((together, at_once), (alone, 1)):
-        files = [list(of_file) for _, of_file in groupby(items, lambda item: item.path)]
-        _Crew(session, files, most).work()
+    known, took = durations.read(), dict[str, Took]()
+    for items, most in ((together, lanes), (alone, 1)):
+        _Crew(session, works(items, known), most, took).work()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
-    return True
+    return took
 
 
 def _warm() -> None:
@@ -53,23 +58,26 @@ def _warm() -> None:
 
 
 class _Crew:
-    def __init__(self, session: pytest.Session, files: list[list[pytest.Item]], most: int) -> None:
+    def __init__(self, session: pytest.Session, waiting: list[Work], lanes: int, took: dict[str, Took]) -> None:
         self._session = session
-        self._files = files
-        self._most = most
+        self._waiting = waiting
+        self._lanes = lanes
+        self._idle = Idle()
+        self._took = took
         self._at_work: dict[socket.socket, _Process] = {}
 
     def work(self) -> None:
         try:
-            while self._at_work or self._files:
-                while self._files and len(self._at_work) < self._most and not self._to_end:
-                    self._start(self._files.pop(0))
+            while self._at_work or self._waiting:
+                while not self._to_end and (work := self._next()):
+                    self._waiting.remove(work)
+                    self._start(work)
                 if not self._at_work:
                     return
                 with selectors.DefaultSelector() as selector:
                     for sock in self._at_work:
                         selector.register(sock, selectors.EVENT_READ)
-                    for key, _ in selector.select():
+                    for key, _ in selector.select(LOOK_S if self._waiting else None):
                         self._hear(self._at_work[key.fileobj])  # type: ignore[index]
         finally:
             for process in self._at_work.values():  # Ctrl-C: they have heard it too, and put things away
@@ -79,19 +87,24 @@ class _Crew:
     def _to_end(self) -> bool:
         return bool(self._session.shouldfail or self._session.shouldstop)
 
-    def _start(self, items: list[pytest.Item]) -> None:
+    def _next(self) -> Work | None:
+        running = [process.work for process in self._at_work.values()]
+        return next_of(self._waiting, running, self._lanes, self._idle.cores())
+
+    def _start(self, work: Work) -> None:
         here, there = socket.socketpair()
 
         def run() -> int:
             here.close()
             for other in self._at_work:
                 other.close()
-            _run(self._session, items, there)
+            _run(self._session, work.items, there)
             return 0
 
+        began = time.monotonic()
         pid = fork(run)
         there.close()
-        self._at_work[here] = _Process(pid, here, items)
+        self._at_work[here] = _Process(pid, here, work, began)
 
     def _hear(self, process: _Process) -> None:
         for said in process.heard():
@@ -110,9 +123,12 @@ class _Crew:
             return
         del self._at_work[process.sock]
         process.sock.close()
-        status = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        _, status, used = os.wait4(process.pid, 0)
+        took = Took(time.monotonic() - process.began, used.ru_utime + used.ru_stime)
+        name = process.work.name
+        self._took[name] = self._took.get(name, Took(0, 0)) + took
         if not process.ended:
-            self._died(process, status)
+            self._died(process, os.waitstatus_to_exitcode(status))
 
     def _died(self, process: _Process, status: int) -> None:
         how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
@@ -126,15 +142,16 @@ class _Crew:
             when="call",
         )
         self._session.config.hook.pytest_runtest_logreport(report=report)
-        if rest := process.items[max(process.begun, 1) :]:
-            self._files.insert(0, rest)
+        if rest := process.work.items[max(process.begun, 1) :]:
+            self._waiting.insert(0, replace(process.work, items=rest))
 
 
 @dataclass
 class _Process:
     pid: int
     sock: socket.socket
-    items: list[pytest.Item]
+    work: Work
+    began: float
     begun: int = 0
     ended: bool = False
     open: bool = True
@@ -142,7 +159,7 @@ class _Process:
 
     @property
     def current(self) -> pytest.Item:
-        return self.items[max(self.begun - 1, 0)]
+        return self.work.items[max(self.begun - 1, 0)]
 
     def heard(self) -> Iterator[dict[str, Any]]:
         data = b""

@@ -8,9 +8,9 @@
 
     values = run_ranks(work, 4, x)     # one value a rank; a failing rank's traceback is raised here
 
-A rank that fails ends the others, a rank that hangs is killed after `timeout_s` and its stack is shown, and no
-process outlives the call (nor a killed pytest). Ranks start in tenths of a second; `spawn` takes seconds. For the CPU
-only: a process forked from one that has touched CUDA cannot use it.
+A rank that fails ends the others, a rank that hangs is killed after `timeout_s` (of a quiet machine: tests/patience.py)
+and its stack is shown, and no process outlives the call (nor a killed pytest). Ranks start in tenths of a second;
+`spawn` takes seconds. For the CPU only: a process forked from one that has touched CUDA cannot use it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from tests.forked import fork
+from tests.patience import Stopwatch, limit
 
 # Before any op of this process: a forked child must not inherit an OpenMP pool, it waits for threads that are gone.
 torch.set_num_threads(1)
@@ -154,9 +155,8 @@ def _child(
         "OMP_NUM_THREADS": 1,
     }
     os.environ.update({name: str(value) for name, value in environment.items()}, GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
-    )
+    wait = timedelta(seconds=limit(timeout_s))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=wait)
     value = fn(rank, world, *args)
     (folder / f"{rank}.value").write_bytes(pickle.dumps(value))
     # Leaving without the barrier aborts now and then: a peer that is still in teardown loses its connection.
@@ -167,7 +167,7 @@ def _child(
 
 def _wait(pids: list[int], statuses: dict[int, int], timeout_s: float, grace_s: float) -> bool:
     """True when all have ended by themselves, or at most `grace_s` after the first of them failed."""
-    deadline = time.monotonic() + timeout_s
+    watch = Stopwatch()
     failed_at = None
     while len(statuses) < len(pids):
         for pid in pids:
@@ -180,7 +180,7 @@ def _wait(pids: list[int], statuses: dict[int, int], timeout_s: float, grace_s: 
             failed_at = now
         if failed_at is not None and now > failed_at + grace_s:
             return True  # the failure is the news, not those who wait for the failed one
-        if now > deadline:
+        if watch.quiet_s() > timeout_s:
             return False
         time.sleep(0.005)
     return True

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.patience import Stopwatch, limit
 from tests.require import unavailable
 
 
@@ -90,7 +91,7 @@ class S3Server:
         """kill -9: open requests are cut off, further ones refused, until `start`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(limit(10))
             self._process = None
             for port in self._ports:  # where it puts its sockets is not ours to choose
                 for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
@@ -112,7 +113,7 @@ class S3Server:
 
     def _await_writes(self, timeout_s: float = 60) -> None:
         """It accepts connections before it can store anything, so try what the tests do first."""
-        deadline = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while True:
             try:
                 client = self.client()
@@ -121,7 +122,7 @@ class S3Server:
                 client.put_object(Bucket="ready", Key="ready", Body=b"now")
                 return
             except Exception as e:
-                if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                if self._process is None or self._process.poll() is not None or watch.quiet_s() > timeout_s:
                     log = (self._folder / "weed.log").read_text()[-3000:]
                     raise RuntimeError(f"SeaweedFS did not start: {e}\n{log}") from e
                 time.sleep(0.1)

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.track import journal
+from tests.patience import limit, until
 from tests.require import unavailable
 from tests.train.tiny import make_data
 
@@ -226,7 +226,7 @@ def test_wrong_input_gets_one_sentence_and_its_exit_code(
 def test_a_hub_that_cannot_be_reached_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when the hub's client is imported, so in a process of its own
     process = start(folder, "data prepare hf:nobody/nothing --out out")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=limit(120))
     assert process.returncode == 78, out
     assert re.match(r"shoal: the Hugging Face hub cannot be reached to read nobody/nothing .*\.$", out)
 
@@ -243,12 +243,7 @@ def start(folder: Path, command: str) -> subprocess.Popen[str]:
 
 def wait_for_step(folder: Path, step: int) -> None:
     path = folder / "runs" / "demo" / "journal.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if path.exists() and any(r["kind"] == "step" and r["step"] >= step for r in journal.records(path)):
-            return
-        time.sleep(0.05)
-    raise TimeoutError("the run took no step")
+    until(lambda: path.exists() and any(r["kind"] == "step" and r["step"] >= step for r in journal.records(path)), 120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -256,7 +251,7 @@ def test_a_signal_saves_and_leaves_with_143(number: signal.Signals, folder: Path
     process = start(folder, "train run.yaml train.steps=100000 resources.processes=2")
     wait_for_step(folder, 3)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=limit(60))
     assert process.returncode == 143, out
     assert re.search(rf"told to stop \({number.name}\); saved at step \d+", out)
     assert list((folder / "runs/demo/checkpoints").glob("step-*/manifest.json"))
@@ -265,7 +260,7 @@ def test_a_signal_saves_and_leaves_with_143(number: signal.Signals, folder: Path
 def test_a_tracking_server_that_is_not_there_stops_nothing(folder: Path) -> None:
     """The port of nobody: training goes on, says so once, and keeps the data for later."""
     process = start(folder, "train run.yaml track.mlflow=http://127.0.0.1:9 train.steps=20")
-    out, _ = process.communicate(timeout=200)
+    out, _ = process.communicate(timeout=limit(200))
     assert process.returncode == 0, out
     assert len(re.findall(r"127\.0\.0\.1:9", out)) == 1, out
     assert "shoal track sync demo" in out
@@ -280,7 +275,7 @@ def test_a_full_disk_is_named_and_loses_nothing(folder: Path) -> None:
     try:
         command = "train run.yaml --workspace disk model.dim=64 model.layers=2 train.steps=40 guard.restarts=0"
         process = start(folder, f"{command} checkpoint.every=10 checkpoint.keep=50")
-        out, _ = process.communicate(timeout=200)
+        out, _ = process.communicate(timeout=limit(200))
         assert process.returncode in (75, 78), out
         assert "No space left on device" in out
         assert main(["checkpoint", "verify", "demo", "--workspace", "disk"]) == 0

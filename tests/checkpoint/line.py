@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.patience import limit
+
 
 @dataclass(frozen=True)
 class Request:
@@ -61,7 +63,7 @@ def line_to(endpoint: str) -> Iterator[Line]:
             if body is None:
                 self.close_connection = True
                 return
-            upstream = http.client.HTTPConnection(host, int(port), timeout=60)
+            upstream = http.client.HTTPConnection(host, int(port), timeout=limit(60))
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for key, value in self.headers.items():
                 upstream.putheader(key, value)
@@ -96,4 +98,4 @@ def line_to(endpoint: str) -> Iterator[Line]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(limit(10))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.line import Line, Request, line_to
+from tests.patience import Stopwatch, limit
 from tests.services import S3Server, s3_server
 
 from shoal.checkpoint import bucket
@@ -80,10 +81,6 @@ def flip(body: bytes) -> bytes:
     return body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
 
 
-def took(seconds: float) -> float:
-    return time.monotonic() - seconds
-
-
 # What is sent
 
 
@@ -93,7 +90,7 @@ def test_every_part_carries_a_checksum_and_is_sent_with_others_at_a_time(s3: str
 
     def together(request: Request) -> bytes:
         if request.is_part and len(request.body) == PART:
-            hold.wait(30)  # breaks, and fails the test, unless so many are under way at a time
+            hold.wait(limit(30))  # breaks, and fails the test, unless so many are under way at a time
         return request.body
 
     line.request = together
@@ -184,10 +181,10 @@ def test_answers_that_break_off_are_read_to_the_end_all_the_same(s3: str, line: 
 @ALL
 def test_a_part_that_cannot_be_sent_leaves_nothing_behind(s3: str, s3_session: S3Server, line: Line) -> None:
     line.request = lambda request: None if "partNumber=3&" in request.path else request.body
-    began = time.monotonic()
+    watch = Stopwatch()
     with pytest.raises(TransientError, match=f"{s3} cannot be reached"):
         Bucket(s3, PATIENCE_S).write("x", parts(5))
-    assert took(began) < 3 * PATIENCE_S
+    assert watch.quiet_s() < 3 * PATIENCE_S
     assert uploads(s3_session, s3) == []
 
 
@@ -238,10 +235,10 @@ def test_a_server_that_is_away_is_told_in_bounded_time_by_every_call(mortal: S3S
     there.put("old", b"0123456789")
     mortal.kill() if how == "dead" else mortal.freeze()
     for name, call in calls(there).items():
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(TransientError, match=r"^s3://checkpoints/away (cannot be reached|does not answer)") as e:
             call()
-        assert took(began) < 1.5 * PATIENCE_S, name
+        assert watch.quiet_s() < 1.5 * PATIENCE_S, name
         assert "\n" not in str(e.value)
 
 
@@ -252,10 +249,10 @@ def test_a_server_that_goes_away_in_the_middle_of_an_upload(mortal: S3Server, ho
     there = Bucket(url, PATIENCE_S)
     there.put("x", b"before")
     away = mortal.kill if how == "dead" else mortal.freeze
-    began = time.monotonic()
+    watch = Stopwatch()
     with pytest.raises(TransientError):
         there.write("x", parts(12, lambda i: away() if i == 6 else None))
-    assert took(began) < 4 * PATIENCE_S
+    assert watch.quiet_s() < 4 * PATIENCE_S
     mortal.start() if how == "dead" else mortal.thaw()
     assert there.read("x") == b"before"
     there.write("x", parts(3))
@@ -290,10 +287,10 @@ def test_a_server_that_goes_away_in_the_middle_of_a_read(
             return body[: len(body) // 2]
 
         line.answer = go_away
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(TransientError):
             through.read_into("x", 0, memoryview(bytearray(20 * PART)))
-        assert took(began) < 3 * PATIENCE_S
+        assert watch.quiet_s() < 3 * PATIENCE_S
 
 
 # In one sentence
@@ -303,7 +300,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_read(
 def test_wrong_keys_and_a_missing_bucket_are_told_at_once_and_show_no_secret(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = time.monotonic()
+    watch = Stopwatch()
     with pytest.raises(SetupError, match=r"there is no bucket for s3://nowhere/x; check its name and AWS_ENDPOINT_URL"):
         Bucket("s3://nowhere/x").list()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
@@ -312,7 +309,7 @@ def test_wrong_keys_and_a_missing_bucket_are_told_at_once_and_show_no_secret(
             call()
         assert "not-the-secret" not in str(e.value)
         assert "shoaltest" not in str(e.value)
-    assert took(began) < 10
+    assert watch.quiet_s() < 10
 
 
 def test_a_store_that_is_not_there_is_told_in_bounded_time_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,10 +317,10 @@ def test_a_store_that_is_not_there_is_told_in_bounded_time_and_without_secrets(m
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "hidden")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     for name, call in calls(Bucket("s3://bucket/x", 1.0)).items():
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(TransientError, match=r"^s3://bucket/x cannot be reached.*check AWS_ENDPOINT_URL") as e:
             call()
-        assert took(began) < 5, name
+        assert watch.quiet_s() < 5, name
         assert "hidden" not in str(e.value)
 
 
@@ -356,7 +353,12 @@ print(peak() - before)
 @ALL
 def test_an_upload_holds_only_a_few_parts_in_memory(s3: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", UPLOAD, s3], capture_output=True, text=True, cwd=ROOT, env=dict(os.environ), timeout=120
+        [sys.executable, "-c", UPLOAD, s3],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=dict(os.environ),
+        timeout=limit(120),
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 220 * MB  # of 320: four parts of 32 MiB under way, one being filled

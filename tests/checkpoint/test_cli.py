@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.checkpoint.nodes import leave
 from tests.data.reading import make_documents, write_data_set
+from tests.patience import limit
 from tests.services import s3_server
 from tests.train.tiny import make_run, train_on
 
@@ -261,7 +262,7 @@ def test_the_copies_in_a_bucket_are_listed_verified_compared_and_deleted(
         (tmp_path / "run.yaml").write_text(dump(make_run(tmp_path / "data", **changes)))
         # Not in a forked process: the threads of the S3 client do not survive a fork.
         command = [Path(sys.executable).with_name("shoal"), "train", "run.yaml", "--processes", "1"]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=limit(120))
         assert shoal(tmp_path, "ls", "tiny", "--json") == 0
         rows = json.loads(capsys.readouterr().out)
         both = [(2, "remote"), (2, "disk"), (4, "remote"), (4, "disk")]

@@ -21,6 +21,7 @@ from tests.checkpoint import campaign, shelves
 from tests.checkpoint.damages import HURTS, Draw
 from tests.checkpoint.shelves import GOOD, Disk, History, InBucket, about, empty, files_of, flipped, sharded
 from tests.checkpoint.states import same_bits
+from tests.patience import limit
 from tests.ranks import run_ranks
 from tests.services import s3_server
 
@@ -86,7 +87,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InBucket,
         for name, value in server.environment.items():
             patch.setenv(name, value)
         urls = ["s3://checkpoints/run", "s3://checkpoints/another"]
-        subprocess.run([sys.executable, "-m", "tests.checkpoint.shelves", *urls], check=True, timeout=200)
+        subprocess.run([sys.executable, "-m", "tests.checkpoint.shelves", *urls], check=True, timeout=limit(200))
         mine, other = (InBucket(server.client(), url) for url in urls)
         history = shelves.taken_from(mine, other)
         yield mine, history

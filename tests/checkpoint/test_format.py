@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from tests.checkpoint.states import build, same_bits, tensors_of, train, whole
+from tests.patience import limit
 from tests.ranks import run_ranks
 from xxhash import xxh3_128_hexdigest
 
@@ -83,4 +84,4 @@ def test_finding_verifying_and_pruning_need_no_torch(tmp_path: Path) -> None:
         "found = checkpoint.newest(root, verify=True); checkpoint.prune(root, 1)\n"
         "assert found.step == 1 and 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=limit(60))

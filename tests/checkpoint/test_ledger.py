@@ -10,6 +10,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
+from tests.patience import limit
 
 from shoal.checkpoint import ledger
 from shoal.checkpoint.bucket import Bucket
@@ -68,7 +69,7 @@ def race(root: str, seed: int, start: Barrier, wait_s: tuple[float, float], told
     ledger._withdraw = counted
     store, rng, won = store_of(root), random.Random(seed), []
     for i in range(RACES):
-        start.wait(60)
+        start.wait(limit(60))
         time.sleep(rng.random() * 0.002)
         won.append((claim([store], i), i))
     told.put((won, withdrawn[0]))
@@ -82,9 +83,9 @@ def raced(root: str, racers: int, wait_s: tuple[float, float]) -> tuple[list[tup
     ]
     for process in processes:
         process.start()
-    answers = [told.get(timeout=240) for _ in processes]
+    answers = [told.get(timeout=limit(240)) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(limit(30))
     return [one for won, _ in answers for one in won], sum(withdrawn for _, withdrawn in answers)
 
 
@@ -232,7 +233,7 @@ def test_of_two_disks_with_the_same_term_only_one_has_it_in_the_bucket(tmp_path:
 
 def ensured(root: str, here: str, term: int, start: Barrier, told: multiprocessing.Queue) -> None:
     store, won = store_of(root), True
-    start.wait(60)
+    start.wait(limit(60))
     try:
         ensure_claimed(store, term, 5, won_in=Folder(here))
     except Fenced:
@@ -250,9 +251,9 @@ def test_two_that_claim_one_term_later_and_at_once_never_both_have_it(tmp_path: 
     ]
     for process in processes:
         process.start()
-    won = [told.get(timeout=60) for _ in processes]
+    won = [told.get(timeout=limit(60)) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(limit(30))
     assert sum(won) == len(read(store).claims) <= 1
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
+from tests import patience
 from tests.checkpoint.states import same_bits
 from tests.ranks import Ranks, run_ranks, started
 
@@ -224,14 +225,7 @@ def persisters(plan: Plan) -> dict[int, int]:
     return found
 
 
-def until(happened: Any, within_s: float = 20.0) -> Any:
-    """Waits for a fact and returns it; fails the test when it does not come."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := happened():
-            return found
-        time.sleep(0.005)
-    raise AssertionError(f"did not happen within {within_s} s")
+until = partial(patience.until, every_s=0.005)
 
 
 def faults_met(plan: Plan) -> int:

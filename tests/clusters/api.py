@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from tests.patience import limit
+
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 Object = dict[str, Any]
@@ -74,7 +76,7 @@ class Api:
 
     def until(self, path: str, done: Callable[[Object], bool], timeout_s: float = 60) -> Object:
         """The object as soon as `done` says so, by watching it."""
-        deadline, last = time.monotonic() + timeout_s, None
+        deadline, last = time.monotonic() + limit(timeout_s), None
         folder, _, name = path.rpartition("/")
         while (left := deadline - time.monotonic()) > 0:
             for kind, last in self.watch(folder, timeout_s=max(left, 1), fieldSelector=f"metadata.name={name}"):
@@ -116,7 +118,7 @@ class Api:
         raise AssertionError("unreachable")
 
     def _connect(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(self._host, timeout=90, context=self._tls)
+        return http.client.HTTPSConnection(self._host, timeout=limit(90), context=self._tls)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}

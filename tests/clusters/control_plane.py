@@ -21,6 +21,7 @@ import yaml
 from scripts.clusters.kubernetes import JOBSET, KUEUE, Part, built, programs
 from tests.clusters.api import Api, ApiError, Object, condition
 from tests.clusters.certificates import key_pair, self_signed
+from tests.patience import Stopwatch, limit
 from tests.services import free_ports
 
 READY_S = 60.0
@@ -93,7 +94,7 @@ class ControlPlane:
         for process in reversed(self._processes.values()):
             process.kill()
         for process in self._processes.values():
-            process.wait(10)
+            process.wait(limit(10))
         self._processes.clear()
 
     def api(self) -> Api:
@@ -103,7 +104,7 @@ class ControlPlane:
         """The others have to do without it."""
         process = self._processes.pop(program)
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(limit(10))
 
     def start_jobset(self) -> None:
         health, hooks = free_ports(2)
@@ -200,9 +201,9 @@ class ControlPlane:
         return self.api().text("/readyz") == "ok"
 
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + READY_S
+        watch = Stopwatch()
         why = "it was not ready in time"
-        while self._processes[name].poll() is None and time.monotonic() < deadline:
+        while self._processes[name].poll() is None and watch.quiet_s() < READY_S:
             try:
                 if ready():
                     return
@@ -228,5 +229,5 @@ def _with_metrics_certificate(command: list[str | Path], certificates: Path) -> 
 def _healthy(port: int) -> bool:
     from urllib.request import urlopen
 
-    with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=limit(5)) as answer:
         return bool(answer.status == 200)

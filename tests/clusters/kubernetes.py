@@ -20,6 +20,7 @@ from scripts.clusters.kubernetes import programs
 from tests.clusters.api import Api, Object
 from tests.clusters.certificates import self_signed
 from tests.clusters.control_plane import ControlPlane
+from tests.patience import limit
 from tests.require import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         command = [str(tools.folder() / "kubectl"), "--kubeconfig", str(self.control_plane.kubeconfig), *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit(120))
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done.stdout
@@ -99,7 +100,7 @@ class Cluster:
         """The machine is gone: its kubelet and all that it ran."""
         process = self.kubelets.pop(name)
         process.kill()
-        process.wait(10)
+        process.wait(limit(10))
 
     def kill(self, pod: Object) -> None:
         """-9 for all its processes, as when the memory is out. Whoever watches over it learns of it by its end."""
@@ -137,7 +138,7 @@ class Cluster:
     def stop(self) -> None:
         for process in [*self.kubelets.values(), *([self._network] if self._network else [])]:
             process.kill()
-            process.wait(10)
+            process.wait(limit(10))
         self.control_plane.stop()
 
     def _run(self, module: str, config: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.clusters.api import Api, Object
 from tests.clusters.kubernetes import IMAGE, Cluster
+from tests.patience import Stopwatch, limit
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
 from shoal.launch.backend import OVER, State
@@ -78,7 +79,7 @@ class Place:
     def shoal(self, *arguments: str) -> str:
         """The command, as a person types it here, where the run directories of the nodes are out of sight."""
         command = [sys.executable, "-m", "shoal", *arguments, "--workspace", str(self.folder / "here")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit(200))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -108,17 +109,17 @@ class Place:
         )
 
     def until(self, job: Job, holds: Callable[[State], bool], timeout_s: float = 120) -> State:
-        deadline = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while not holds(state := self.state(job)):
-            assert time.monotonic() < deadline, f"{state}\n{self.log(job)}"
+            assert watch.quiet_s() < timeout_s, f"{state}\n{self.log(job)}"
             time.sleep(0.3)
         return state
 
     def trains(self, job: Job, step: int, attempt: int = 0, timeout_s: float = 120) -> None:
         """Until it has come so far."""
-        deadline = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while not any(r["step"] >= step and r["attempt"] >= attempt for r in self.kinds(job, "step")):
-            assert time.monotonic() < deadline, f"{self.state(job)}\n{self.log(job)}"
+            assert watch.quiet_s() < timeout_s, f"{self.state(job)}\n{self.log(job)}"
             time.sleep(0.1)
 
     def ends(self, job: Job, timeout_s: float = 150) -> State:

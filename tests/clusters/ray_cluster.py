@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.patience import Stopwatch, limit
 from tests.require import unavailable
 from tests.services import free_ports
 
@@ -71,15 +72,15 @@ class RayCluster:
         """The machine and all that runs on it, at once."""
         process = self._nodes.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(limit(30))
         _end([pid for pid in _all_pids() if _session(pid) == process.pid])
 
     def close(self) -> None:
         for name in reversed(list(self._nodes)):
             self.kill(name)
-        deadline = time.monotonic() + 30
+        watch = Stopwatch()
         while left := [pid for pid in _all_pids() if self._mark in _environment(pid)]:  # drivers, actors, agents
-            assert time.monotonic() < deadline, f"processes {left} of Ray do not end"
+            assert watch.quiet_s() < 30, f"processes {left} of Ray do not end"
             _end(left)
             time.sleep(0.2)
 
@@ -102,7 +103,7 @@ class RayCluster:
         return next(parent for pid in having if (parent := _parent(pid)) not in having)
 
     def ask(self, path: str) -> Any:
-        with urllib.request.urlopen(self.address + path, timeout=30) as answer:
+        with urllib.request.urlopen(self.address + path, timeout=limit(30)) as answer:
             return json.load(answer)
 
     def _start(self, name: str, *options: str) -> None:
@@ -118,8 +119,8 @@ class RayCluster:
             self._nodes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
     def _await(self, machines: int) -> None:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
+        watch = Stopwatch()
+        while watch.quiet_s() < READY_S:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not yet
                 if len(self.machines()) >= machines:
                     return

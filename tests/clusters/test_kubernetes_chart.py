@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scripts.clusters import tools
 from tests.clusters.kubernetes import IMAGE, Cluster, cluster
+from tests.patience import Stopwatch
 from tests.train.tiny import make_data, make_run
 
 from shoal.launch.job import Job
@@ -20,7 +21,7 @@ from shoal.launch.kubernetes.backend import Kubernetes
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.send import request_of
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("kubernetes")]
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "chart" / "shoal"
 SERVES = {"shoal.observe.prometheus", "/data/runs/tiny"}  # in its command line
 READ = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:29401/metrics', timeout=5).read().decode())"
@@ -80,8 +81,8 @@ def test_its_account_launches_a_run_that_prometheus_can_read(
 
 def _await_metrics(launcher: Kubernetes, job: Job) -> dict[str, str]:
     """What the pod's metrics say once it has taken a step; asked from inside its network."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    watch = Stopwatch()
+    while watch.quiet_s() < 120:
         serving = [p.pid for p in psutil.process_iter(["cmdline"]) if set(p.info["cmdline"] or ()) >= SERVES]
         for pid in serving:
             enter = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", READ]

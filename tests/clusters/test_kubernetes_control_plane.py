@@ -9,7 +9,7 @@ import pytest
 from tests.clusters.api import Object, condition
 from tests.clusters.kubernetes import IMAGE, Cluster, cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("kubernetes")]
 DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 WRONG = {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": [2, 78]}}
 

@@ -11,7 +11,7 @@ from tests.clusters.api import Object
 from tests.clusters.kubernetes import IMAGE, Cluster, cluster
 from tests.clusters.kubernetes_place import Place, place
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("kubernetes")]
 KUEUE = "kueue.x-k8s.io/v1beta2"
 QUEUED = {"launch.queue": "team", "launch.kubernetes.kueue": True}
 

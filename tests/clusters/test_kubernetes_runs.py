@@ -13,7 +13,7 @@ from shoal.launch.job import remembered
 from shoal.spec import dump
 from shoal.track.rundir import RunDir
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("kubernetes")]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import Stopwatch, limit
 from tests.track.journals import loss_at, make_run
 from tests.track.servers import answering, closed_port, silent
 
@@ -38,10 +39,10 @@ class Server:
         env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 240  # 8 s on an idle machine
-        while time.monotonic() < deadline:
+        watch = Stopwatch()  # 8 s on an idle machine
+        while watch.quiet_s() < 240:
             try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.address}/health", timeout=limit(5)):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -79,9 +80,9 @@ def warnings(run_dir: RunDir) -> list[str]:
 
 def wait_for(what: str, run_dir: RunDir, timeout_s: float = 120) -> None:
     log = run_dir.track / "mirror.log"
-    deadline = time.monotonic() + timeout_s
+    watch = Stopwatch()
     while not (log.exists() and what in log.read_text()):
-        assert time.monotonic() < deadline, f"'{what}' never came: {log.read_text() if log.exists() else 'no log'}"
+        assert watch.quiet_s() < timeout_s, f"'{what}' never came: {log.read_text() if log.exists() else 'no log'}"
         time.sleep(0.1)
 
 
@@ -93,9 +94,9 @@ def start_mirror(run_dir: RunDir, grace_s: float) -> subprocess.Popen[bytes]:
 def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: Server, tmp_path: Path) -> None:
     story = make_run(tmp_path, mlflow=server.address, experiment="killed").open().start().steps(50)
     mirror = start_mirror(story.run_dir, grace_s=60)
-    deadline = time.monotonic() + 120
+    watch = Stopwatch()
     while not (story.run_dir.track / "mlflow.json").exists():
-        assert time.monotonic() < deadline
+        assert watch.quiet_s() < 120
         time.sleep(0.1)
     server.kill()
     story.steps(120)
@@ -104,7 +105,7 @@ def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: S
     story.steps(150).failure().start(at_step=100).steps(160)
     wait_for("answers again", story.run_dir)
     story.steps(200).close()
-    assert mirror.wait(120) == 0
+    assert mirror.wait(limit(120)) == 0
     status, losses = uploaded(server, "killed")
     assert status == "FINISHED"
     assert losses == [(step, loss_at(step)) for step in range(1, 201)]
@@ -114,15 +115,15 @@ def test_a_server_killed_and_restarted_misses_nothing_and_is_said_once(server: S
 def test_what_a_dead_server_missed_is_uploaded_later(server: Server, tmp_path: Path) -> None:
     story = make_run(tmp_path, mlflow=server.address, experiment="later").open().start().steps(50)
     mirror = start_mirror(story.run_dir, grace_s=3)
-    deadline = time.monotonic() + 120
+    watch = Stopwatch()
     while not (story.run_dir.track / "mlflow.json").exists():
-        assert time.monotonic() < deadline
+        assert watch.quiet_s() < 120
         time.sleep(0.1)
     server.kill()
     story.steps(200).close()
-    closed_at = time.monotonic()
-    assert mirror.wait(60) == 75
-    assert time.monotonic() - closed_at < 10
+    watch = Stopwatch()
+    assert mirror.wait(limit(60)) == 75
+    assert watch.quiet_s() < 10
     assert main(["track", "sync", "demo", "--workspace", str(tmp_path)]) == 75
     server.start()
     assert main(["track", "sync", "--all", "--workspace", str(tmp_path)]) == 0
@@ -136,9 +137,9 @@ def test_servers_that_hang_or_fail_hold_back_neither_the_end_nor_tensorboard(tmp
             mirror = start_mirror(story.run_dir, grace_s=2)
             wait_for("MLflow", story.run_dir)
             story.steps(60).close()
-            closed_at = time.monotonic()
-            assert mirror.wait(60) == 75
-            assert time.monotonic() - closed_at < 8
+            watch = Stopwatch()
+            assert mirror.wait(limit(60)) == 75
+            assert watch.quiet_s() < 8
             log = (story.run_dir.track / "mirror.log").read_text()
             assert f"TensorBoard files in {story.run_dir.path}/tensorboard: everything is uploaded" in log
             assert len(warnings(story.run_dir)) == 1

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.clusters.ray_cluster import RayCluster, ray_cluster
+from tests.patience import until
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
 from shoal.launch.backend import OVER, State
@@ -65,14 +65,6 @@ def asked(cluster: RayCluster, data: Path, tmp_path: Path) -> Callable[..., Requ
     return make
 
 
-def until(true: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.1)
-    return found
-
-
 def ended(job: Job) -> State:
     def over() -> State | None:
         said = Ray().states([job])[job.id]
@@ -90,7 +82,7 @@ def journal(request: Request) -> list[Record]:
 
 
 def reaches(request: Request, step: int) -> None:
-    until(lambda: any(r["kind"] == "step" and r["step"] >= step for r in journal(request)))
+    until(lambda: any(r["kind"] == "step" and r["step"] >= step for r in journal(request)), 120)
 
 
 def test_two_nodes_train_as_one_machine_does_and_nobody_sees_the_secret(
@@ -124,10 +116,10 @@ def test_a_lost_machine_is_replaced_and_a_lost_first_node_too_and_the_end_is_the
     job = Ray().submit(request)
     reaches(request, 8)
     cluster.kill(cluster.machine_with("SHOAL_NODE=1", f"SHOAL_JOB={job.id}"))
-    until(lambda: [r["kind"] for r in journal(request)].count("start") == 2)
+    until(lambda: [r["kind"] for r in journal(request)].count("start") == 2, 120)
     # The supervisor of node 0 lived on: one session, whose group was restarted.
     assert [r["kind"] for r in journal(request)].count("open") == 1
-    until(lambda: [r["kind"] for r in journal(request)][-1] == "step")
+    until(lambda: [r["kind"] for r in journal(request)][-1] == "step", 120)
     os.kill(cluster.parent_of("SHOAL_NODE=0", f"SHOAL_JOB={job.id}"), signal.SIGKILL)  # the actor of the first node
     assert ended(job).phase == "done"
     assert digest_of(RunDir.of("lossy", request.workspace)) == digest
@@ -193,7 +185,10 @@ def test_a_job_that_waits_says_for_what_and_many_are_asked_about_at_once(
     import requests
 
     job = Ray().submit(asked("large", **{"launch.nodes": 9}))
-    until(lambda: Ray().states([job])[job.id].phase == "waiting" and "9 free nodes" in Ray().states([job])[job.id].why)
+    until(
+        lambda: Ray().states([job])[job.id].phase == "waiting" and "9 free nodes" in Ray().states([job])[job.id].why,
+        120,
+    )
     calls: list[str] = []
     real = requests.request
     monkeypatch.setattr(requests, "request", lambda m, url, **more: (calls.append(url), real(m, url, **more))[1])

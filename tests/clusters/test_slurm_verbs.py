@@ -18,7 +18,7 @@ from shoal.launch.job import remembered
 from shoal.spec import dump
 from shoal.track.rundir import RunDir
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("slurm")]
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from benchmarks.fleet.swarm_on_wan import Swarm
 from benchmarks.fleet.swarm_peer import SWARM
-from tests.require import unavailable
+from tests.namespaces import need_namespaces
 
-from shoal.fleet.emulate import Site, Wan, possible
+from shoal.fleet.emulate import Site, Wan
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.ranges import count, union
 from shoal.fleet.swarm.record import Record, verified
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]  # it is about who keeps time
 
 ROUND_S = 10.0
 STALL_S = 5.0
@@ -39,8 +39,7 @@ def stalls(swarm: Swarm, site: str, since: float) -> list[float]:
 
 
 def test_two_die_two_come_and_a_cut_of_a_minute_in_one_run(tmp_path: Path) -> None:
-    if why := possible():
-        unavailable("namespaces", why)
+    need_namespaces()
     sites = [f"p{i}" for i in range(10)]
     run = {
         "name": "churn",

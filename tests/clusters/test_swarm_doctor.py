@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from tests.fleet.swarm.test_enter import run_file
 from tests.namespaces import need_namespaces
+from tests.patience import limit
 
 from shoal.fleet.emulate import Site, Wan
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 
 ROOT = Path(__file__).parents[2]
 PORT = 3340
@@ -63,7 +64,7 @@ def test_the_doctor_knows_each_network_and_everybody_gets_in(tmp_path: Path) -> 
         }
         told: dict[str, dict[str, Any]] = {}
         for site, process in looks.items():
-            out, _ = process.communicate(timeout=120)
+            out, _ = process.communicate(timeout=limit(120))
             told[site] = {one["about"]: one for one in json.loads(out)}
             assert process.returncode == 0, told[site]
         for site, found in told.items():
@@ -79,7 +80,7 @@ def test_the_doctor_knows_each_network_and_everybody_gets_in(tmp_path: Path) -> 
             for site in ("cone", "symmetric", "firewall")
         }
         for site, process in joins.items():
-            out, _ = process.communicate(timeout=120)
+            out, _ = process.communicate(timeout=limit(120))
             assert process.returncode == 0, (site, out)
             got = tmp_path / site / "runs" / "fishes" / "inputs" / "0-train" / "shard-0"
             assert got.read_bytes() == (tmp_path / "home" / "data" / "train" / "shard-0").read_bytes()

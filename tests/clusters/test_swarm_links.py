@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import pytest
 from tests.fleet.net.talker import Talker
 from tests.namespaces import need_namespaces
+from tests.patience import Stopwatch
 
 from shoal.fleet.emulate import Nat, Site, Wan
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan"), pytest.mark.timeout(200)]
 RELAY = (
     "import asyncio\nfrom shoal.fleet.net.relay import Relay\nasync def main():\n    r = Relay()\n    await r.start()\n"
 )
@@ -49,14 +50,14 @@ def test_a_cut_link_goes_on_through_the_relay_and_comes_back(nat: Nat, through_n
         b.until(lambda t: t.link(a)["way"] == way, 20)
         time.sleep(2)
         wan.cut({"a"}, {"b"})
-        cut = time.monotonic()
+        cut = Stopwatch()
         while True:
             try:
                 a.ask(b, timeout_s=0.5)
                 break
             except ConnectionError:
-                assert time.monotonic() - cut < 20, a.events
-        stall_s = time.monotonic() - cut
+                assert cut.quiet_s() < 20, a.events
+        stall_s = cut.quiet_s()
         assert a.link(b)["way"] == "relay"
         wan.heal()
         back_s = a.until(lambda t: t.link(b)["way"] == way, 60)
@@ -76,9 +77,9 @@ def test_a_killed_peer_is_seen_within_seconds_and_its_successor_at_once() -> Non
         a.ask(c, timeout_s=20)
         wan.cut({"b"})  # a power cut: nobody says goodbye
         c.kill()
-        began = time.monotonic()
+        watch = Stopwatch()
         a.until(lambda t: t.link(c)["way"] is None, 10)
-        assert time.monotonic() - began < 7
+        assert watch.quiet_s() < 7
         assert a.link(c)["heard_s"] > 2
         wan.heal()
         d = Talker(wan, "b", secret=secret, relays=b.do("address")[0])
@@ -94,7 +95,9 @@ def test_a_peer_that_was_cut_off_is_back_seconds_after_the_cut() -> None:
         a.until(lambda t: t.link(b)["way"] is None, 15)
         time.sleep(8)
         wan.heal()
-        back_s = a.until(lambda t: t.link(b)["way"] is not None, 30)
+        watch = Stopwatch()
+        a.until(lambda t: t.link(b)["way"] is not None, 30)
+        back_s = watch.quiet_s()
         print(f"\nback after {back_s:.1f} s")
         assert a.ask(b, timeout_s=10) < 5
         assert back_s < 12

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 from tests.namespaces import need_namespaces
+from tests.patience import Stopwatch, limit
 
 from shoal.fleet.emulate import Nat, Site, Wan
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 
 ROOT = Path(__file__).parents[2]
 PORT = 3340
@@ -117,11 +118,11 @@ def _seen(wan: Wan, peer: Remote) -> bool:
 
 
 def await_(true: Callable[[], bool], within_s: float, what: str) -> float:
-    begun = time.monotonic()
+    watch = Stopwatch()
     while not true():
-        assert time.monotonic() - begun < within_s, f"not within {within_s:g} s: {what}"
+        assert watch.quiet_s() < within_s, f"not within {within_s:g} s: {what}"
         time.sleep(0.1)
-    return time.monotonic() - begun
+    return watch.quiet_s()
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +143,7 @@ def test_every_pair_of_nats_connects_with_no_open_port() -> None:
             await_(partial(there.linked, a, b, EXPECTED[one, two]), 15, f"{one}, {two}: {EXPECTED[one, two]}")
             after_s = time.monotonic() - begun
             print(f"{one + ', ' + two:<22}{answer['took_s']:>12.2f} s{a.way(b)[0]:>12}{after_s:>7.2f} s", flush=True)
-            assert answer["took_s"] < 5
+            assert answer["took_s"] < limit(5)
             large = a.tell(ask=b.id, within_s=20, bytes=1 << 20)
             assert large["right"]
         time.sleep(5)  # what was found stays
@@ -164,17 +165,17 @@ def test_direct_links_stay_and_relayed_ones_come_back_when_the_relay_is_killed()
         for name in list(there.relays):  # one after the other, so that one of them carries the link
             there.relays[name].kill()
             there.relays[name].wait()
-            killed, since = time.monotonic(), time.time()
+            killed, since, watch = time.monotonic(), time.time(), Stopwatch()
             direct_s, answered = 0.0, False
             while not answered or time.monotonic() - killed < 6:
                 assert there.linked(cone1, cone2, {"direct", "tcp"})
                 direct_s = max(direct_s, cone1.way(cone2)[1])
                 answered = "failed" not in cone1.tell(ask=symmetric.id, within_s=0)
-                assert time.monotonic() - killed < 40, (cone1.tell(events=True), symmetric.tell(events=True))
+                assert watch.quiet_s() < 40, (cone1.tell(events=True), symmetric.tell(events=True))
                 time.sleep(0.1)
             print(f"{name} killed: the direct link was silent for {direct_s:.1f} s at most, ", end="")
             print(f"the relayed one was lost for {_gap(cone1, symmetric, since):.1f} s")
-            assert direct_s < 3.5
+            assert direct_s < limit(3.5)
             there.relay(name)
             ups = len(there.relays)
             await_(lambda n=ups: _up(cone1) == _up(symmetric) == n, 20, "the relay is used again")  # type: ignore[misc]

@@ -19,6 +19,7 @@ import zstandard
 from shoal.cli.main import main
 from shoal.data import readers, readers_bytes, units
 from tests.data.preparing import make_texts, read_texts, small_bpe, write_jsonl
+from tests.patience import limit
 
 LINES = "".join(json.dumps({"text": t}) + "\n" for t in make_texts(300)).encode()
 
@@ -318,7 +319,9 @@ def test_a_dataset_that_the_hub_does_not_have_is_one_sentence(tmp_path: Path) ->
         # The hub's client reads its settings when it is imported, so it gets a process of its own.
         settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
         command = [sys.executable, "-m", "shoal", "data", "prepare", "hf:org/name", "--out", str(tmp_path / "out")]
-        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=limit(120)
+        )
         hub.shutdown()
     assert done.returncode == 78
     assert "the Hugging Face hub refuses the dataset org/name (404" in done.stderr

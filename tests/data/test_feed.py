@@ -23,6 +23,7 @@ from shoal.data.windows import Batch, Windows
 from shoal.errors import DataError, SpecError
 from shoal.spec.run import Data, Source
 from tests.data.reading import make_documents, write_data_set
+from tests.patience import limit
 
 LENGTH = 4
 
@@ -97,9 +98,9 @@ def test_the_next_step_is_made_while_this_one_computes(counted: Windows) -> None
     feed.assemble = watched  # type: ignore[method-assign]  # the real one, with a clock
     feed.step(0)
     assert feed.wait_s > 0.25
-    assert made[1].wait(5)  # without anybody asking for step 1
+    assert made[1].wait(limit(5))  # without anybody asking for step 1
     feed.step(1)
-    assert feed.wait_s < 0.25
+    assert feed.wait_s < limit(0.25)
     feed.close()
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.data.preparing import files_of, make_texts, read_texts, shoal, write_jsonl
+from tests.patience import limit
 
 UNIT_BYTES = 20_000
 TEXTS = make_texts(2500)  # about 40 units
@@ -38,7 +39,7 @@ def start(corpus: Path, out: Path, *more: object, workers: int = 2, **options: o
 
 def finish(corpus: Path, out: Path, *more: object) -> str:
     with start(corpus, out, *more) as p:
-        _, err = p.communicate(timeout=120)
+        _, err = p.communicate(timeout=limit(120))
     assert p.returncode == 0, err
     return err
 
@@ -101,7 +102,7 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
         half_way(p, out)
         left = workers_of(p) if workers > 1 else []
         disturb(p)
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=limit(60))
     assert p.returncode == code, err
     assert sentence in err
     assert len(err.splitlines()) <= 1  # no traceback, of parent or worker
@@ -110,7 +111,7 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
     said = finish(corpus, out)
     assert "going on with what was begun" in said
     assert files_of(out) == undisturbed
-    _, alive = psutil.wait_procs(left, timeout=10)
+    _, alive = psutil.wait_procs(left, timeout=limit(10))
     assert not alive
 
 
@@ -124,7 +125,7 @@ def test_ctrl_c_while_the_workers_start_says_one_sentence(tmp_path: Path, wait_s
             time.sleep(0.001)
         time.sleep(wait_s)
         interrupt_the_group(p)
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=limit(60))
     assert p.returncode == 143, err
     assert err.startswith("shoal: stopped by SIGINT: ")
     assert len(err.splitlines()) == 1
@@ -175,14 +176,14 @@ def test_two_at_once_do_not_write_into_one_folder(corpus: Path, tmp_path: Path) 
             worker.suspend()
         try:
             with start(corpus, out) as second:
-                _, err = second.communicate(timeout=60)
+                _, err = second.communicate(timeout=limit(60))
             assert second.returncode == 78
             assert "another `shoal data prepare` is writing to" in err
         finally:
             for worker in workers_of(first):
                 worker.resume()
             first.send_signal(signal.SIGCONT)
-        assert first.wait(timeout=120) == 0
+        assert first.wait(timeout=limit(120)) == 0
     assert sorted(read_texts(out / "train") + read_texts(out / "eval")) == sorted(TEXTS)
 
 
@@ -198,7 +199,7 @@ def test_a_full_disk_is_one_sentence_and_a_rerun_goes_on(
     try:
         limit = None if small else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
         with start(corpus, out, workers=workers, preexec_fn=limit) as p:
-            _, err = p.communicate(timeout=120)
+            _, err = p.communicate(timeout=limit(120))
         assert p.returncode == 78, err
         assert "there is no room left to write" in err
         assert "run the same command again: it goes on where it stopped" in err
@@ -216,6 +217,6 @@ def test_a_full_disk_is_one_sentence_and_a_rerun_goes_on(
 def test_a_folder_that_may_not_be_written_to_is_named(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with start(corpus, tmp_path / "file" / "out") as p:
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=limit(60))
     assert p.returncode == 78
     assert "cannot be written" in err

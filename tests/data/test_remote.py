@@ -25,6 +25,7 @@ from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.errors import DataError, SetupError, SpecError
 from tests.data.reading import EOS, blob, key, use_a_shared_cache, write_data_set
+from tests.patience import limit
 
 LENGTH = 128
 ROOT = Path(__file__).parents[2]
@@ -173,15 +174,15 @@ def test_a_data_set_larger_than_the_cache_is_read_right_and_within_the_limit(
     prepared: Path, bucket: str, tmp_path: Path, small_caches: None
 ) -> None:
     local = TokenShards.open(prepared)
-    limit = 3 * PIECE_BYTES
-    assert local.index.size_bytes > 3 * limit
-    data = TokenShards.open(bucket, tmp_path / "cache", limit)
+    most = 3 * PIECE_BYTES
+    assert local.index.size_bytes > 3 * most
+    data = TokenShards.open(bucket, tmp_path / "cache", most)
     cache = remote_folder(data).cache
     rng = np.random.default_rng(2)
     windows = (local.tokens - 1) // LENGTH
     for _ in range(10):
         assert_equal_windows(data, local, rng.integers(0, windows, 16))
-        assert 0 < cache.used_bytes() <= limit
+        assert 0 < cache.used_bytes() <= most
 
 
 # The cache alone.
@@ -222,13 +223,13 @@ def test_a_cache_that_somebody_deletes_is_made_again(tmp_path: Path, small_cache
 def test_processes_share_a_cache_without_breaking_the_limit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     worst: multiprocessing.Queue = context.Queue()
-    limit = 20_000
-    workers = [context.Process(target=use_a_shared_cache, args=(str(tmp_path), limit, s, worst)) for s in range(3)]
+    most = 20_000
+    workers = [context.Process(target=use_a_shared_cache, args=(str(tmp_path), most, s, worst)) for s in range(3)]
     for worker in workers:
         worker.start()
-    assert max(worst.get(timeout=60) for _ in workers) <= limit
+    assert max(worst.get(timeout=limit(60)) for _ in workers) <= most
     for worker in workers:
-        worker.join(30)
+        worker.join(limit(30))
         assert worker.exitcode == 0
 
 
@@ -237,6 +238,7 @@ import sys
 from pathlib import Path
 from shoal.data import cache
 from tests.data.reading import blob, key
+from tests.patience import limit
 cache.SMALLEST_BYTES = 0
 c = cache.Cache(Path(sys.argv[1]), 3_000_000)
 print("ready", flush=True)
@@ -254,7 +256,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_blobs_and_a_cache_that_
         assert writer.stdout.readline() == b"ready\n"
         time.sleep(0.02 + 0.013 * round)  # not awaiting an event: the moment of the kill is meant to be arbitrary
         writer.send_signal(signal.SIGKILL)
-        writer.wait(10)
+        writer.wait(limit(10))
         writer.stdout.close()
         cache = Cache(tmp_path, 3_000_000)
         for i in range(50):

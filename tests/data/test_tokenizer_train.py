@@ -13,6 +13,7 @@ from shoal.cli.main import main
 from shoal.data.tokenizer import load_tokenizer
 from shoal.data.tokenizer_train import Lesson, train_tokenizer
 from tests.data.preparing import make_texts, shoal, write_jsonl
+from tests.patience import limit
 
 TEXT = Path(__file__).parents[2] / "examples" / "text"
 
@@ -80,6 +81,6 @@ def test_it_can_be_stopped_while_it_merges(tmp_path: Path) -> None:
         while "now merging" not in p.stderr.readline():
             assert p.poll() is None
         p.send_signal(signal.SIGTERM)
-        assert p.wait(timeout=30) == 143
+        assert p.wait(timeout=limit(30)) == 143
         assert p.stderr.read() == "shoal: stopped by SIGTERM: nothing was written.\n"
     assert not (tmp_path / "t").exists()

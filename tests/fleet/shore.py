@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.fleet import toy
 from tests.forked import fork
+from tests.patience import Stopwatch
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Shore:
 
     def wait(self, timeout_s: float = 60.0) -> dict[int, int]:
         """Until all have ended by themselves."""
-        ended, until = {}, time.monotonic() + timeout_s
+        ended, watch = {}, Stopwatch()
         while self.pids:
             ended |= self.reap()
-            if time.monotonic() > until:
+            if watch.quiet_s() > timeout_s:
                 stacks = self.stacks()
                 raise TimeoutError(f"islands {sorted(self.pids)} have not ended:\n{stacks}")
             time.sleep(0.02)
@@ -97,9 +98,9 @@ class Shore:
         return max((r["step"] for log in logs for r in log if r["kind"] == "step"), default=-1)
 
     def wait_for_step(self, step: int, timeout_s: float = 30.0) -> None:
-        until = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while self.step() < step:
-            if time.monotonic() > until:
+            if watch.quiet_s() > timeout_s:
                 raise TimeoutError(f"step {step} was not reached, but {self.step()}:\n{self.stacks()}")
             time.sleep(0.01)
 

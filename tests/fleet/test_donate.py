@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from shoal import wire
 from shoal.fleet import donate
 from shoal.fleet.donate import Donor, receive
+from tests.patience import Stopwatch
 
 STATE = {"w": torch.arange(1 << 20, dtype=torch.float32)}  # more than a socket holds
 
@@ -56,10 +56,10 @@ def test_one_that_does_not_read_is_given_up_and_training_goes_on(
     donor.begin("k", 0, STATE, {})
     for step in range(donate.AHEAD):
         donor.log(step, torch.zeros(8), [])
-    began = time.monotonic()
+    watch = Stopwatch()
     for step in range(donate.AHEAD, 20):
         donor.log(step, torch.zeros(8), [])
-    assert time.monotonic() - began < donate.STALL_S / 4  # once, and then it is given up
+    assert watch.quiet_s() < donate.STALL_S / 4  # once, and then it is given up
     with pytest.raises(wire.Broken):
         list(receive(pair[1], {"w": torch.zeros(1 << 20)}, lambda step, notes: None, lambda: None, never))
 

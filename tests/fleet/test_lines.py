@@ -19,6 +19,7 @@ from shoal.fleet import lines
 from shoal.fleet.epoch import TOKEN_BYTES
 from shoal.fleet.lines import Server, answer, ask
 from tests.forked import fork
+from tests.patience import Stopwatch, limit, until
 
 HERE, TOKEN = "127.0.0.1", secrets.token_bytes(TOKEN_BYTES)
 QUESTION = {"for": "status"}
@@ -31,10 +32,10 @@ def serving() -> Server:
 def test_a_question_to_a_peer_that_is_stopped_takes_no_longer_than_it_may() -> None:
     """The kernel still accepts the connection. Whoever asks says nothing to the others meanwhile."""
     with socket.create_server((HERE, 0)) as stopped:
-        began = time.monotonic()
+        watch = Stopwatch()
         with pytest.raises(OSError, match="timed out"):
             ask(wire.text_of(stopped.getsockname()), TOKEN, QUESTION, 0.2)
-        assert time.monotonic() - began < wire.GREETING_S / 2
+        assert watch.quiet_s() < wire.GREETING_S / 2
 
 
 def test_strangers_that_say_nothing_do_not_use_up_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,18 +83,15 @@ def test_a_process_without_free_file_descriptors_answers_again_once_it_has_some(
 
 
 def ask_until_answered(address: str) -> dict[str, bool]:
-    until = time.monotonic() + 20
+    watch = Stopwatch()
     while True:
         try:
-            return ask(address, TOKEN, QUESTION, 0.5)
+            return ask(address, TOKEN, QUESTION, limit(0.5))
         except OSError:
-            assert time.monotonic() < until
+            assert watch.quiet_s() < 20
             time.sleep(0.05)
 
 
 def wait_for(path: Path) -> Path:
-    until = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(path.exists)
     return path

@@ -6,12 +6,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.guard.supervisor import fake_command
+from tests.patience import until as until
 
 from shoal.guard.supervise import supervise
 from shoal.spec.run import Run
@@ -73,16 +72,6 @@ class FakeRun:
             for stream in (process.stdout, process.stderr):
                 if stream:
                     stream.close()
-
-
-def until(happened: Callable[[], Any], within_s: float = 15.0) -> Any:
-    """Waits for a fact and returns it; fails the test when it does not come."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := happened():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"did not happen within {within_s} s")
 
 
 def alive(pid: int) -> bool:

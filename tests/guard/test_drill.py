@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.guard.drills import assert_accounted, drill, leftovers, make, start
 from tests.guard.fake import until
+from tests.patience import limit
 
 from shoal.cli.main import main
 from shoal.errors import UsageError
@@ -319,7 +320,7 @@ def test_ctrl_c_ends_the_drill_s_run_and_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: any("attempt" in path.read_text() for path in tmp_path.glob(".drill-*/runs/*/journal.jsonl")), 60)
     assert leftovers(tmp_path) != []
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=limit(60))
     assert process.returncode == 143
     assert "shoal: stopped." in err
     until(lambda: leftovers(tmp_path) == [], 10)

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import until
 from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
@@ -45,23 +45,16 @@ def told(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
     return [r for r in records(run_dir.journal_file) if r["kind"] == kind] if run_dir.journal_file.exists() else []
 
 
-def until(true: Callable[[], object], timeout_s: float = 120) -> None:
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.05)
-
-
 def more_steps(run_dir: RunDir, count: int = 20) -> None:
     now = len(told(run_dir, "step"))
-    until(lambda: len(told(run_dir, "step")) >= now + count)
+    until(lambda: len(told(run_dir, "step")) >= now + count, 120)
 
 
 def test_a_killed_worker_comes_back_and_the_others_go_on(run: RunDir) -> None:
     more_steps(run)
     os.kill(told(run, "island")[-1]["pids"][0], signal.SIGKILL)
     victim = told(run, "island")[-1]["island"]
-    until(lambda: any(victim in r["joined"] for r in told(run, "epoch")[1:]))
+    until(lambda: any(victim in r["joined"] for r in told(run, "epoch")[1:]), 120)
     more_steps(run)
     failure = told(run, "failure")[0]
     assert (failure["island"], failure["cause"]) == (victim, "killed")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.guard.fake import alive, until
 from tests.guard.supervisor import FAKE, fake_command
+from tests.patience import limit
 
 from shoal.cli.main import main
 from shoal.data.index import write_index
@@ -241,7 +242,7 @@ def test_stop_waits_until_the_run_has_saved(
     folder: Path, running: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["stop", "demo"]) == 0
-    assert running.wait(10) == 143
+    assert running.wait(limit(10)) == 143
     step = told(folder, "step")[-1]["step"]
     assert f"run demo: stopped at step {step} (told to stop (SIGTERM); saved at step {step})" in capsys.readouterr().out
     assert main(["stop", "demo"]) == 0
@@ -259,7 +260,7 @@ def test_a_running_run_is_neither_started_resumed_nor_set_aside_again(
         assert main(verb) == 2
         assert f"run 'demo' is already running as pid {running.pid}" in capsys.readouterr().err
     assert main(["stop", "demo", "--now"]) == 0
-    assert running.wait(10) == 143
+    assert running.wait(limit(10)) == 143
     assert len(told(folder, "open")) == 1
 
 
@@ -272,7 +273,7 @@ def test_stop_says_when_the_run_is_still_stopping(
     assert main(["stop", "demo", "--timeout", "0.5"]) == 75
     assert "is still at it after 0.5 s; wait, or `shoal stop demo --now`" in capsys.readouterr().err
     assert main(["stop", "demo", "--now", "--timeout", "5"]) == 0
-    assert running.wait(10) == 143
+    assert running.wait(limit(10)) == 143
     assert not any(map(alive, pids))
 
 

@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
+from tests.patience import limit
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton is for Linux")
 def test_every_kernel_gives_what_its_plain_twin_gives() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compare"], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.kernels.compare"], env=env, capture_output=True, text=True, timeout=limit(120)
     )
     assert done.stdout.splitlines()[-1:] == ["equal"], done.stderr

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.patience import Stopwatch, limit
+
 from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.journal import Record, records
@@ -70,16 +72,15 @@ class Cluster:
 
     def codes(self, timeout_s: float = 120.0) -> dict[int, int]:
         """How all of them left."""
-        deadline = time.monotonic() + timeout_s
-        return {n: agent.wait(max(0.1, deadline - time.monotonic())) for n, agent in self.agents.items()}
+        return {n: agent.wait(limit(timeout_s)) for n, agent in self.agents.items()}
 
     def records(self, kind: str) -> list[Record]:
         file = self.run_dir.journal_file
         return [r for r in records(file) if r["kind"] == kind] if file.exists() else []
 
     def wait_for(self, kind: str, timeout_s: float = 90.0, since: float = 0.0, **having: object) -> Record:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        watch = Stopwatch()
+        while watch.quiet_s() < timeout_s:
             for record in self.records(kind):
                 if record["t"] >= since and all(record.get(name) == value for name, value in having.items()):
                     return record

@@ -12,6 +12,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.observe import logs as logs_module
+from tests.patience import limit
 from tests.track.journals import Story, make_run
 
 
@@ -93,7 +94,7 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(tmp_path: Path) 
     assert [next_line(), next_line()] == ["--- attempt 1 ---", "[0] again"]
     story.close()
     assert sorted([next_line(), next_line()]) == ["[0] last words without an end", "done: 0 steps are done"]
-    assert process.wait(30) == 0
+    assert process.wait(limit(30)) == 0
     killer.cancel()
     out.close()
 
@@ -131,7 +132,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     story = make_run(tmp_path).open()
     log(story, 0, 0, "line\n" * 200_000)
     command = f"{sys.executable} -m shoal logs demo --workspace {tmp_path} | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=limit(60))
     assert done.stdout.splitlines() == ["[0] line", "0"]
     assert "Traceback" not in done.stderr
 

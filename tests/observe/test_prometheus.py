@@ -14,6 +14,7 @@ import pytest
 
 from shoal.observe.prometheus import server
 from shoal.track.rundir import RunDir
+from tests.patience import limit
 from tests.services import free_ports
 from tests.track.journals import make_run
 
@@ -34,7 +35,7 @@ def serving(run_dir: RunDir) -> Iterator[str]:
 
 
 def scraped(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=limit(10)) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         lines = answer.read().decode().splitlines()
     found = {}
@@ -63,7 +64,7 @@ def test_a_run_is_read_as_it_goes_on(tmp_path: Path) -> None:
         story.close("done", 0, "all done")
         assert scraped(url)["shoal_running"] == 0
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/", timeout=10)
+            urllib.request.urlopen(f"{url}/", timeout=limit(10))
 
 
 def test_a_loss_that_is_no_number_and_an_odd_name_are_still_readable(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shoal.observe.history import history, speed
 from shoal.observe.ledger import ledger
 from shoal.observe.phases import on_device, parts
 from shoal.observe.plot import plot, plot_many
+from tests.patience import limit
 from tests.track.journals import crash_and_finish, loss_at, make_run
 
 
@@ -242,7 +243,7 @@ def test_nothing_of_track_and_observe_imports_torch() -> None:
         "heavy = [m for m in ('torch', 'matplotlib', 'mlflow', 'wandb', 'tensorboard', 'pandas') if m in sys.modules]\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
 
 

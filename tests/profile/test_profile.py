@@ -23,6 +23,7 @@ from shoal.profile.trace import read
 from shoal.profile.work import shapes
 from shoal.spec import dump
 from tests.forked import fork
+from tests.patience import Stopwatch
 from tests.train.tiny import make_data, make_run
 
 
@@ -66,8 +67,8 @@ def test_a_run_of_two_processes_is_explained_and_left_alone(
 def test_ctrl_c_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
     said = tmp_path / "said.txt"
     pid = fork(lambda: main(["profile", str(file), "--steps", "100000", "--workspace", str(tmp_path)]), said)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("profiles/*/logs/*/*.log")) and time.monotonic() < deadline:
+    watch = Stopwatch()
+    while not list(tmp_path.glob("profiles/*/logs/*/*.log")) and watch.quiet_s() < 60:
         time.sleep(0.05)
     os.kill(pid, signal.SIGINT)
     _, status = os.waitpid(pid, 0)

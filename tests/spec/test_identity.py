@@ -13,6 +13,7 @@ import pytest
 from shoal import __version__
 from shoal.spec import Run
 from shoal.spec.identity import git_state, identity
+from tests.patience import limit
 
 RUN = Run(name="a", seed=7, data={"train": "x"}, train={"steps": 1})
 
@@ -21,7 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
     who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=30, env={**os.environ, **who}
+        command, check=True, capture_output=True, text=True, timeout=limit(30), env={**os.environ, **who}
     ).stdout
 
 
@@ -77,5 +78,5 @@ def test_the_spec_and_identity_do_not_import_torch() -> None:
         "import sys, shoal.spec.identity, shoal.spec.checks, shoal.spec.reference, shoal.cli.init, shoal.cli.show\n"
         "print([m for m in ('torch', 'numpy', 'transformers', 'rich') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=limit(60))
     assert done.stdout.strip() == "[]"

@@ -15,6 +15,7 @@ from shoal.spec.names import names
 from shoal.spec.reference import pages
 from shoal.spec.schema import schema
 from shoal.spec.yaml_text import parse
+from tests.patience import limit
 from tests.spec.json_schema import accepts
 
 REPOSITORY = Path(__file__).parents[2]
@@ -28,7 +29,10 @@ def test_the_committed_page_is_up_to_date(page: str) -> None:
 
 def test_the_pages_can_be_written_anywhere(tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "shoal.spec.reference", str(tmp_path)], check=True, capture_output=True, timeout=60
+        [sys.executable, "-m", "shoal.spec.reference", str(tmp_path)],
+        check=True,
+        capture_output=True,
+        timeout=limit(60),
     )
     assert {file.name for file in tmp_path.iterdir()} == set(pages())
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.patience import limit
+
 
 class FakeWandb:
     def __init__(self, port: int = 0) -> None:
@@ -57,7 +59,7 @@ class FakeWandb:
         finally:
             self._server.shutdown()
             self._server.server_close()
-            thread.join(5)
+            thread.join(limit(5))
 
     def answer(self, path: str, body: bytes) -> dict[str, Any]:
         if path.startswith("/graphql"):

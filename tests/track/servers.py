@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.patience import limit
+
 
 @contextmanager
 def silent() -> Iterator[str]:
@@ -27,7 +29,7 @@ def silent() -> Iterator[str]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(5)
+    thread.join(limit(5))
     for connection in held:
         connection.close()
 
@@ -58,7 +60,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
     yield f"http://127.0.0.1:{server.server_address[1]}", seen
     server.shutdown()
     server.server_close()
-    thread.join(5)
+    thread.join(limit(5))
 
 
 def closed_port() -> int:

@@ -16,6 +16,7 @@ from shoal.masking import mask, mask_arguments
 from shoal.track.journal import Journal, read, records
 from shoal.track.rundir import RunDir, find_run, runs_in
 from shoal.track.tail import head, is_closed, newest_session_offset, tail
+from tests.patience import limit
 from tests.track.journals import crash_and_finish, make_run
 
 
@@ -78,7 +79,7 @@ except OSError as e:
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.append("step", step=3)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.stdout.startswith("refused"), done.stderr
     assert [r["step"] for r in records(path)] == [1, 3]
 
@@ -98,7 +99,7 @@ for step in (2, 3, 4):
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.note("step", step=5)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
     found = records(path)
     assert [r["step"] for r in found] == [1, 2, 3, 4, 5]
@@ -115,7 +116,7 @@ def test_two_processes_write_without_tearing_each_other(tmp_path: Path) -> None:
         "for i in range(2000): j.append('step', who=sys.argv[2], step=i, pad='x' * (i % 500))"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
-    assert [w.wait(60) for w in writers] == [0, 0]
+    assert [w.wait(limit(60)) for w in writers] == [0, 0]
     for who in "ab":
         assert [r["step"] for r in records(path) if r["who"] == who] == list(range(2000))
 

@@ -19,6 +19,7 @@ from shoal.track.journal import records
 from shoal.track.mirror import Mirror, Watch
 from shoal.track.pump import Pump
 from shoal.track.rundir import RunDir
+from tests.patience import Stopwatch, limit
 from tests.track.journals import Story, change_spec, crash_and_finish, make_run
 from tests.track.servers import answering, closed_port, silent
 
@@ -73,12 +74,12 @@ def test_it_follows_a_run_to_tensorboard_and_wandb_and_ends_with_it(tmp_path: Pa
     story = make_run(tmp_path, mlflow=False, tensorboard=True, wandb="offline").open().start().steps(30)
     process = start_mirror(story.run_dir)
     cursor = story.run_dir.track / "tensorboard.json"
-    deadline = time.monotonic() + 60
-    while not cursor.exists() and time.monotonic() < deadline:
+    watch = Stopwatch()
+    while not cursor.exists() and watch.quiet_s() < 60:
         time.sleep(0.05)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
     story.steps(50).failure().start(at_step=20).steps(60).eval().close()
-    assert process.wait(60) == 0
+    assert process.wait(limit(60)) == 0
     assert [step for step, _ in scalars(story.run_dir, "train/loss")] == list(range(1, 61))
     assert scalars(story.run_dir, "run/attempt")[-1] == (20, 1.0)
     (file,) = (story.run_dir.track / "wandb").glob("offline-run-*/*.wandb")
@@ -96,13 +97,13 @@ def test_a_refused_connection_is_said_once_and_holds_back_no_other_tracker(
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct-horse")
     story = make_run(workspace, mlflow=address, tensorboard=True).open().start().steps(30)
     process = start_mirror(story.run_dir, grace_s=2.0)
-    deadline = time.monotonic() + 60
-    while not warnings(story.run_dir) and time.monotonic() < deadline:
+    watch = Stopwatch()
+    while not warnings(story.run_dir) and watch.quiet_s() < 60:
         time.sleep(0.1)
     story.steps(60).close()
-    closed_at = time.monotonic()
-    assert process.wait(60) == 75
-    assert time.monotonic() - closed_at < mirror_module.GRACE_S - 3  # after the 2 s it was given, with room to end
+    watch = Stopwatch()
+    assert process.wait(limit(60)) == 75
+    assert watch.quiet_s() < mirror_module.GRACE_S - 3  # after the 2 s it was given, with room to end
     (said,) = warnings(story.run_dir)
     assert "connection refused" in said
     assert "shoal track sync demo" in said
@@ -145,10 +146,10 @@ def test_a_server_that_never_answers_is_left_after_the_timeout(tmp_path: Path, m
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with silent() as address:
         story = crash_and_finish(make_run(tmp_path, mlflow=address))
-        began = time.monotonic()
+        watch = Stopwatch()
         (pump,) = Mirror(story.run_dir, until_closed=False).sync()
     assert pump.failing == "no answer in time"
-    assert time.monotonic() - began < 20
+    assert watch.quiet_s() < 20
 
 
 def test_a_missing_package_is_one_warning_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +174,14 @@ def test_a_run_file_that_cannot_be_read_is_one_warning(tmp_path: Path) -> None:
 def test_two_mirrors_of_one_run_do_not_upload_at_the_same_time(tmp_path: Path) -> None:
     story = make_run(tmp_path, mlflow=False, tensorboard=True).open().start().steps(10)
     process = start_mirror(story.run_dir)
-    deadline = time.monotonic() + 60
-    while not (story.run_dir.track / "tensorboard.json").exists() and time.monotonic() < deadline:
+    watch = Stopwatch()
+    while not (story.run_dir.track / "tensorboard.json").exists() and watch.quiet_s() < 60:
         time.sleep(0.05)
     (pump,) = Mirror(story.run_dir, until_closed=False).sync()
     assert not pump.complete
     assert "another process" in pump.failing
     story.close()
-    assert process.wait(60) == 0
+    assert process.wait(limit(60)) == 0
 
 
 def test_that_the_process_of_a_run_has_left_is_nothing_to_upload(

@@ -20,6 +20,7 @@ from shoal.track.rundir import RunDir
 from shoal.train import worker
 from shoal.train.decide import decide
 from tests.forked import fork
+from tests.patience import Stopwatch
 
 
 @dataclass
@@ -58,10 +59,10 @@ class Archipelago:
     def wait(self, timeout_s: float = 90.0) -> dict[int, set[int]]:
         """The exit codes of each island, once all have ended by themselves."""
         codes: dict[int, set[int]] = {}
-        until = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while self.pids:
             codes |= self.reap()
-            if time.monotonic() > until:
+            if watch.quiet_s() > timeout_s:
                 raise TimeoutError(f"islands {sorted(self.pids)} have not ended:\n{self.logs()}")
             time.sleep(0.02)
         return codes
@@ -91,9 +92,9 @@ class Archipelago:
         return [r for r in records(self.run_dir.journal_file) if r["kind"] == kind]
 
     def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
-        until = time.monotonic() + timeout_s
+        watch = Stopwatch()
         while max((r["step"] for r in self.journal("step")), default=0) < step:
-            if time.monotonic() > until:
+            if watch.quiet_s() > timeout_s:
                 raise TimeoutError(f"step {step} was not reached:\n{self.logs()}")
             time.sleep(0.01)
 

@@ -127,8 +127,9 @@ class Result:
 class Matrix:
     """Trains cases below a folder; the one-process references are made once for each model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, steps: int = STEPS) -> None:
         self.folder = folder
+        self.steps = steps
         self._alone: dict[str, RunDir] = {}
 
     @cached_property
@@ -143,7 +144,7 @@ class Matrix:
             "mesh-" + "".join(c if c.isalnum() else "-" for c in case.name), case, case.mesh, case.processes
         )
         a, b = self._alone[key], ours
-        assert len(losses_of(a)) == len(losses_of(b)) == STEPS
+        assert len(losses_of(a)) == len(losses_of(b)) == self.steps
         norms = [np.array([r["grad_norm"] for r in steps_of(d)]) for d in (a, b)]
         logits = [self._logits(case, d) for d in (a, b)]
         return Result(
@@ -157,7 +158,7 @@ class Matrix:
         changes = {
             "name": name[:90],
             "model": MODELS[case.model],
-            "train.steps": STEPS,
+            "train.steps": self.steps,
             **{f"mesh.{axis}": settings.get(axis, 1) for axis in Sizes.__dataclass_fields__},
             **{f"mesh.{key}": value for key, value in settings.items()},
             **case.changes,
@@ -168,7 +169,7 @@ class Matrix:
         """Of the last checkpoint, loaded whole on one process: any mesh's can be."""
         found = checkpoint.newest(run_dir.checkpoints)
         assert found is not None
-        assert found.step == STEPS
+        assert found.step == self.steps
         run = decide(make_run(self.data, model=MODELS[case.model]), self.folder, 1).run
         decoder = Decoder(shape_of(run.model))
         decoder.load_state_dict(checkpoint.read_full(found))

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from shoal.fleet.member import SILENT_S
+from tests.patience import Stopwatch
 from tests.train.archipelago import Archipelago
 
 KINDS = ("kill", "kill", "kill", "stop", "pause", "first", "two", "preempt")
@@ -28,7 +29,7 @@ class Storm:
         self._rng, steps = random.Random(self.seed), self.fleet.run.train.steps
         self.fleet.start(*range(self.fleet.run.fleet.islands))
         self.fleet.wait_for_step(3)
-        moments, began = sorted(self._rng.sample(range(4, steps - LAST), self.faults)), time.monotonic()
+        moments, watch = sorted(self._rng.sample(range(4, steps - LAST), self.faults)), Stopwatch()
         while self.fleet.pids or self._back:
             if wrong := self._come_back():
                 return wrong
@@ -39,7 +40,7 @@ class Storm:
             if moments and step >= moments[0] and sum(island in members for island in free) > 2:
                 moments.pop(0)
                 self._fault(free, members)
-            if time.monotonic() - began > MOST_S:
+            if watch.quiet_s() > MOST_S:
                 return f"stands still at step {step}: {self.fleet.logs()[-3000:]}"
             time.sleep(0.01)
         told = [r["step"] for r in self.fleet.journal("step")]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train import swarm_worker
+from tests.patience import Stopwatch, limit
 from tests.ranks import Ranks, started
 
 Message = dict[str, Any]
@@ -38,7 +38,7 @@ class Node:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen(1)
-        self._listener.settimeout(WAIT_S)
+        self._listener.settimeout(limit(WAIT_S))
         self.aside: list[Message] = []  # heard, and not waited for
 
     @contextmanager
@@ -51,7 +51,7 @@ class Node:
 
         with started(rank, self.world, timeout_s=120) as ranks:
             self._sock, _ = self._listener.accept()
-            self._sock.settimeout(WAIT_S)
+            self._sock.settimeout(limit(WAIT_S))
             self._lines = self._sock.makefile("rb")
             self.ranks = ranks
             self.ready = self.hear("ready")
@@ -61,8 +61,8 @@ class Node:
         self._sock.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
     def hear(self, kind: str) -> Message:
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and (line := self._lines.readline()):
+        watch = Stopwatch()
+        while watch.quiet_s() < WAIT_S and (line := self._lines.readline()):
             message: Message = json.loads(line)
             if message["kind"] == kind:
                 return message

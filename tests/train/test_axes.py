@@ -25,7 +25,7 @@ from shoal.train.decide import decide
 from shoal.train.worker import work
 from tests.ranks import rank_outcomes
 from tests.train.matrix import MODELS
-from tests.train.test_resume import kill_before, train_and_die
+from tests.train.test_resume import train_and_die
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
 STEPS = 8
@@ -53,7 +53,7 @@ def test_killed_and_resumed_on_a_mesh_of_several_axes_every_bit_is_the_same(tmp_
         run, world = run_of(data, f"whole{key}", model, mesh, **evaluation)
         whole = train_on(run, tmp_path, world)
         run, world = run_of(data, f"killed{key}", model, mesh, **evaluation)
-        train_and_die(run, tmp_path, world, kill_before(5, victim=world - 1))
+        train_and_die(run, tmp_path, world, 5, victim=world - 1)
         resumed = train_on(run, tmp_path, world)
         assert digest_of(resumed) == digest_of(whole), (model, mesh)
 

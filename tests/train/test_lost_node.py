@@ -16,6 +16,7 @@ from shoal.checkpoint.memory.ram import memory_folder
 from shoal.spec import dump
 from shoal.track import journal
 from shoal.track.rundir import RunDir
+from tests.patience import Stopwatch, limit
 from tests.services import free_ports
 from tests.train.tiny import make_data, make_run, steps_of
 
@@ -67,19 +68,19 @@ def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path)
 
     stop = done + 10
     last = node(0, 1, again, tmp_path, f"train.steps={stop}")
-    assert last.wait(180) == 0, (tmp_path / "node-0-of-1.log").read_text()[-3000:]
+    assert last.wait(limit(180)) == 0, (tmp_path / "node-0-of-1.log").read_text()[-3000:]
     start = [r for r in journal.records(run_dir.journal_file) if r["kind"] == "start"][-1]
     assert start["world"] == 1
     # The step that was not finished, and what was on its way to the other node: moments, however many steps these are.
     at = {r["step"]: r["t"] for r in steps_of(run_dir) if r["attempt"] == 0}
-    assert at[done] - at[start["resumed_from"]] < 2.0
+    assert at[done] - at[start["resumed_from"]] < limit(2.0)
     assert steps_of(run_dir)[-1]["step"] == stop
     assert not memory_folder(run_dir.path, 0).exists(), "a finished run gives the memory back"
 
 
 def await_step(run_dir: RunDir, step: int, agents: list[subprocess.Popen[bytes]], workspace: Path) -> None:
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline:
+    watch = Stopwatch()
+    while watch.quiet_s() < 200:
         if run_dir.journal_file.exists() and any(r["step"] >= step for r in steps_of(run_dir)):
             return
         ended = [i for i, agent in enumerate(agents) if agent.poll() is not None]

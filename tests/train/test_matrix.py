@@ -8,14 +8,14 @@ from tests.train.matrix import FULL, QUICK, Case, Matrix
 
 
 def quick(case: Case) -> object:
-    """Eight processes take half a minute on two cores: `make test` has the mixture alone, which has an axis more."""
-    slow = case.processes == 8 and case.model != "mixture"
+    """Eight processes take half a minute on two cores: they are for `make test-slow`."""
+    slow = case.processes == 8
     return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    return Matrix(tmp_path_factory.mktemp("matrix"))
+    return Matrix(tmp_path_factory.mktemp("matrix"), steps=6)  # where they part they do so at once
 
 
 @pytest.mark.parametrize("case", [*map(quick, QUICK)])

@@ -9,7 +9,9 @@ import pytest
 
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
-TOLERANCE = 1e-5  # relative, float32, at each of 20 steps
+TOLERANCE = 1e-5  # relative, float32, at each step
+# Few steps, and large ones: a curve all the same, and what is wrong with a layout shows in the first two.
+SHORT = {"train.steps": 8, "train.optimizer.lr": 1e-2, "train.schedule.warmup_steps": 2}
 DATA = {"documents": False, "documents and masked tokens": True}
 
 # name: (processes, dp_replicate, dp_shard, micro-batch of 16 windows a step)
@@ -40,7 +42,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The reference: one process, no accumulation."""
     folder = tmp_path_factory.mktemp("parity")
     data = make_data(folder / "data", masked=DATA[request.param])
-    run = make_run(data, **{"mesh.micro_batch": 16})
+    run = make_run(data, **{**SHORT, "mesh.micro_batch": 16})
     return data, losses_of(train_on(run, folder, 1))
 
 
@@ -50,9 +52,10 @@ def test_every_layout_gives_the_curve_of_one_process(
 ) -> None:
     data, reference = alone
     world, replicate, shard, micro = LAYOUTS[layout]
-    run = make_run(data, **{"mesh.dp_replicate": replicate, "mesh.dp_shard": shard, "mesh.micro_batch": micro})
+    mesh = {"mesh.dp_replicate": replicate, "mesh.dp_shard": shard, "mesh.micro_batch": micro}
+    run = make_run(data, **{**SHORT, **mesh})
     losses = losses_of(train_on(run, tmp_path, world))
-    assert len(losses) == len(reference) == 20
+    assert len(losses) == len(reference) == SHORT["train.steps"]
     assert np.max(np.abs(losses / reference - 1)) < TOLERANCE
     assert losses[-1] < 0.9 * losses[0]  # and it is a curve, not a line
 
@@ -61,7 +64,8 @@ def test_muon_gives_the_same_curve_sharded(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     curves = []
     for world, shard in ((1, 1), (2, 2)):
-        run = make_run(data, **{"name": f"muon{world}", "train.optimizer.name": "muon", "mesh.dp_shard": shard})
+        muon = {"name": f"muon{world}", "train.optimizer.name": "muon", "mesh.dp_shard": shard}
+        run = make_run(data, **{**SHORT, **muon})
         curves.append(losses_of(train_on(run, tmp_path, world)))
     assert np.max(np.abs(curves[1] / curves[0] - 1)) < TOLERANCE
     assert curves[0][-1] < 0.9 * curves[0][0]
@@ -81,8 +85,7 @@ def test_tied_embeddings_train_the_same_sharded(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     curves = []
     for world, shard in ((1, 1), (2, 2)):
-        run = make_run(
-            data, **{"name": f"tied{world}", "model.tie_embeddings": True, "mesh.dp_shard": shard, "train.steps": 10}
-        )
+        tied = {"name": f"tied{world}", "model.tie_embeddings": True, "mesh.dp_shard": shard}
+        run = make_run(data, **{**SHORT, **tied})
         curves.append(losses_of(train_on(run, tmp_path, world)))
     assert np.max(np.abs(curves[1] / curves[0] - 1)) < TOLERANCE

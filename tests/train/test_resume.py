@@ -7,8 +7,8 @@ import io
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,11 @@ from shoal.errors import WRONG_ENVIRONMENT, DataError
 from shoal.parallel.place import join
 from shoal.spec import dump, load
 from shoal.spec.run import Run
+from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.worker import StopFlag, outcome, work
+from tests.patience import until
 from tests.ranks import rank_outcomes, run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
@@ -28,28 +30,38 @@ STEPS = 8
 LAYOUTS = {"one process": (1, 1, 1), "DDP 2": (2, 2, 1), "FSDP2 2": (2, 1, 2)}
 
 
-def kill_before(step: int, victim: int) -> Callable[[], bool]:
-    """Asked before each step whether to stop, the victim dies instead, as if by the kernel."""
-    asked = -1
-
-    def ask() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == step and int(os.environ["RANK"]) == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return False
-
-    return ask
-
-
-def train_and_die(run: Run, workspace: Path, world: int, ask: Callable[[], bool]) -> RunDir:
+def train_and_die(run: Run, workspace: Path, world: int, step: int, victim: int) -> RunDir:
+    """Trains from where it was; before that step the victim dies, as if by the kernel, once those before are told."""
     decided = decide(run, workspace, world).run
     run_dir = RunDir.of(run.name, workspace)
-    run_dir.path.mkdir(parents=True)
+    run_dir.path.mkdir(parents=True, exist_ok=True)
     run_dir.spec_file.write_text(dump(decided))
-    outcomes = rank_outcomes(lambda r, w: work(run_dir, decided, join(decided), ask), world, grace_s=0.2)
-    assert -signal.SIGKILL in {o.status for o in outcomes}
+    attempt, asked = len(told(run_dir, "start")), -1
+
+    def ask() -> bool:
+        """Before each step: whether to stop."""
+        nonlocal asked
+        asked += 1
+        if int(os.environ["RANK"]) == victim:
+            until(lambda: len(told(run_dir, "start")) > attempt, within_s=60)
+            begin = told(run_dir, "start")[attempt]["step"]
+            if begin + asked == step:
+                until(lambda: step == begin or [r["step"] for r in steps_of(run_dir)][-1:] == [step], within_s=60)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    def rank(rank: int, world: int) -> None:
+        os.environ["SHOAL_ATTEMPT"] = str(attempt)
+        work(run_dir, decided, join(decided), ask)
+
+    # The others have nothing more to do: they wait for the dead one.
+    outcomes = rank_outcomes(rank, world, grace_s=0.2)
+    assert -signal.SIGKILL in {o.status for o in outcomes}, outcomes[0].error
     return run_dir
+
+
+def told(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [r for r in records(run_dir.journal_file) if r["kind"] == kind] if run_dir.journal_file.exists() else []
 
 
 def run_of(data: Path, layout: str, name: str, **changes: object) -> tuple[Run, int]:
@@ -70,15 +82,16 @@ def test_killed_at_any_step_and_resumed_the_parameters_are_bitwise_the_same(layo
     data = make_data(tmp_path / "data", masked=True)
     run, world = run_of(data, layout, "whole")
     whole = train_on(run, tmp_path, world)
-    # On one process every step; on two, where a start costs seconds, before, at and after a checkpoint, and the end.
+    # On one process before every step; on two before, at and after a checkpoint, and at the end. Each start goes on
+    # from where the one before had come to: a bit that is lost in any of them is lost in the end.
+    run, world = run_of(data, layout, "killed")
     for step in range(STEPS) if world == 1 else (1, 3, 4, STEPS - 1):
-        run, world = run_of(data, layout, f"killed-{step}")
-        killed = train_and_die(run, tmp_path, world, kill_before(step, victim=world - 1))
-        assert len(steps_of(killed)) == step
-        resumed = train_on(run, tmp_path, world)
-        assert digest_of(resumed) == digest_of(whole), f"killed before step {step}"
-        losses = {r["step"]: r["loss"] for r in steps_of(resumed)}  # a step that was redone is the same step
-        assert list(losses.values()) == list(losses_of(whole))
+        killed = train_and_die(run, tmp_path, world, step, victim=world - 1)
+        assert [r["step"] for r in steps_of(killed)][-1:] == ([step] if step else [])
+    resumed = train_on(run, tmp_path, world)
+    assert digest_of(resumed) == digest_of(whole)
+    losses = [{r["loss"] for r in steps_of(resumed) if r["step"] == step} for step in range(1, STEPS + 1)]
+    assert losses == [{loss} for loss in losses_of(whole)]  # a step that was redone is the same step
 
 
 def test_a_run_told_to_stop_saves_and_goes_on_bitwise(tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_a_run_goes_on_with_another_number_of_processes_on_the_same_samples(tmp_
     data = make_data(tmp_path / "data")
     whole = train_on(run_of(data, "one process", "whole")[0], tmp_path, 1)
     run, world = run_of(data, "FSDP2 2", "moved")
-    train_and_die(run, tmp_path, world, kill_before(4, victim=0))
+    train_and_die(run, tmp_path, world, 4, victim=0)
     moved = train_on(run_of(data, "one process", "moved")[0], tmp_path, 1)
     last = {r["step"]: r for r in steps_of(moved)}
     assert [r["position"] for r in last.values()] == [16 * i for i in range(STEPS)]
@@ -111,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_processes_on_the_same_samples(tmp_
 def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     run, _ = run_of(data, "one process", "moved")
-    train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    train_and_die(run, tmp_path, 1, 5, victim=0)
     make_data(tmp_path / "data", seed=1)
     with pytest.raises(AssertionError, match=f"{DataError.__name__}: the training data is not what run 'moved'"):
         train_on(run, tmp_path, 1)
@@ -137,7 +150,7 @@ def test_evaluation_between_steps_changes_no_bit_and_spoils_no_checkpoint(
     without = train_on(run, tmp_path, world)
     changes = {"train.precision": precision, "data.eval": str(held_out), "eval.every": 2, "checkpoint.every": 2}
     run, world = run_of(data, layout, "with", **changes)
-    train_and_die(run, tmp_path, world, kill_before(5, victim=0))
+    train_and_die(run, tmp_path, world, 5, victim=0)
     resumed = train_on(run, tmp_path, world)  # from a checkpoint that was saved right after an evaluation
     assert digest_of(resumed) == digest_of(without)
     saved = newest(resumed.checkpoints)
@@ -149,7 +162,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_quietly_begin_again(tmp_path:
     data = make_data(tmp_path / "data")
     # In the foreground: else it may be killed before it could write down that it had saved.
     run, _ = run_of(data, "one process", "lost", **{"checkpoint.background": False})
-    killed = train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    killed = train_and_die(run, tmp_path, 1, 5, victim=0)
     shutil.rmtree(killed.checkpoints)
     with pytest.raises(AssertionError, match="CheckpointError: run 'lost' had a checkpoint of step 3"):
         train_on(run, tmp_path, 1)
@@ -158,7 +171,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_quietly_begin_again(tmp_path:
 def test_a_run_whose_checkpoints_are_all_bad_ends_with_78_and_one_sentence(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     run, _ = run_of(data, "one process", "bad", **{"checkpoint.background": False})
-    killed = train_and_die(run, tmp_path, 1, kill_before(7, victim=0))
+    killed = train_and_die(run, tmp_path, 1, 7, victim=0)
     names = sorted(p.name for p in killed.checkpoints.glob("step-*"))
     assert names == ["step-00000003-term-1", "step-00000006-term-1"]
     for name in names:

@@ -14,6 +14,7 @@ import pytest
 from shoal.spec import dump
 from shoal.track import journal
 from shoal.track.rundir import RunDir
+from tests.patience import limit
 from tests.train.tiny import losses_of, make_data, make_run, train_on
 
 
@@ -22,7 +23,7 @@ def test_torchrun_gives_the_same_curve_and_the_same_run_directory(tmp_path: Path
     (tmp_path / "run.yaml").write_text(dump(run))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "shoal.train", "run.yaml", "name=by-torchrun", "train.steps=5"]
-    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(200))
     assert out.returncode == 0, out.stderr
     by_torchrun = RunDir.of("by-torchrun", tmp_path)
     ours = train_on(run, tmp_path, 2)
@@ -54,7 +55,7 @@ def test_torchrun_restarts_go_on_from_the_newest_checkpoint(tmp_path: Path) -> N
         while steps() < 8 and process.poll() is None:
             time.sleep(0.05)
         psutil.Process(process.pid).children()[-1].kill()
-        _, said = process.communicate(timeout=200)
+        _, said = process.communicate(timeout=limit(200))
     assert process.returncode == 0, said
     starts = [r["resumed_from"] for r in journal.records(file) if r["kind"] == "start"]
     assert len(starts) == 2

@@ -18,6 +18,7 @@ from shoal.errors import UsageError
 from shoal.fleet.emulate import Link, Nat, Site, Wan, spaces
 from shoal.fleet.emulate import program as programs
 from tests.namespaces import need_namespaces
+from tests.patience import Stopwatch, limit
 
 PORT = 7000
 
@@ -152,7 +153,7 @@ def test_programs_run_at_a_site_and_end_with_the_network() -> None:
         left = wan.run("a", ["sleep", "100"])
         with pytest.raises(UsageError, match="no site 'z'"):
             wan.cut({"z"})
-    assert left.wait(30) == -signal.SIGKILL
+    assert left.wait(limit(30)) == -signal.SIGKILL
     with pytest.raises(UsageError, match="not up"):
         wan.counters()
 
@@ -172,9 +173,9 @@ with Wan([Site("a", nat="cone"), Site("b")]) as wan:
     assert (spaces.FOLDER / name).exists()
     user.kill()
     user.wait()
-    deadline = time.monotonic() + 20
+    watch = Stopwatch()
     prefix = name[: name.rindex("-") + 1]
-    while list(spaces.FOLDER.glob(f"{prefix}*")) and time.monotonic() < deadline:
+    while list(spaces.FOLDER.glob(f"{prefix}*")) and watch.quiet_s() < 20:
         time.sleep(0.05)
     assert not list(spaces.FOLDER.glob(f"{prefix}*"))
     assert not Path(f"/proc/{child}").exists() or "zombie" in Path(f"/proc/{child}/status").read_text()
@@ -190,7 +191,7 @@ def test_a_start_removes_what_dead_processes_have_left_and_nothing_else() -> Non
         while Path(f"/proc/{left.pid}/comm").read_text().strip() != "sleep":  # it is in there
             time.sleep(0.01)
         spaces.sweep()
-        assert left.wait(30) == -signal.SIGKILL
+        assert left.wait(limit(30)) == -signal.SIGKILL
         assert not (spaces.FOLDER / dead).exists()
         assert (spaces.FOLDER / ours).exists()
     finally:
