@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.data.index import fingerprint_in
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, is_peer
@@ -156,10 +157,7 @@ def write_charter(
 
 def fingerprint(folder: Path) -> str:
     """Of a data set; empty where there is none."""
-    try:
-        return str(json.loads((folder / "index.json").read_bytes()).get("fingerprint") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return fingerprint_in(folder) or ""
 
 
 def _with_paths(run: Run, to: Callable[[str], str]) -> Run:
