@@ -55,9 +55,7 @@ class LocalFolder:
             except FileNotFoundError:
                 raise DataError(f"{path} is missing; {_AGAIN}.") from None
             if size != file.size_bytes:
-                raise DataError(
-                    f"{path} has {size:,} bytes and the index says {file.size_bytes:,}; {_AGAIN}."
-                )
+                raise DataError(f"{path} has {size:,} bytes and the index says {file.size_bytes:,}; {_AGAIN}.")
 
     def open(self, shard: ShardInfo) -> Shard:
         sums = np.frombuffer(self._whole(shard.sums_file), "<u8")
@@ -162,9 +160,7 @@ def map_file(path: Path, file: ShardFile, dtype: str) -> Array:
     try:
         return np.frombuffer(mmap.mmap(fd, file.size_bytes, access=mmap.ACCESS_READ), dtype)
     except ValueError:  # too short: mmap refuses, where a touch would have been SIGBUS
-        raise DataError(
-            f"{path} is shorter than the {file.size_bytes:,} bytes the index says; {_AGAIN}."
-        ) from None
+        raise DataError(f"{path} is shorter than the {file.size_bytes:,} bytes the index says; {_AGAIN}.") from None
     finally:
         os.close(fd)
 
