@@ -38,9 +38,7 @@ def folder(tmp_path: Path) -> Path:
         "name: demo\nmodel: {dim: 32, layers: 1, heads: 2}\ndata: {train: data, seq_len: 16}\n"
         "train: {steps: 4, batch: 4}\nresources: {processes: 1, device: cpu}\ntrack: {mlflow: false}\n"
     )
-    (tmp_path / "demo.script.json").write_text(
-        json.dumps({"steps": 4, "step_s": 0.002, "save_every": 2, "faults": []})
-    )
+    (tmp_path / "demo.script.json").write_text(json.dumps({"steps": 4, "step_s": 0.002, "save_every": 2, "faults": []}))
     return tmp_path
 
 
