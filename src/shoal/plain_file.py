@@ -6,9 +6,12 @@ swapped for a huge one would fill the memory.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -19,9 +22,15 @@ _KINDS = {
 }
 
 
-class NotPlain(ValueError):
-    """Something else than a file of a sane size stands in the place of one. (A ValueError: who reads JSON handles a
-    broken file and a thing that is no file alike.)"""
+class NotPlain(OSError):
+    """Something else than a file of a sane size stands in the place of one. (An OSError: who can live with a file that
+    cannot be read can live with this.)"""
+
+    def __init__(self, path: str | os.PathLike[str], what: str) -> None:
+        super().__init__(errno.EBADF, what, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
 
 
 def open_plain(path: str | os.PathLike[str]) -> int:
@@ -30,11 +39,11 @@ def open_plain(path: str | os.PathLike[str]) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:  # a socket cannot be opened at all
         if (what := _what(os.stat(path).st_mode)) is not None:
-            raise NotPlain(f"{path} is {what}, where a file should be") from None
+            raise NotPlain(path, f"is {what}, where a file should be") from None
         raise
     if (what := _what(os.fstat(fd).st_mode)) is not None:
         os.close(fd)
-        raise NotPlain(f"{path} is {what}, where a file should be")
+        raise NotPlain(path, f"is {what}, where a file should be")
     return fd
 
 
@@ -43,8 +52,19 @@ def read_plain(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     fd = open_plain(path)
     with open(fd, "rb") as file:
         if (size := os.fstat(fd).st_size) > most_bytes:
-            raise NotPlain(f"{path} has {size:,} bytes, where at most {most_bytes:,} are expected")
+            raise NotPlain(path, f"has {size:,} bytes, where at most {most_bytes:,} are expected")
         return file.read(size)
+
+
+def read_object(path: str | os.PathLike[str], most_bytes: int = 16 << 20) -> dict[str, Any]:
+    """The JSON object that a small file holds. OSError or ValueError where there is none."""
+    try:
+        held = json.loads(read_plain(path, most_bytes))
+    except RecursionError:
+        raise ValueError(f"{os.fspath(path)} is nested too deeply") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{os.fspath(path)} holds no JSON object")
+    return held
 
 
 def is_plain(path: Path) -> bool:

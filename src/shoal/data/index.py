@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from shoal.errors import DataError, SetupError, ShoalError
-from shoal.plain_file import NotPlain, read_plain
+from shoal.plain_file import read_plain
 
 FORMAT = "shoal-tokens"
 VERSION = 1
@@ -207,7 +207,7 @@ def fingerprint_in(folder: Path) -> str | None:
     """Of the data set in a folder, whose index must be sound; None where there is no such."""
     try:
         return parse_index(read_plain(folder / INDEX_FILE, MOST_INDEX_BYTES), str(folder)).fingerprint
-    except (OSError, NotPlain, ShoalError):
+    except (OSError, ShoalError):
         return None
 
 

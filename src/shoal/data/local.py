@@ -91,8 +91,8 @@ class LocalFolder:
         path = self.path / file.name
         try:
             data = read_plain(path, file.size_bytes)
-        except (OSError, NotPlain) as e:
-            raise DataError(f"{path} cannot be read ({e}); {_AGAIN}.") from None
+        except OSError as e:
+            raise DataError(f"{path} cannot be read ({e.strerror}); {_AGAIN}.") from None
         compare(str(path), file, xxhash.xxh3_128(data))
         return data
 
@@ -179,6 +179,5 @@ def _warm(path: Path, begin: int, end: int) -> None:
                 begin += got
         finally:
             os.close(fd)
-    except (NotPlain, OSError) as e:
-        said = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
-        raise DataError(f"{path} cannot be read at byte {begin:,} ({said}); {_AGAIN}.") from None
+    except OSError as e:
+        raise DataError(f"{path} cannot be read at byte {begin:,} ({e.strerror}); {_AGAIN}.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +9,7 @@ from typing import Any
 
 from shoal.observe import words
 from shoal.observe.throughput import duration_s
+from shoal.plain_file import read_object
 from shoal.track.rundir import RunDir
 
 # Steps at the beginning that compile, fill caches and count traffic.
@@ -61,7 +61,7 @@ def compared(run_dir: RunDir, steps: Sequence[Mapping[str, Any]]) -> Compared | 
     """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
     counted = list(steps[FIRST:])
     try:
-        plan = json.loads(run_dir.plan_file.read_bytes())
+        plan = read_object(run_dir.plan_file)
     except (OSError, ValueError):
         return None
     if "none" in plan:
