@@ -70,9 +70,7 @@ def test_a_flipped_bit_with_size_and_time_kept_is_named_with_its_file_and_place(
         data.read(0, data.tokens)
 
 
-def test_only_the_piece_that_is_read_is_compared_and_only_once(
-    data_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_piece_that_is_read_is_compared_and_only_once(data_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
     real = xxhash.xxh3_64_intdigest
 
