@@ -14,5 +14,6 @@ def leave_at_once(code: int) -> NoReturn:
     for torch it takes seconds."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read it has gone, or it is closed
-            stream.flush()
+            if stream is not None:  # closed before this process began
+                stream.flush()
     os._exit(code)

@@ -92,6 +92,21 @@ def empty_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(b"")
 
 
+def fifo_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    os.mkfifo(folder / MANIFEST)
+
+
+def device_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).symlink_to("/dev/zero")
+
+
+def folder_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).mkdir()
+
+
 def change_manifest(folder: Path) -> None:
     path = folder / MANIFEST
     path.write_text(path.read_text().replace('"extra":{"step":3}', '"extra":{"step":9}'))
@@ -120,6 +135,9 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     garble_manifest: "manifest.json is damaged",
     empty_manifest: "manifest.json is damaged",
     change_manifest: "manifest.json is damaged",
+    fifo_manifest: "manifest.json cannot be read (is a FIFO, where a file should be)",
+    device_manifest: "manifest.json cannot be read (is a device, where a file should be)",
+    folder_manifest: "manifest.json cannot be read (is a folder, where a file should be)",
     take_file_of_another_step: "a file from elsewhere",
     take_manifest_of_another_step: "that of step-00000002-term-1",
     put_a_folder_in_place_of_the_file: FILE,

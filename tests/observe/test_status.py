@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.guard.history import History
 from shoal.observe import words
 from shoal.observe.commands import command
 from shoal.observe.status import status_of, total_steps
 from shoal.track.rundir import RunDir
-from tests.track.journals import Story, crash_and_finish, make_run
+from tests.track.journals import Story, crash_and_finish, loss_at, make_run
 
 
 @contextmanager
@@ -219,3 +220,17 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, caps
     assert found["newer"]["status"] == "unreadable"
     assert "upgrade Shoal" in found["newer"]["why"]
     assert found["empty"]["status"] == "running"  # it was made this moment and has said nothing yet
+
+
+def test_one_that_fell_back_stands_at_the_older_step(tmp_path: Path) -> None:
+    """The newest checkpoint was bad, and it was told to stop before it had made up for the steps."""
+    story = make_run(tmp_path).open().start().steps(40).failure().start(32)
+    status = status_of(story.run_dir)
+    assert (status.step, round(status.loss or 0, 4)) == (32, round(loss_at(32), 4))
+    history = History.of(story.run_dir)
+    assert (history.at, history.step) == (32, 40)  # steps that are done again are no progress
+    story.steps(35).write("rewind", attempt=1, step=35, to=30, begin=story.t, batches=[31, 35], why="spike")
+    history.refresh()
+    assert (status_of(story.run_dir).step, history.at, history.step) == (30, 30, 40)
+    story.steps(36).close("stopped", 143, "told to stop (SIGTERM); saved at step 36")
+    assert status_of(story.run_dir).step == 36

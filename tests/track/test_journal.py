@@ -33,7 +33,7 @@ def test_records_come_back_in_order_with_offsets_to_go_on_from(tmp_path: Path) -
 
 def test_a_loss_that_is_no_number_survives_as_words(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path).append("step", loss=float("nan"), grad_norm=float("inf"))
+    Journal(path).append("step", step=1, loss=float("nan"), grad_norm=float("inf"))
     assert (records(path)[0]["loss"], records(path)[0]["grad_norm"]) == ("nan", "inf")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from shoal.checkpoint import newest
 from shoal.errors import WRONG_ENVIRONMENT, DataError
@@ -127,6 +130,27 @@ def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
     train_and_die(run, tmp_path, 1, 5, victim=0)
     make_data(tmp_path / "data", seed=1)
     with pytest.raises(AssertionError, match=f"{DataError.__name__}: the training data is not what run 'moved'"):
+        train_on(run, tmp_path, 1)
+
+
+def test_resuming_on_bytes_that_were_changed_in_place_ends_before_a_step_is_made_of_them(tmp_path: Path) -> None:
+    """Size, time and index stay as they were; and what passes for them with checksums of its own is refused too."""
+    data = make_data(tmp_path / "data")
+    run, _ = run_of(data, "one process", "flipped")
+    killed = train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    tokens = data / "shard-00000.tokens"
+    changed = tokens.read_bytes().translate(bytes([*range(90), 91, 90, *range(92, 256)]))  # two ids change places
+    tokens.write_bytes(changed)
+    where = re.escape(f"{tokens} is corrupt: bytes 0 to {len(changed):,} ")
+    with pytest.raises(AssertionError, match=f"{DataError.__name__}: {where}"):
+        train_on(run, tmp_path, 1)
+    assert len(steps_of(killed)) == 5
+    index = json.loads((data / "index.json").read_text())
+    sums = xxhash.xxh3_64_intdigest(changed).to_bytes(8, "little")
+    (data / "shard-00000.sums").write_bytes(sums)
+    index["shards"][0]["sums_xxh3"] = xxhash.xxh3_128_hexdigest(sums)
+    (data / "index.json").write_text(json.dumps(index))
+    with pytest.raises(AssertionError, match=r"not what run 'flipped'.*checksums of its pieces changed"):
         train_on(run, tmp_path, 1)
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from shoal.plain_file import open_plain
+
 BUFFER_BYTES = 8 << 20
 AHEAD = 2  # reads under way
 BLOCK_BYTES = 4096  # memory, place in the file and length must be multiples of it (some disks are content with 512)
@@ -49,7 +51,8 @@ def read(path: Path, at: int, end: int) -> Iterator[memoryview]:
 
     The next pieces are on their way while the caller looks at this one, so that the disk always has something to do.
     """
-    fd = _open(path, os.O_RDONLY)
+    os.close(open_plain(path))  # O_DIRECT is no way to ask what it is
+    fd = _open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         places = range(at - at % BLOCK_BYTES, end, BUFFER_BYTES)
         buffers = itertools.cycle([memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in places[: AHEAD + 1]])

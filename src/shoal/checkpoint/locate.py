@@ -130,7 +130,7 @@ def _of_folder(path: Path, label: str) -> Place:
 def _alone(path: Path, label: str) -> Place:
     store = Folder(path.parent)
     try:
-        manifest = decode((path / MANIFEST).read_bytes())
+        manifest = decode(store.read(f"{path.name}/{MANIFEST}"))
         found = Found(store, Name(manifest.step, manifest.term), manifest, folder=path.name)
         check_headers(found)
     except CheckpointError as e:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from shoal.checkpoint import direct
+from shoal.plain_file import open_plain, read_plain
 
+MOST_WHOLE_BYTES = 1 << 30  # of a manifest: some million slices
 Given = TypeVar("Given")
 Done = TypeVar("Done")
 
@@ -93,10 +95,10 @@ class Folder:
         return os.stat(self.root / name).st_size
 
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        return read_plain(self.root / name, MOST_WHOLE_BYTES)
 
     def read_into(self, name: str, at: int, into: memoryview) -> None:
-        fd = os.open(self.root / name, os.O_RDONLY)
+        fd = open_plain(self.root / name)
         try:
             done = 0
             while done < into.nbytes:

@@ -12,7 +12,7 @@ import argparse
 import importlib
 import sys
 
-from shoal import __version__
+from shoal import __version__, streams
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
 from shoal.leaving import leave_at_once
 from shoal.near import closest
@@ -56,13 +56,33 @@ new here? In an empty folder:
   shoal train pretrain.yaml                                    then `shoal report pretrain`"""
 
 
+# What they print is all they are for: they end once their reader is gone. All others do their work to its end, whatever
+# becomes of what they print, and their exit code is that of the work.
+VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["swarm", "status"])
+# What they did is in a run directory, where it can be seen when nothing could be printed.
+RUNS = ("train", "resume", "launch", "sweep", "drill", "swarm", "stop")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Without `argv` it is what this process was started for; then a verb that keeps a journal leaves at once."""
-    words = sys.argv[1:] if argv is None else argv
-    code = _code(words)
-    if argv is None and words[:1] in (["train"], ["resume"]):
+    if argv is not None:
+        return _code(argv)
+    words = sys.argv[1:]
+    view = words[:1] in VIEWS or words[:2] in VIEWS
+    streams.steady(stdout=not view)
+    code = _printed(_code(words), words)
+    if words[:1] in (["train"], ["resume"]):
         leave_at_once(code)
     return code
+
+
+def _printed(code: int, words: list[str]) -> int:
+    """The exit code, once what was printed has been handed out: a file with half of a table is no success."""
+    lost = streams.finish()
+    if lost is None or code or (words[:1] and words[0] in RUNS) or streams.reader_is_gone(lost):
+        return code
+    print(f"shoal: what it printed could not be written: {lost.strerror}.", file=sys.stderr)
+    return TRANSIENT
 
 
 def _code(argv: list[str]) -> int:
@@ -85,7 +105,6 @@ def _code(argv: list[str]) -> int:
         print("shoal: stopped.", file=sys.stderr)
         return TOLD_TO_STOP
     except BrokenPipeError:  # `shoal logs | head`
-        sys.stderr.close()
         return 0
     except OSError as e:
         if debug:

@@ -112,8 +112,8 @@ def _state(run_dir: RunDir) -> str:
     history = History.of(run_dir)
     close = history.last_close
     if history.open or close is None:
-        return f"its supervisor died at step {history.step}; {going_on(run_dir, None)}"
+        return f"its supervisor died at step {history.at}; {going_on(run_dir, None)}"
     if close["status"] == "done":
-        return f"done at step {history.step}"
-    how = f"{close['status']} at step {history.step} ({close['reason']})"
+        return f"done at step {history.at}"
+    how = f"{close['status']} at step {history.at} ({close['reason']})"
     return f"{how}; {going_on(run_dir, close['exit_code'])}"

@@ -15,11 +15,13 @@ from typing import Any
 
 import xxhash
 
-from shoal.errors import DataError, SetupError
+from shoal.errors import DataError, SetupError, ShoalError
+from shoal.plain_file import read_plain
 
 FORMAT = "shoal-tokens"
 VERSION = 1
 INDEX_FILE = "index.json"
+MOST_INDEX_BYTES = 1 << 28  # some hundred thousand shards
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 DOC_END_BYTES = 8
 SUM_BYTES = 8
@@ -103,6 +105,12 @@ class Index:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for shard in self.shards for file in shard.files)
+
+    @property
+    def sums(self) -> str:
+        """A checksum over those of the pieces, with which all reading is compared. A run remembers it beside the
+        fingerprint, so that no index with the old fingerprint and other `.sums` passes for the same data."""
+        return xxhash.xxh3_128_hexdigest("\n".join(shard.sums_xxh3 for shard in self.shards).encode())
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -193,6 +201,14 @@ def parse_index(text: str | bytes, where: str) -> Index:
     if wrong:
         raise DataError(f"{where}/{INDEX_FILE} contradicts itself: {wrong}; prepare the data set again.")
     return index
+
+
+def fingerprint_in(folder: Path) -> str | None:
+    """Of the data set in a folder, whose index must be sound; None where there is no such."""
+    try:
+        return parse_index(read_plain(folder / INDEX_FILE, MOST_INDEX_BYTES), str(folder)).fingerprint
+    except (OSError, ShoalError):
+        return None
 
 
 def _inconsistency(index: Index) -> str | None:

@@ -20,8 +20,10 @@ import numpy as np
 import xxhash
 
 from shoal.data.cache import Cache
+from shoal.data.folder import Array, Shard, check_ends
 from shoal.data.index import INDEX_FILE, PIECE_BYTES, ShardFile, ShardInfo, parse_index, pieces_of
-from shoal.data.shards import DEFAULT_CACHE_BYTES, Array, Shard, TokenShards, map_file
+from shoal.data.local import map_file
+from shoal.data.shards import DEFAULT_CACHE_BYTES, TokenShards
 from shoal.data.store import connect, explained, get
 from shoal.errors import DataError
 from shoal.objects import past_the_end
@@ -32,7 +34,7 @@ _FIRST_RETRIES, _RETRIES = 2, 10  # a wrong address should be told at once; hour
 
 
 class RemoteFolder:
-    """A data set on an object store, as `shoal.data.shards.Folder` wants it."""
+    """A data set on an object store, as `shoal.data.folder.Folder` wants it."""
 
     def __init__(self, url: str, cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int = 0) -> None:
         self.where = url.rstrip("/")
@@ -51,9 +53,11 @@ class RemoteFolder:
     def open(self, shard: ShardInfo) -> Shard:
         self._load_sums(shard)
         tokens, mask = shard.tokens_file, shard.mask_file
+        ends = self._document_ends(shard.docs_file)
+        check_ends(f"{self.where}/{shard.docs_file.name}", ends, shard.tokens)
         return Shard(
             tokens=Pieces(self, tokens, shard.token_dtype),
-            ends=self._document_ends(shard.docs_file),
+            ends=ends,
             mask=None if mask is None else Pieces(self, mask, "u1"),
         )
 

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.shards import Shard, TokenShards
+from shoal.data.folder import Shard
+from shoal.data.shards import TokenShards
 from shoal.errors import DataError
 
 I64: TypeAlias = npt.NDArray[np.int64]

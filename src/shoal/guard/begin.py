@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.data.index import fingerprint_in
 from shoal.errors import SetupError, ShoalError
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
@@ -66,13 +67,7 @@ def set_aside(run_dir: RunDir) -> Path:
 
 def data_fingerprints(run: Run) -> dict[str, str | None]:
     """Of the local data sets; a remote one is known once the workers have opened it."""
-    found = {}
-    for source in (*run.data.train, *run.data.eval):
-        try:
-            found[source.path] = json.loads((Path(source.path) / "index.json").read_bytes()).get("fingerprint")
-        except (OSError, ValueError):
-            found[source.path] = None
-    return found
+    return {source.path: fingerprint_in(Path(source.path)) for source in (*run.data.train, *run.data.eval)}
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Console:
     def summary(self, status: str, reason: str, history: History) -> None:
         name = self.run.name
         loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
-        where = f"step {history.step} of {self.run.steps}{loss}"
+        where = f"step {history.at} of {self.run.steps}{loss}"
         if status == "failed":
             self.say(f"run {name} failed at {where}: {reason}.")
         with contextlib.suppress(OSError):

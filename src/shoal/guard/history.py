@@ -19,6 +19,7 @@ class History:
     sessions: int = 0  # begun so far
     attempts: int = 0  # begun so far, over all sessions; the next one has this number
     step: int = 0  # the furthest committed step of the run's life; going over old steps again is no progress
+    at: int = 0  # the step at which it stands: after it fell back to an older checkpoint that is less
     loss: float | str | None = None  # of that step
     by_island: dict[int, int] = field(default_factory=dict)  # the furthest step in which each took part
     saved_step: int = 0  # of the newest checkpoint
@@ -51,9 +52,14 @@ class History:
             case "step":
                 for island in record.get("islands", ()):
                     self.by_island[island] = max(record["step"], self.by_island.get(island, 0))
+                self._stands(record["step"], record["loss"])
                 if record["step"] > self.step:
-                    self.step, self.loss = record["step"], record.get("loss")
+                    self.step = record["step"]
                     self.failed_in_a_row = 0
+            case "start":
+                self._stands(record.get("step") or 0)
+            case "rewind":
+                self._stands(record["to"])
             case "failure":
                 nobody_else = record.get("cause") == "supervisor-lost" and self._job is None
                 self.failed_in_a_row += "island" not in record and not nobody_else
@@ -77,6 +83,10 @@ class History:
                     self.auto.pop(record["key"], None)
                 else:
                     self.auto[record["key"]] = record
+
+    def _stands(self, step: int, loss: float | str | None = None) -> None:
+        if loss is not None or step != self.at:  # who goes on from where it stood has its loss still
+            self.at, self.loss = step, loss
 
 
 def newest_checkpoint_step(run_dir: RunDir) -> int:

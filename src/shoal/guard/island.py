@@ -28,6 +28,7 @@ from shoal.guard.workers import Workers, log_file, threads_for
 from shoal.leaving import leave_at_once
 from shoal.spec import load
 from shoal.spec.run import Run
+from shoal.streams import steady
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 
@@ -122,6 +123,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    steady()
     try:
         code = main(sys.argv[1:])
     except ShoalError as e:

@@ -255,7 +255,7 @@ class Session:
             self._stopping(number)
         step = newest_checkpoint_step(self.run_dir)
         self.history.refresh()
-        if step == self.history.step == 0:
+        if step == self.history.at == 0:
             how = "nothing to save yet"
         else:
             how = f"saved at step {step}" if saved else f"not every worker could save, so it goes on from step {step}"

@@ -32,6 +32,7 @@ from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
+from shoal.streams import steady
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
 from shoal.train.decide_length import measured
@@ -185,4 +186,5 @@ def _go_on(run_dir: RunDir, asked: Run) -> int | None:
 
 
 if __name__ == "__main__":
+    steady()
     leave_at_once(main())

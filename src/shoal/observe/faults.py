@@ -185,6 +185,10 @@ class Lives:
             self._kept[life] = limit
             limit = min(limit, self._limits[life])
 
+    def has(self, record: Record) -> bool:
+        """Whether it is one that belongs to a life; others are remarks, or of a newer Shoal."""
+        return id(record) in self._of
+
     def of(self, record: Record) -> Life:
         return self._of[id(record)]
 

@@ -162,7 +162,7 @@ def _foreground(
 ) -> Iterator[Span]:
     numbers = {id(fault.record): fault.number for fault in faults}
     for record in session:
-        if "begin" not in record or lives.told_before(record):
+        if "begin" not in record or not lives.has(record) or lives.told_before(record):
             continue
         to = min(max(us(record["t"]), begin), end)
         since = min(max(us(record["begin"]), begin), to)

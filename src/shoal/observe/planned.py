@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +9,7 @@ from typing import Any
 
 from shoal.observe import phases, words
 from shoal.observe.throughput import FIRST, duration_s, settled
+from shoal.plain_file import read_object
 from shoal.track.rundir import RunDir
 
 # Off by less than this of a step, a part is no news.
@@ -71,7 +71,7 @@ def compared(
     """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
     counted = settled(steps, starts)
     try:
-        plan = json.loads(run_dir.plan_file.read_bytes())
+        plan = read_object(run_dir.plan_file)
     except (OSError, ValueError):
         return None
     if "none" in plan:

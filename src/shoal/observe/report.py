@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from shoal.observe.planned import Compared, compared
 from shoal.observe.plot import plot
 from shoal.observe.status import Status, status_of
 from shoal.observe.throughput import CONVENTION, tokens_per_s
-from shoal.track.journal import records
+from shoal.plain_file import read_object
+from shoal.track.journal import Odd, records
 from shoal.track.rundir import RunDir
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
@@ -38,10 +38,12 @@ class Report:
     advice: Advice | None
     planned: Compared | str | None
     pictures: list[Path]
+    odd: Odd = field(default_factory=Odd)  # lines of the journal that are no records
 
 
 def report(run_dir: RunDir, pictures: bool = True) -> Report:
-    told = records(run_dir.journal_file)
+    odd = Odd()
+    told = records(run_dir.journal_file, odd)
     status = status_of(run_dir)
     found = history(told)
     identity = _identity(run_dir, found)
@@ -49,7 +51,7 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
     # While it runs, the time since the last record is part of it.
     accounts = ledger(told, time.time() if status.status == "running" else None)
     beside, said = compared(run_dir, found.steps, found.starts), advice(accounts, found)
-    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn)
+    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn, odd)
 
 
 def as_json(r: Report) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "failure_classes": _classes(r.ledger.costs),
         "advice": None if r.advice is None else asdict(r.advice),
         "epochs": r.history.epochs,
-        "warnings": r.history.warnings,
+        "warnings": [*r.history.warnings, *([f"{r.odd}."] if r.odd.count else [])],
         "stragglers": r.history.stragglers,
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
@@ -92,6 +94,7 @@ def as_json(r: Report) -> dict[str, Any]:
 def as_text(r: Report) -> str:
     sections = [
         f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
+        f"the journal is damaged: {r.odd}." if r.odd.count else "",
         _time(r),
         _failures(r),
         _results(r),
@@ -258,7 +261,7 @@ def _identity(run_dir: RunDir, found: History) -> str:
         parts.append(f"{where} ({layout})" if layout else where)
         parts.append(str(start.get("precision")))
     try:
-        known = json.loads(run_dir.identity_file.read_bytes())
+        known = read_object(run_dir.identity_file)
     except (OSError, ValueError):
         known = {}
     git, data = known.get("git") or {}, known.get("data") or {}

@@ -72,7 +72,7 @@ def record(step: int, loads: Tensor, biases: Tensor | None = None, ep: int = 1, 
 def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """For a report: the newest `router` record, and what the step records say of the worst step and the last."""
     told = []
-    counted = [r for r in steps if "expert_imbalance" in r]
+    counted = [r for r in steps if "expert_imbalance" in r and "expert_dead" in r]
     if counted:
         last, worst = counted[-1], max(counted, key=lambda r: (r["expert_dead"], r["expert_imbalance"]))
         told.append(f"experts     {_step(last)}" + (f"; at worst {_step(worst)}" if worst is not last else ""))
@@ -83,7 +83,7 @@ def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any
             f"{'' if told else 'experts':<12}at step {record['step']} {record['imbalance_mean']:.2f}x the mean load "
             f"over all layers; layer {where} is the worst"
         )
-        if "ep_imbalance_max" in record:
+        if "ep" in record and "ep_imbalance_max" in record:
             told.append(
                 f"            and the busiest of {record['ep']} processes {record['ep_imbalance_max']:.2f}x their mean"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Container
@@ -16,11 +15,13 @@ from shoal.errors import ShoalError
 from shoal.observe import words
 from shoal.observe.commands import going_on
 from shoal.observe.throughput import Rate, recent
+from shoal.plain_file import read_object, read_plain
 from shoal.track.journal import Record
 from shoal.track.rundir import RunDir, runs_in
 from shoal.track.tail import REMARKS, head, tail
 
 TAIL_BYTES = (8 * 1024, 512 * 1024)  # the second only where the first holds no step
+MOST_BYTES = 1 << 24  # of a run file
 SILENT_S = 120.0  # a run without a supervisor (torchrun) that says nothing for so long is taken for dead
 NAMES = {"done": "finished", "stopped": "stopped", "failed": "failed"}
 # The resolved run file is plain block YAML: its `steps` is found without parsing all of it, a thousand times faster.
@@ -56,9 +57,8 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     updated = float(last.get("t", 0.0))
     total = _total(run_dir, records)
     speed = rate.tokens_per_s if (rate := _rate(records)) else None
-    step = int(steps[-1]["step"]) if steps else int(_last(records, "start").get("step", 0))
+    step, loss = _stands(records)
     name, why = _state(run_dir, said, last, step, total, now, alive)
-    loss = float(steps[-1]["loss"]) if steps else None
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
 
 
@@ -71,9 +71,9 @@ def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
             continue
         try:
             found.append(status_of(run_dir, now))
-        except ShoalError as e:
-            written = run_dir.journal_file.stat().st_mtime
-            found.append(Status(run_dir.name, "unreadable", 0, None, None, None, written, written, str(e)))
+        except Exception as e:  # whatever is wrong with one of them
+            why = str(e) if isinstance(e, ShoalError) else f"it cannot be read ({type(e).__name__}: {e})"
+            found.append(Status(run_dir.name, "unreadable", 0, None, None, None, now, now, why))
     return sorted(found, key=lambda s: s.started)
 
 
@@ -128,10 +128,20 @@ def _rate(said: list[Record]) -> Rate | None:
 
 def _holder(run_dir: RunDir) -> str:
     try:
-        known = json.loads(run_dir.pid_file.read_bytes())
+        known = read_object(run_dir.pid_file)
         return f"its supervisor (pid {known['pid']} on {known['host']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "its supervisor"
+
+
+def _stands(records: list[Record]) -> tuple[int, float | None]:
+    """The step at which it stands, and its loss: one that fell back to an older checkpoint stands there again."""
+    losses = {int(r["step"]): float(r["loss"]) for r in records if r.get("kind") == "step"}
+    for record in reversed(records):
+        if record.get("kind") in ("step", "start", "rewind"):
+            step = int(record.get("to" if record["kind"] == "rewind" else "step") or 0)
+            return step, losses.get(step)
+    return 0, None
 
 
 def _last(records: list[Record], kind: str) -> Record:
@@ -147,11 +157,11 @@ def _total(run_dir: RunDir, records: list[Record]) -> int | None:
 def total_steps(spec_file: Path) -> int | None:
     """`train.steps` of a run file."""
     try:
-        text = spec_file.read_text()
-    except OSError:
+        text = read_plain(spec_file, MOST_BYTES).decode()
+        if found := _STEPS.search(text):
+            return int(found[1])
+        spec = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
         return None
-    if found := _STEPS.search(text):
-        return int(found[1])
-    spec = yaml.safe_load(text)
     steps = spec.get("train", {}).get("steps") if isinstance(spec, dict) else None
     return steps if isinstance(steps, int) else None

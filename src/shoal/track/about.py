@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.masking import mask
+from shoal.plain_file import read_object
 from shoal.spec import load
 from shoal.spec.run import Track
 from shoal.track.rundir import RunDir
@@ -49,7 +49,7 @@ def about(run_dir: RunDir) -> About:
 def _identity(run_dir: RunDir) -> dict[str, str]:
     """What made this run what it is, by names that trackers can filter on; what is not known is left out."""
     try:
-        known = _masked(json.loads(run_dir.identity_file.read_bytes()))
+        known = _masked(read_object(run_dir.identity_file))
     except (FileNotFoundError, ValueError):
         return {}
     git, packages, data = (known.get(part) or {} for part in ("git", "packages", "data"))

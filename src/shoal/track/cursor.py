@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.plain_file import read_object
 from shoal.track.rundir import RunDir
 
 
@@ -27,7 +28,7 @@ class Cursor:
     def load(cls, run_dir: RunDir, name: str, address: str) -> Cursor:
         path = run_dir.track / f"{name}.json"
         try:
-            known = json.loads(path.read_bytes())
+            known = read_object(path)
         except (FileNotFoundError, ValueError):
             return cls(path, address)
         if known.get("address") != address:  # the run file names another server now: it has received nothing yet

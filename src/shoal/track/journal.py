@@ -1,7 +1,7 @@
 """The journal: one JSON line a fact, appended and never changed. Every view of a run is derived from it.
 
 Writers append a whole line with one write to a file opened O_APPEND, so the supervisor and rank 0 can share it.
-Readers skip a torn last line (a crash while writing) and stop with a clear error at a newer version.
+Readers pass over what is no record (`shoal.track.record`) and stop with a clear error at a newer version.
 Credentials inside addresses are masked on the way in. The record kinds are in docs/reference/journal.md.
 """
 
@@ -15,13 +15,17 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from shoal.errors import SetupError
 from shoal.masking import mask
+from shoal.plain_file import NotPlain, open_plain
+from shoal.track.record import Odd, Record, parse
+
+__all__ = ["Journal", "Odd", "Record", "read", "records"]
 
 VERSION = 1
-Record = dict[str, Any]
+MOST_LINE_BYTES = 16 << 20
 
 
 class Journal:
@@ -60,28 +64,40 @@ class Journal:
         os.close(self._fd)
 
 
-def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
-    """Records from a byte offset on, each with the offset after it, so that a follower can stop and go on."""
-    with open(path, "rb") as f:
+def read(path: Path, offset: int = 0, odd: Odd | None = None) -> Iterator[tuple[Record, int]]:
+    """Records from a byte offset on, each with the offset after it, so that a follower can stop and go on. The lines
+    that are none are passed over, and counted in `odd`."""
+    with opened(path) as f:
         f.seek(offset)
-        for line in f:
+        while line := f.readline(MOST_LINE_BYTES):
             if not line.endswith(b"\n"):
-                return  # still being written, or torn by a crash
-            offset += len(line)
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # a torn line that a later writer's line was appended to
-            if not isinstance(record, dict):
-                continue  # not ours: the tail of a torn line can be valid JSON, such as a bare number
+                if len(line) < MOST_LINE_BYTES:
+                    return  # still being written, or torn by a crash
+                while line and not line.endswith(b"\n"):  # no record is so long
+                    offset += len(line)
+                    line = f.readline(MOST_LINE_BYTES)
+            begin, offset = offset, offset + len(line)
+            record = parse(line)
+            if record is None:
+                if odd is not None and line.strip():
+                    odd.add(begin)
+                continue
             if record.get("v", 0) > VERSION:
                 newer = f"a newer Shoal (journal version {record['v']})"
                 raise SetupError(f"{path} was written by {newer}; upgrade Shoal to read it.")
             yield record, offset
 
 
-def records(path: Path) -> list[Record]:
-    return [record for record, _ in read(path)]
+def records(path: Path, odd: Odd | None = None) -> list[Record]:
+    return [record for record, _ in read(path, odd=odd)]
+
+
+def opened(path: Path) -> BinaryIO:
+    """A journal, to read: a FIFO or a device in its place is refused, not waited for."""
+    try:
+        return open(open_plain(path), "rb")
+    except NotPlain as e:
+        raise SetupError(f"{e}: move it away.") from None
 
 
 def _line(record: Record) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shoal.errors import UsageError
 from shoal.near import closest
+from shoal.plain_file import NotPlain, is_plain, open_plain
 
 
 def workspace(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -81,13 +82,13 @@ class RunDir:
         return (self.path / "swarm" / "charter.json").exists()
 
     def exists(self) -> bool:
-        return self.journal_file.exists()
+        return is_plain(self.journal_file)
 
     def supervised(self) -> bool:
         """Whether a supervisor is alive: the kernel drops its lock the moment it dies, however it dies."""
         try:
-            fd = os.open(self.pid_file, os.O_RDONLY)
-        except FileNotFoundError:
+            fd = open_plain(self.pid_file)
+        except (FileNotFoundError, NotPlain):
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-from shoal.track.journal import Record, read
+from shoal.track.journal import Record, opened, read
+from shoal.track.record import parse
 
 TAIL_BYTES = 64 * 1024
 # Written by others beside the session's own records, also after its end; they say nothing about its state.
@@ -15,7 +15,7 @@ REMARKS = ("warning", "hang", "straggler", "exit")
 
 def tail(path: Path, n_bytes: int = TAIL_BYTES) -> list[Record]:
     """The whole records within the last `n_bytes`."""
-    with open(path, "rb") as f:
+    with opened(path) as f:
         size = os.fstat(f.fileno()).st_size
         f.seek(max(0, size - n_bytes))
         if size > n_bytes:
@@ -40,7 +40,7 @@ def is_closed(path: Path) -> bool:
 
 def newest_session_offset(path: Path, block_bytes: int = 1 << 20) -> int:
     """Where the newest session's `open` record begins; 0 when there is none. Reads backwards, block by block."""
-    with open(path, "rb") as f:
+    with opened(path) as f:
         end = os.fstat(f.fileno()).st_size
         rest = b""  # the beginning of the block after this one, up to its first line end
         while end > 0:
@@ -61,8 +61,5 @@ def newest_session_offset(path: Path, block_bytes: int = 1 << 20) -> int:
 def _is_open(line: bytes) -> bool:
     if b'"open"' not in line:
         return False
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and record.get("kind") == "open"
+    record = parse(line)
+    return record is not None and record["kind"] == "open"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.errors import ShoalError
 from shoal.leaving import leave_at_once
+from shoal.streams import steady
 
 
 def main(argv: list[str]) -> int:
@@ -31,4 +32,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    steady()
     leave_at_once(main(sys.argv[1:]))  # the work is on disk and the group is left

@@ -34,6 +34,7 @@ from shoal.spec import load
 from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
+from shoal.streams import steady
 from shoal.track.journal import Journal
 from shoal.train.decide_length import with_steps
 from shoal.train.stage_layers import StageLayers
@@ -163,4 +164,5 @@ async def train(
 
 
 if __name__ == "__main__":
+    steady()
     sys.exit(main(sys.argv[1:]))

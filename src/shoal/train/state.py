@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from shoal import checkpoint
 from shoal.checkpoint.find import Roots
 from shoal.checkpoint.names import Name
+from shoal.data.index import Index
 from shoal.data.skips import Skips
 from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
@@ -31,7 +33,7 @@ class State:
     run: Run
     model: Laid
     optimizers: Optimizers
-    data_fingerprints: list[str]
+    data: Sequence[Index]
     environment: dict[str, Any]
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
     skips: Skips = field(default_factory=Skips)  # batches of the order that are left out
@@ -39,6 +41,14 @@ class State:
     @property
     def batch(self) -> int:
         return self.run.train.batch
+
+    @property
+    def _fingerprints(self) -> list[str]:
+        return [index.fingerprint for index in self.data]
+
+    @property
+    def _sums(self) -> list[str]:
+        return [index.sums for index in self.data]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         model = {f"model.{name}": t for name, t in self.model.saved().items()}
@@ -62,7 +72,8 @@ class State:
             "position": self.skips.batch_of(step) * self.batch,
             "batch": self.batch,
             "skips": self.skips.spans,
-            "data": self.data_fingerprints,
+            "data": self._fingerprints,
+            "data_sums": self._sums,
             "rng": {"seed": self.run.seed, "rule": "each step is seeded with (seed, step, data-parallel rank)"},
             "eval_loss": _finite(self.eval_loss.get(step)),
             "spec": self.run.model_dump(mode="json"),
@@ -91,16 +102,18 @@ class State:
         return found
 
     def _refuse_another_run(self, found: checkpoint.Found) -> None:
-        if found.extra["data"] != self.data_fingerprints:
+        before, sums = found.extra["data"], found.extra.get("data_sums", self._sums)  # an older checkpoint has none
+        if before != self._fingerprints or sums != self._sums:
+            what = "its fingerprint" if before != self._fingerprints else "the checksums of its pieces"
             raise DataError(
                 f"the training data is not what run '{self.run.name}' was trained on up to step {found.step} "
-                "(its fingerprint changed): restore the data, or start a new run from exported weights."
+                f"({what} changed): restore the data, or start a new run from exported weights."
             )
         try:
-            before = Run.model_validate(found.extra["spec"])
+            spec = Run.model_validate(found.extra["spec"])
         except (KeyError, ValueError):
             return  # of another version of Shoal; names, shapes and data have been compared
-        differ = [d for d in differences(before, self.run, auto_is_equal=True) if not d.safe and d.key not in _MOVES]
+        differ = [d for d in differences(spec, self.run, auto_is_equal=True) if not d.safe and d.key not in _MOVES]
         if differ:
             named = "; ".join(map(str, differ))
             raise CheckpointError(

@@ -28,6 +28,7 @@ from shoal.leaving import leave_at_once
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
 from shoal.spec.run import Run
+from shoal.streams import steady
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
@@ -141,4 +142,5 @@ def _tied() -> None:
 
 
 if __name__ == "__main__":
+    steady()
     leave_at_once(main(sys.argv[1:]))

@@ -211,7 +211,7 @@ def prepare(run_dir: RunDir, run: Run, place: Place) -> Parts:
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     about = identity(run) if place.rank == 0 else {}
     skips = Skips([batch, batch] for batch in run.data.skip)
-    state = State(run, model, optimizers, [s.fingerprint for s in sources], about, skips=skips)
+    state = State(run, model, optimizers, [s.index for s in sources], about, skips=skips)
     return Parts(run, place, windows, order, model, optimizers, state)
 
 

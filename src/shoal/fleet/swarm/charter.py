@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from shoal.data.index import fingerprint_in
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, is_peer
@@ -175,7 +176,7 @@ def write_charter(
 
 def fingerprint(folder: Path) -> str:
     """Of a data set; empty where there is none."""
-    return str(_index(folder).get("fingerprint") or "")
+    return fingerprint_in(folder) or ""
 
 
 def vocabulary(folder: Path) -> int | None:
