@@ -10,7 +10,8 @@ import pytest
 
 from shoal.fleet.member import SILENT
 from shoal.guard.hang import Hang, Other
-from shoal.guard.symptoms import CAUSES, SAID
+from shoal.guard.symptoms import SAID
+from shoal.observe.causes import CAUSES
 from shoal.observe.follow import sentence
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.guard.nodes.head import Head, Node
 from shoal.guard.nodes.talk import Message, unpacked
-from shoal.guard.signs import Kernel, Signs, signs_of, waits_for_disk
+from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.workers import Death, Share, Workers, end, log_file
 from shoal.observe.pulse import SIZE, moved, pulse_file
 
@@ -171,7 +171,7 @@ class NodeGroup:
         later_s = time.monotonic() - float(said["now"])
         for text, one in said["ranks"].items():
             rank = int(text)
-            self.kernel.hear(rank, Signs(one["state"], one["cpu_s"], one["io_bytes"]), one["on_disk"])
+            self.kernel.hear(rank, one, time.monotonic())
             if data := unpacked(one["pulse"]):
                 _write(pulse_file(self.pulses, rank), moved(data, later_s))
 
@@ -186,16 +186,27 @@ class Kernels(Kernel):
     """What the kernels of all nodes say of the group's processes."""
 
     def __init__(self, ranks_here: range) -> None:
-        self._ranks, self._heard = ranks_here, dict[int, tuple[Signs, bool]]()
+        super().__init__()
+        self._ranks = ranks_here
+        self._signs: dict[int, Signs] = {}
+        self._threads: dict[int, Threads] = {}
+        self._heard: dict[int, float] = {}
 
-    def hear(self, rank: int, signs: Signs, on_disk: bool) -> None:
-        self._heard[rank] = signs, on_disk
+    def hear(self, rank: int, said: Message, now: float) -> None:
+        """Of its threads an agent tells while the rank marks nothing."""
+        self._heard[rank] = now
+        self._signs[rank] = Signs(str(said["state"]), int(said["io_bytes"]))
+        if "worked_s" in said:
+            self._threads[rank] = Threads(float(said["worked_s"]), float(said["wanted_s"]), bool(said["on_disk"]))
 
     def signs(self, rank: int, pid: int) -> Signs:
-        return signs_of(pid) if self.here(rank) else self._heard.get(rank, (Signs(), False))[0]
+        return super().signs(rank, pid) if self.here(rank) else self._signs.get(rank, Signs())
 
-    def waits_for_disk(self, rank: int, pid: int) -> bool:
-        return waits_for_disk(pid) if self.here(rank) else self._heard.get(rank, (Signs(), False))[1]
+    def threads(self, rank: int, pid: int) -> Threads:
+        return super().threads(rank, pid) if self.here(rank) else self._threads.get(rank, Threads())
+
+    def unheard_s(self, rank: int, now: float) -> float:
+        return 0.0 if self.here(rank) else now - self._heard.get(rank, now)
 
     def here(self, rank: int) -> bool:
         return rank in self._ranks
