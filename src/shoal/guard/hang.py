@@ -24,9 +24,6 @@ LONG_S = 1800.0
 MOST_TICK_S = 1.0
 LOOK_S = 0.5  # without a mark, before more is looked at
 WINDOW_S = 1.0  # over which a rank's work is measured
-# The busiest thread works when it has this share of a core; or, where others have the cores, when it wants one for
-# this share of the time and gets some of it. (One that sleeps and is woken ten times a second uses a thousandth.)
-WORKS, WANTS, GETS = 0.05, 0.3, 0.01
 IO_BYTES = 4096
 UNHEARD_S = 3.0  # of a rank on another machine, before its time no longer counts
 # What takes as long as it takes, and says nothing about the next time: most saves only copy, some wait for a disk.
@@ -201,10 +198,7 @@ class Watch:
         # While the device has work that it does not get done, the host may spin in a wait for it.
         if r.phase in WAITS or (device is not None and device.queued) or may_spin(r.sample):
             return
-        worked, wanted = (
-            (getattr(threads, name) - getattr(before, name)) / (now - since) for name in ("worked_s", "wanted_s")
-        )
-        if worked >= WORKS or (wanted >= WANTS and worked >= GETS):
+        if threads.at_work_since(before, now - since):
             r.worked_at = self._clock
 
     def _silent_s(self, r: _Rank) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.guard.classify import Failure
-from shoal.guard.hang import Hang, Limits, Watch
+from shoal.guard.hang import WINDOW_S, Hang, Limits, Watch
 from shoal.guard.signs import Kernel
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
@@ -35,9 +36,9 @@ class Progress:
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
         self._livelock_s = math.inf if guard.livelock == "off" else seconds(guard.livelock)
-        kernel = kernel or Kernel()
-        self._watch, self._stragglers = Watch(pids, PulseFolder(folder), limits, kernel), Stragglers()
-        self._here = {rank: pid for rank, pid in pids.items() if kernel.here(rank)}
+        self._kernel = kernel or Kernel()
+        self._watch, self._stragglers = Watch(pids, PulseFolder(folder), limits, self._kernel), Stragglers()
+        self._here = {rank: pid for rank, pid in pids.items() if self._kernel.here(rank)}
         self._hanging: Hang | None = None
 
     def look(self, now: float) -> Failure | None:
@@ -59,6 +60,15 @@ class Progress:
         ends = self._restarts and self._hangs(found)
         found = self._tell(found, ends)
         return Failure(found.rank, "hang", found.evidence) if ends else None
+
+    def at_work(self, pids: Mapping[int, int], wait: Callable[[float], None]) -> bool:
+        """Whether one of those who are left still computes or writes, when others have finished. Takes a second."""
+        began, before = time.monotonic(), {rank: self._kernel.threads(rank, pid) for rank, pid in pids.items()}
+        while (left_s := began + WINDOW_S - time.monotonic()) > 0:
+            wait(left_s)
+        after = {rank: self._kernel.threads(rank, pid) for rank, pid in pids.items()}
+        seconds = time.monotonic() - began
+        return any(after[r].on_disk or after[r].at_work_since(before[r], seconds) for r in pids)
 
     def _stands(self, told: Hang) -> bool:
         """Whether it has marked nothing since; one that was stopped and no longer is has been let go on."""

@@ -6,6 +6,10 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+# The busiest thread works when it has this share of a core; or, where others have the cores, when it wants one for
+# this share of the time and gets some of it. (One that sleeps and is woken ten times a second uses a thousandth.)
+WORKS, WANTS, GETS = 0.05, 0.3, 0.01
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -27,6 +31,10 @@ class Threads:
     worked_s: float = 0.0  # CPU time of the busiest one
     wanted_s: float = 0.0  # … and the time that it was ready to run and waited for a core, which others had
     on_disk: bool = False  # one is in an uninterruptible wait now: a disk or a network file system
+
+    def at_work_since(self, before: Threads, seconds: float) -> bool:
+        worked, wanted = (self.worked_s - before.worked_s) / seconds, (self.wanted_s - before.wanted_s) / seconds
+        return worked >= WORKS or (wanted >= WANTS and worked >= GETS)
 
 
 class Kernel:

@@ -142,7 +142,7 @@ class NodeGroup:
                     if int(rank) in self._pids:
                         self._pids[int(rank)] = int(pid)
             case "pulse":
-                self._copy_pulses(said)
+                take_pulses(said, self.kernel, self.pulses, time.monotonic())
             case "log":
                 self._copy_log(int(said["rank"]), unpacked(said["data"]))
             case "died":
@@ -165,15 +165,6 @@ class NodeGroup:
     def _death(self, rank: int, code: int | None, signal: int | None, known: tuple[str, str] | None) -> Death:
         pid, log = self._pids.pop(rank), log_file(self._log_folder, self.attempt, rank)
         return Death(rank, pid, code, signal, rank in self._told, time.time(), log, known)
-
-    def _copy_pulses(self, said: Message) -> None:
-        """Times in it are of that machine's clock."""
-        later_s = time.monotonic() - float(said["now"])
-        for text, one in said["ranks"].items():
-            rank = int(text)
-            self.kernel.hear(rank, one, time.monotonic())
-            if data := unpacked(one["pulse"]):
-                _write(pulse_file(self.pulses, rank), moved(data, later_s))
 
     def _copy_log(self, rank: int, data: bytes) -> None:
         path = log_file(self._log_folder, self.attempt, rank)
@@ -210,6 +201,16 @@ class Kernels(Kernel):
 
     def here(self, rank: int) -> bool:
         return rank in self._ranks
+
+
+def take_pulses(said: Message, kernel: Kernels, folder: Path, now: float) -> None:
+    """What a node tells of its ranks. Times in it are of that machine's clock."""
+    later_s = now - float(said["now"])
+    for text, one in said["ranks"].items():
+        rank = int(text)
+        kernel.hear(rank, one, now)
+        if data := unpacked(one["pulse"]):
+            _write(pulse_file(folder, rank), moved(data, later_s))
 
 
 def _write(path: Path, data: bytes) -> None:
