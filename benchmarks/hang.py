@@ -5,6 +5,9 @@ made to sleep in a read of data, to deadlock in the model's forward pass, or to 
 named it is let go on (`guard.on_hang: wait`), so that one run does for all of them. Right is: this rank, its phase, and
 its stack shows where. `--soak MINUTES` is the other half: the same run, compiled, with evaluations, saves to a slow
 disk, data that come slowly, short stops and a busy machine; each hang that is named is a false alarm.
+`--traces N` needs no processes: N healthy runs and as many with each fault, generated and watched in virtual time
+(tests/guard/traces.py). No healthy one may be ended, each broken rank is named within 10 s or 3 steps, and one that
+computes for ever is told and not ended.
 Peers, by their documents: gloo and NCCL give up on a collective after 10 or 30 minutes and name the ranks that waited.
 """
 
@@ -262,6 +265,40 @@ def soak(scratch: Path, minutes: float, world: int, seed: int) -> bool:
     return held
 
 
+CLASSES = ((0.01, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, 100.0), (100.0, 1800.0))  # seconds per step
+
+
+def traces(times: int, seed: int) -> bool:
+    """A table over generated runs: `times` healthy ones and as many with each fault, in each class of step length."""
+    from tests.guard.traces import FAULTS, broken, healthy, play
+
+    print(f"{'step':>14} {'healthy':>8} {'ended':>6} {'told slow':>10}", end="")
+    print("".join(f"{fault:>12} {'latest':>16}" for fault in FAULTS), flush=True)
+    held, began = True, time.monotonic()
+    for least_s, most_s in CLASSES:
+        well = [play(healthy(seed + i, least_s, most_s)) for i in range(times)]
+        ended, slow = [o for o in well if o.killed], sum(bool(o.slow) for o in well)
+        held = held and not ended
+        print(f"{least_s:>6g} - {most_s:<4g}s {times:>8} {len(ended):>6} {slow:>10}", end="", flush=True)
+        for fault in FAULTS:
+            ill = [play(broken(seed + i, fault, least_s, most_s)) for i in range(times)]
+            if fault == "live-lock":
+                right = sum(o.killed is None and o.group.victim in {s.rank for s in o.slow} for o in ill)
+                latest = "told, not ended"
+            else:
+                right = sum(o.right and o.after_s <= o.bar_s for o in ill)
+                worst = max((o for o in ill if o.right), key=lambda o: o.after_s / o.bar_s)
+                latest = f"{worst.after_s:.0f} of {worst.bar_s:.0f} s"
+            held = held and right == times
+            print(f"{right:>8}/{times:<3} {latest:>16}", end="", flush=True)
+        print()
+        for o in ended:
+            print(f"  ended by mistake: {o.trace.about}: {o.killed.evidence if o.killed else ''}")
+    print(f"{len(CLASSES) * times * (1 + len(FAULTS))} traces in {time.monotonic() - began:.0f} s")
+    print("bar: no healthy one ended, all broken ones named within 10 s or 3 steps:", "held" if held else "MISSED")
+    return held
+
+
 def busy(seconds: float) -> None:
     """All cores, and a little more."""
     code = f"import time; end = time.time() + {seconds}\nwhile time.time() < end: pass"
@@ -293,7 +330,12 @@ def main() -> int:
     parser.add_argument("--world", type=int, default=3, help="processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="count false alarms instead")
+    parser.add_argument(
+        "--traces", type=int, metavar="N", help="generated runs in virtual time instead, N of each kind"
+    )
     args = parser.parse_args()
+    if args.traces:
+        return 0 if traces(args.traces, args.seed) else 1
     scratch = Path(tempfile.mkdtemp(prefix="shoal-hang-"))
     try:
         if args.soak:

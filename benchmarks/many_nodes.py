@@ -26,7 +26,8 @@ from shoal.guard.nodes.share import RANKS_PER_S
 from shoal.guard.nodes.talk import EVERY_S, HELLO, Line, packed
 from shoal.guard.signs import Signs
 from shoal.guard.workers import Share
-from shoal.observe.pulse import PHASES, Pulse, news, pulse_file
+from shoal.observe.beat import PHASES
+from shoal.observe.pulse import Pulse, news, pulse_file
 
 PROCESSES = 8
 BAR = 0.5
@@ -99,7 +100,7 @@ def play(port: int, token: bytes, nodes: int, seconds: float) -> None:
     while True:
         began, n = time.monotonic(), n + 1
         pulse.mark(PHASES[3 + n % 8], step=n)
-        one = {"state": "R", "cpu_s": 1.0 * n, "io_bytes": 0, "on_disk": False}
+        one = {"state": "R", "io_bytes": 0}  # they mark all the time, so nothing is told of their threads
         data, _ = news(pulse_file(folder, 0).read_bytes(), (0, 0))
         for i, line in enumerate(lines, 1):
             ranks = {str(r): {**one, "pulse": packed(data)} for r in range(i * PROCESSES, (i + 1) * PROCESSES)}

@@ -1,4 +1,4 @@
-"""The `fake` fixture: a run of fake workers in a temporary workspace; nothing of it outlives the test."""
+"""`fake`: a run of fake workers in a temporary workspace. `group`: ranks that write a pulse. None outlives its test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.guard.fake import FakeRun
+from tests.guard.pretended import Group
 
 from shoal.track.rundir import RunDir
 
@@ -16,3 +17,10 @@ def fake(tmp_path: Path) -> Iterator[FakeRun]:
     run = FakeRun(RunDir.of("demo", tmp_path))
     yield run
     run.end()
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    group = Group(tmp_path)
+    yield group
+    group.end()

@@ -71,6 +71,9 @@ def fail(fault: dict) -> None:
             time.sleep(5)
         case "stop":  # goes on when somebody says so
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "busy":
+            while time.process_time() < fault["cpu_s"]:
+                pass
         case "exit":
             os._exit(fault["code"])
         case "raise":

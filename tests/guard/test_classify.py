@@ -12,8 +12,8 @@ import pytest
 
 from shoal.guard.classify import Failure, classify, culprit
 from shoal.guard.surroundings import Change, Surroundings, oom_counts
-from shoal.guard.symptoms import CAUSES
 from shoal.guard.workers import Death
+from shoal.observe.causes import CAUSES
 
 
 def death(log: Path, code: int | None = None, number: int | None = None) -> Death:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from shoal.fleet.member import SILENT
 from shoal.guard.hang import Hang, Other
-from shoal.guard.symptoms import CAUSES, SAID
+from shoal.guard.symptoms import SAID
+from shoal.observe.causes import CAUSES
 from shoal.observe.follow import sentence
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
@@ -57,9 +59,18 @@ HANG = Hang(
     reader=(),
     others=(Other(0, "exchange", "all_reduce at shoal/parallel/place.py:40"),),
 )
+SLOW = replace(
+    HANG,
+    phase="forward",
+    seconds=21.0,
+    stack=("shoal/model/attention.py:61 forward",),
+    others=(Other(0, "backward", "backward at shoal/parallel/laid.py:81"),),
+    works=True,
+)
 KILLED = {"kind": "failure", "cause": "killed", "evidence": "ended by SIGKILL"}
 TOLD: list[tuple[str, dict[str, Any]]] = [
     ("runbooks/hang", {"kind": "failure", "rank": 1, "cause": "hang", "evidence": HANG.evidence}),
+    ("guide/failures", {"kind": "slow", "rank": 1, "evidence": SLOW.evidence}),
     ("runbooks/numerics", {"kind": "skip", "step": 812, "batch": 811, "loss": "nan", "grad_norm": "nan"}),
     ("runbooks/preempted", {"kind": "stopping", "signal": "SIGTERM"}),
     ("runbooks/straggler", {"kind": "straggler", "rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1}),

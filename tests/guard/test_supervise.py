@@ -178,6 +178,13 @@ def test_a_worker_that_stays_when_the_others_have_finished_is_named(fake: FakeRu
     assert failure["evidence"] == "still running 0.5 s after rank 0 had finished"
 
 
+def test_a_worker_that_computes_after_the_others_have_finished_may_end(fake: FakeRun) -> None:
+    """Long after the grace: what it does is not known, but it does something."""
+    fake.plan({"attempt": 0, "rank": 1, "step": 21, "do": "busy", "cpu_s": 2.5}, guard={"grace_s": 0.3})
+    assert fake.supervise() == 0
+    assert not fake.records("failure")
+
+
 def test_children_that_a_dead_worker_leaves_behind_are_ended(fake: FakeRun) -> None:
     fake.plan({"rank": 0, "step": 2, "do": "child"}, {"rank": 0, "step": 3, "do": "exit", "code": 78}, world=1)
     assert fake.supervise() == 78

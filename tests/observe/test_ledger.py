@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.observe.advice import advice
+from shoal.observe.causes import CAUSES, FROM_OUTSIDE
 from shoal.observe.history import history
 from shoal.observe.ledger import PARTS, Ledger, ledger
 from tests.track.journals import Story, crash_and_finish, make_run
@@ -18,6 +19,7 @@ KINDS = [
     *("open", "attempt", "start", "step", "step", "step", "eval", "checkpoint", "checkpoint_failed"),
     *("failure", "stopping", "close", "warning", "decision", "finished", "epoch", "island", "rewind", "skip", "exit"),
 ]
+RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 MAYBE_TIME = st.one_of(st.none(), st.floats(0, 1e4))
 
 
@@ -247,6 +249,20 @@ def test_what_somebody_stopped_without_saving_is_nobody_s_fault(tmp_path: Path) 
     assert found.costs[0].lost_us == 0
 
 
+@pytest.mark.parametrize("cause", [*CAUSES, "straggler", "preempted"])
+def test_the_advice_after_a_failure_follows_its_cause(tmp_path: Path, cause: str) -> None:
+    """Islands keep the others going when something strikes one from outside; they do not mend what comes again."""
+    story = make_run(tmp_path).open().start().steps(50)
+    fail_at(story, cause, 1.0, 1.0).wait(1).start(at_step=0, startup_s=20).steps(60).close()
+    best = advice(ledger(story.records), history(story.records))
+    assert best is not None
+    assert ("fleet.islands" in best.sentence) == (cause in FROM_OUTSIDE)
+    if cause not in FROM_OUTSIDE:
+        assert CAUSES.get(cause, "") in best.sentence
+        assert (RUNBOOKS / f"{cause}.md").exists()
+        assert f"(docs/runbooks/{cause}.md)" in best.sentence
+
+
 def test_the_advice_is_what_saves_most(tmp_path: Path) -> None:
     def said(story: Story) -> tuple[str, float]:
         best = advice(ledger(story.records), history(story.records))
@@ -265,6 +281,7 @@ def test_the_advice_is_what_saves_most(tmp_path: Path) -> None:
     for record in alone.records:
         record.pop("world", None)  # one process: there is nobody who need not restart
     assert "checkpoint.every" in said(alone)[0]
+    assert "docs/runbooks" not in said(alone)[0]
     fine = make_run(tmp_path, "fine").open().start(startup_s=0.1).steps(200).close()
     for record in fine.records:
         record.get("time", {}).update(data_s=0.0)

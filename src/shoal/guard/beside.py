@@ -42,9 +42,10 @@ def watch_beside(folder: Path, logs: Path, guard: Guard, tell: Callable[..., Non
         about = fields.get("rank")
         if kind == "warning" or about == rank or (about != first and rank != first):
             return  # the other one says it
-        if kind == "hang":
+        if kind in ("hang", "slow"):
             stack = "".join(f"\n    {frame}" for frame in (fields["reader"] or fields["stack"]))
-            print(f"shoal: rank {about} hangs: {fields['evidence']}{stack}", file=sys.stderr, flush=True)
+            what = "hangs" if kind == "hang" else "is slow"
+            print(f"shoal: rank {about} {what}: {fields['evidence']}{stack}", file=sys.stderr, flush=True)
         if tell is not None:
             tell(kind, **fields)
 

@@ -1,4 +1,4 @@
-"""Names what ended a worker: a class of shoal.guard.symptoms, the line that shows it, and what to do.
+"""Names what ended a worker: a class of shoal.observe.causes, the line that shows it, and what to do.
 
 The exit code and the signal are facts; the end of the log is a witness. Facts are asked first. Only the last
 traceback (or, without one, the last lines) is read: an error that was survived ten minutes ago explains nothing.
@@ -17,9 +17,10 @@ from typing import Any
 from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.guard.signals import signal_name
 from shoal.guard.surroundings import Change
-from shoal.guard.symptoms import ABOUT_DATA, CAUSES, CONSEQUENCES, SAID
+from shoal.guard.symptoms import ABOUT_DATA, CONSEQUENCES, SAID
 from shoal.guard.workers import Death
 from shoal.masking import mask
+from shoal.observe.causes import CAUSES
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 20

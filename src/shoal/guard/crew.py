@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.guard.islands import Hands, HandsHere
 from shoal.guard.signals import Signals
-from shoal.guard.signs import HERE, Kernel
+from shoal.guard.signs import Kernel
 from shoal.guard.workers import Group, Workers, threads_for
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
@@ -72,9 +73,12 @@ class Crew(Protocol):
 class LocalTeam(Workers):
     """Workers of this machine."""
 
-    kernel = HERE
     left: str | None = None
     nodes: list[dict[str, object]] = []  # noqa: RUF012  # never written to
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return Kernel()
 
     def look(self) -> None:
         pass

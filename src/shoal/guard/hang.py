@@ -1,32 +1,36 @@
 """Says when a group of workers stands still, and which of them the others wait for. Never imports torch.
 
 `Watch` reads the pulses of one group (shoal.observe.pulse) and what the kernel tells about its processes. A rank makes
-progress when it marks a phase or begins a collective. Time is counted in ticks of the watch, none longer than a second:
-a machine that stood still as a whole (suspended, starved) has not made anybody hang.
+progress when it marks a phase or begins a collective. One that computes meanwhile, or whose device does, is at work:
+it is slow, or in a live-lock, and nobody can tell which from outside; `Hang.works` says so. Time is counted in ticks of
+the watch, none longer than a second: a machine that stood still as a whole (suspended, starved) has not made anybody
+hang. Nor does time count in which nothing was heard of a rank on another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from shoal.guard.signs import HERE, Kernel, Signs
-from shoal.observe.pulse import LAZY_STEPS, Beat, Groups, Sample, read_beat, read_sample
+from shoal.guard.signs import Kernel, Signs, Threads
+from shoal.guard.suspect import may_spin, suspects, waiting_in
+from shoal.observe.beat import Beat
+from shoal.observe.pulse import Groups, Sample
 
 QUICK_S = 7.0  # with the 10 s of the promise in mind: the rest is for looking and for asking for stacks
-STEPS = 2.5  # … or so many of the slowest recent steps, with 3 in mind
+STEPS = 2.5  # … or so many of the slowest recent steps, or of the longest recent stays in the phase, with 3 in mind
 LONG_S = 1800.0
-BUSY = 4  # a rank that computes all the while gets so many times the limit: it may be slow, or in an endless loop
-BUSY_SHARE = 0.2  # of a core
 MOST_TICK_S = 1.0
-STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
-IO_BYTES = 4096
 LOOK_S = 0.5  # without a mark, before more is looked at
-# What takes as long as it takes. (An island that does not trade is left behind by the others, in its own time.)
-LONG_PHASES = ("start", "join", "load", "trade", "evaluate", "save", "finish")
-# A rank whose innermost Python frame is here waits for others, or for the device.
-_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/")
+WINDOW_S = 1.0  # over which a rank's work is measured
+IO_BYTES = 4096
+UNHEARD_S = 3.0  # of a rank on another machine, before its time no longer counts
+# What takes as long as it takes, and says nothing about the next time: most saves only copy, some wait for a disk.
+# (An island that does not trade is left behind by the others, in its own time.)
+LONG_PHASES = ("start", "join", "load", "trade", "save", "finish")
+MOVES_BYTES = (*LONG_PHASES, "data", "record", "evaluate")  # where reading and writing is what it is there for
+WAITS = ("exchange", "trade")  # for others; what it computes meanwhile is not what they wait for
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,14 @@ class Limits:
     """How long a rank may stand still."""
 
     quick_s: float = QUICK_S  # in a step, or `STEPS` steps if that is longer; stopped, in any phase
-    long_s: float = LONG_S  # in phases that may take long, and while it compiles, downloads or waits for a disk
+    long_s: float = LONG_S  # in phases that may take long, until a step was measured, while it compiles or downloads
+
+
+class Pulses(Protocol):
+    """What the ranks of a group tell of themselves."""
+
+    def beat(self, rank: int) -> Beat | None: ...
+    def sample(self, rank: int) -> Sample | None: ...
 
 
 @dataclass(frozen=True)
@@ -63,12 +74,15 @@ class Hang:
     stack: tuple[str, ...]  # innermost first
     reader: tuple[str, ...]  # of the thread that reads its data, if that is what it waits for
     others: tuple[Other, ...] = ()
+    works: bool = False  # it, or its device, computes: slow, or a live-lock
+    marks: int = 0  # that it has made
 
     @property
     def evidence(self) -> str:
-        doing = "stopped" if self.stopped else "no progress"
+        doing = "stopped" if self.stopped else "at work without progress" if self.works else "no progress"
         at = f" at {self.place}" if self.place else ""
-        words = f"{doing} in {self.phase} of step {self.step} for {self.seconds:.0f} s{at}; {self.why}"
+        slow = "; slow, or a live-lock" if self.works else ""
+        words = f"{doing} in {self.phase} of step {self.step} for {self.seconds:.0f} s{at}; {self.why}{slow}"
         if self.others:
             shown = "; ".join(map(str, self.others[:2]))
             more = f" and {len(self.others) - 2} more" if len(self.others) > 2 else ""
@@ -88,11 +102,14 @@ class _Rank:
     sample: Sample | None = None
     groups: Groups | None = None  # as they stood when it was last looked at
     at: float = 0.0  # of its last progress, on the watch's clock
-    then: Signs | None = None  # soon after it
+    worked_at: float | None = None  # since then, it or its device
     now: Signs = field(default_factory=Signs)
+    io_bytes: int | None = None
+    threads: tuple[float, Threads] | None = None  # when its present window began, and what they had done until then
+    measured: bool = False  # whether a window has passed
+    ticks: int | None = None  # of its device
     stopped_at: float | None = None
-    moved_bytes_at: float | None = None  # when it last read or wrote something
-    on_disk_at: float | None = None
+    busy_disk_at: float | None = None  # when it last read or wrote something, or waited for a disk
 
     @property
     def marks(self) -> int:
@@ -102,20 +119,27 @@ class _Rank:
     def phase(self) -> str:
         return "start" if self.beat is None else self.beat.phase
 
-    @property
-    def in_lazy_steps(self) -> bool:
-        return self.beat is None or self.beat.steps <= LAZY_STEPS
+    def progressed(self, clock: float) -> None:
+        self.at, self.measured = clock, False
+        self.worked_at = self.io_bytes = self.threads = self.groups = self.ticks = self.busy_disk_at = None
+
+    def not_seen(self, seconds: float) -> None:
+        """For so long nothing was known of it: its clocks stand still."""
+        self.at += seconds
+        self.worked_at = None if self.worked_at is None else self.worked_at + seconds
+        self.stopped_at = None if self.stopped_at is None else self.stopped_at + seconds
 
 
 class Watch:
     """Of one group. `verdict` is to be asked a few times a second."""
 
     def __init__(
-        self, pids: Mapping[int, int], folder: Path, limits: Limits | None = None, kernel: Kernel = HERE
+        self, pids: Mapping[int, int], pulses: Pulses, limits: Limits | None = None, kernel: Kernel | None = None
     ) -> None:
-        self._folder, self._limits, self._kernel = folder, limits or Limits(), kernel
+        self._pulses, self._limits, self._kernel = pulses, limits or Limits(), kernel or Kernel()
         self._ranks = {rank: _Rank(pid) for rank, pid in pids.items()}
-        self._clock, self._asked_at = 0.0, None if not pids else -1.0
+        self._look_s, self._window_s = min(LOOK_S, self._limits.quick_s / 8), min(WINDOW_S, self._limits.quick_s / 4)
+        self._clock, self._asked_at = 0.0, -1.0
 
     @property
     def beats(self) -> dict[int, Beat]:
@@ -123,42 +147,69 @@ class Watch:
 
     def verdict(self, now: float) -> Hang | None:
         """`now` is monotonic. The same hang is told again until it is over."""
-        if self._asked_at is not None and self._asked_at >= 0:
-            self._clock += min(max(0.0, now - self._asked_at), MOST_TICK_S)
-        self._asked_at = now
+        tick_s = 0.0
+        if self._asked_at >= 0:
+            tick_s = min(max(0.0, now - self._asked_at), MOST_TICK_S)
+        self._clock, self._asked_at = self._clock + tick_s, now
         for rank, r in self._ranks.items():
-            self._look(rank, r)
-        found = self._stopped() or self._behind(now)
-        return None if found is None else self._hang(*found)
+            if self._kernel.unheard_s(rank, now) > UNHEARD_S:
+                r.not_seen(tick_s)
+            self._look(rank, r, now)
+        return self._stopped() or self._behind(now)
 
-    def _look(self, rank: int, r: _Rank) -> None:
-        beat = read_beat(self._folder, rank)
+    def _look(self, rank: int, r: _Rank, now: float) -> None:
+        beat = self._pulses.beat(rank)
         if beat is not None and beat.pid == r.pid and beat.marks != r.marks:
             r.beat = beat
-            self._progressed(r)
+            r.progressed(self._clock)
         r.now = self._kernel.signs(rank, r.pid)
         r.stopped_at = (r.stopped_at if r.stopped_at is not None else self._clock) if r.now.stopped else None
-        if r.then is None:
-            r.then = r.now
-        if r.now.io_bytes > r.then.io_bytes + IO_BYTES:
-            r.moved_bytes_at, r.then = self._clock, replace(r.then, io_bytes=r.now.io_bytes)
-        if self._silent_s(r) < LOOK_S:
+        if self._silent_s(r) < self._look_s:
             return
-        sample = read_sample(self._folder, rank)
+        sample = self._pulses.sample(rank)
         if sample is not None:
-            if r.groups is not None and sample.groups != r.groups:
-                self._progressed(r)
-            r.sample, r.groups = sample, sample.groups
-        if self._kernel.waits_for_disk(rank, r.pid):
-            r.on_disk_at = self._clock
+            if r.groups and sample.groups and sample.groups != r.groups:
+                r.progressed(self._clock)
+            r.sample, r.groups = sample, sample.groups or r.groups
+        self._look_at_disk(r)
+        self._look_at_work(r, self._kernel.threads(rank, r.pid), now)
 
-    def _progressed(self, r: _Rank) -> None:
-        r.at, r.then, r.groups, r.moved_bytes_at, r.on_disk_at = self._clock, None, None, None, None
+    def _look_at_disk(self, r: _Rank) -> None:
+        if r.io_bytes is None:
+            r.io_bytes = r.now.io_bytes
+        elif r.phase in MOVES_BYTES and r.now.io_bytes > r.io_bytes + IO_BYTES:
+            r.busy_disk_at, r.io_bytes = self._clock, r.now.io_bytes
+
+    def _look_at_work(self, r: _Rank, threads: Threads, now: float) -> None:
+        if threads.on_disk:
+            r.busy_disk_at = self._clock
+        device = r.sample.device if r.sample else None
+        if device is not None:
+            if r.ticks is not None and device.ticks > r.ticks:
+                r.worked_at = self._clock
+            r.ticks = device.ticks
+        if r.threads is None:
+            r.threads = now, threads
+            return
+        since, before = r.threads
+        if now - since < self._window_s:
+            return
+        r.threads, r.measured = (now, threads), True
+        # While the device has work that it does not get done, the host may spin in a wait for it.
+        if r.phase in WAITS or (device is not None and device.queued) or may_spin(r.sample):
+            return
+        if threads.at_work_since(before, now - since):
+            r.worked_at = self._clock
 
     def _silent_s(self, r: _Rank) -> float:
+        """Without a mark or a collective."""
         return self._clock - r.at
 
-    def _stopped(self) -> tuple[int, str] | None:
+    def _idle_s(self, r: _Rank) -> float:
+        """… and without work."""
+        return self._clock - (r.at if r.worked_at is None else r.worked_at)
+
+    def _stopped(self) -> Hang | None:
         """A process that has been stopped is a fact, whatever it was doing."""
         stopped = [
             (r.marks, rank)
@@ -168,105 +219,64 @@ class Watch:
         if not stopped:
             return None
         rank = min(stopped)[1]
-        return rank, f"its process (pid {self._ranks[rank].pid}) is in state {self._ranks[rank].now.state}"
+        r = self._ranks[rank]
+        return self._hang(rank, f"its process (pid {r.pid}) is in state {r.now.state}")
 
-    def _behind(self, now: float) -> tuple[int, str] | None:
+    def _behind(self, now: float) -> Hang | None:
         """The rank that is behind, when it has stood still for longer than it may and nobody else moves."""
-        quick_s = self._limits.quick_s
-        if not self._ranks or min(map(self._silent_s, self._ranks.values())) < quick_s / 2:
+        if not self._ranks or min(map(self._silent_s, self._ranks.values())) < self._limits.quick_s / 2:
             return None
-        rank, why = suspect(self._ranks, now)
-        r = self._ranks[rank]
-        return (rank, why) if self._silent_s(r) >= self._limit_s(r) else None
+        found = suspects(self._ranks, now)
+        among = {rank: self._ranks[rank] for rank in found.among}
+        limits_s = self._limits_s(among)
+        if slow := [rank for rank, r in among.items() if self._works(r)]:
+            over = self._silent_s(among[slow[0]]) >= limits_s[slow[0]]
+            return self._hang(slow[0], found.why, works=True) if over else None
+        over = all(r.measured and self._idle_s(r) >= limits_s[rank] for rank, r in among.items())
+        return self._hang(found.rank, found.why) if over else None
 
-    def _limit_s(self, r: _Rank) -> float:
-        limits, silent_s = self._limits, self._silent_s(r)
-        if r.in_lazy_steps or r.phase in LONG_PHASES or (r.sample is not None and r.sample.excuse):
+    def _works(self, r: _Rank) -> bool:
+        return r.worked_at is not None and self._clock - r.worked_at < self._limits.quick_s and not r.now.stopped
+
+    def _limits_s(self, ranks: Mapping[int, _Rank]) -> dict[int, float]:
+        """By the slowest recent step and stay in the phase, of all ranks; long, until both have been measured."""
+        beats = self.beats.values()
+        step_s = max((b.slowest_s for b in beats), default=0.0)
+        stays_s = {phase: max((b.longest_s[phase] for b in beats), default=0.0) for phase in _phases(ranks)}
+        return {rank: self._limit_s(r, step_s, stays_s[r.phase]) for rank, r in ranks.items()}
+
+    def _limit_s(self, r: _Rank, step_s: float, stay_s: float) -> float:
+        limits = self._limits
+        if not step_s or not stay_s or r.phase in LONG_PHASES or (r.sample is not None and r.sample.excuse):
             return limits.long_s
-        lately = max(0.0, self._clock - limits.quick_s)
-        if any(at is not None and at >= lately for at in (r.moved_bytes_at, r.on_disk_at)):
+        if r.busy_disk_at is not None and self._clock - r.busy_disk_at < limits.quick_s:
             return limits.long_s  # a slow disk
-        step_s = max((x.beat.slowest_s for x in self._ranks.values() if x.beat is not None), default=0.0)
-        limit_s = max(limits.quick_s, STEPS * step_s)
-        busy = r.then is not None and r.now.cpu_s - r.then.cpu_s > BUSY_SHARE * silent_s
-        return limit_s * BUSY if busy else limit_s
+        return max(limits.quick_s, STEPS * step_s, STEPS * stay_s)
 
-    def _hang(self, rank: int, why: str) -> Hang:
+    def _hang(self, rank: int, why: str, works: bool = False) -> Hang:
         r = self._ranks[rank]
-        sample = read_sample(self._folder, rank) or r.sample or Sample(0.0)
+        sample = self._pulses.sample(rank) or r.sample or Sample(0.0)
         others = tuple(
             Other(other, o.phase, waiting_in(o.sample)) for other, o in sorted(self._ranks.items()) if other != rank
         )
+        seconds = self._silent_s(r) if works else self._idle_s(r)
+        if r.stopped_at is not None:
+            seconds = self._clock - r.stopped_at
         return Hang(
             rank=rank,
             pid=r.pid,
             step=0 if r.beat is None else r.beat.step + 1,
             phase=r.phase,
-            seconds=self._silent_s(r),
+            seconds=seconds,
             stopped=r.now.stopped,
             why=why,
             stack=sample.stack,
             reader=sample.reader if r.phase == "data" else (),
             others=others,
+            works=works,
+            marks=r.marks,
         )
 
 
-def suspect(ranks: Mapping[int, _Rank], now: float) -> tuple[int, str]:
-    """The rank that the others wait for, and what shows it. Asked when all stand still."""
-    if len(ranks) == 1:
-        return next(iter(ranks)), "it is the only one"
-    fewest = min(r.marks for r in ranks.values())
-    left = [rank for rank, r in ranks.items() if r.marks == fewest]
-    if len(left) == 1:
-        return left[0], "it has made less progress than all others"
-    waited_for = _waited_for(ranks)
-    if behind := [rank for rank in left if rank in waited_for]:
-        group, number = waited_for[behind[0]]
-        return behind[0], f"it has not begun collective {number} of {group}, where another waits"
-    if stale := [rank for rank in left if _stale(ranks[rank], now)]:
-        return stale[0], "no other thread of it can run"
-    if elsewhere := [rank for rank in left if not _waits(ranks[rank].sample)]:
-        return elsewhere[0], "it is in no collective"
-    return left[0], "all ranks wait at the same place, none is behind: look at the network between them"
-
-
-def _waited_for(ranks: Mapping[int, _Rank]) -> dict[int, tuple[str, int]]:
-    """Ranks that others wait for and that wait for nobody: (group, the collective that they have not begun)."""
-    groups = {rank: dict(r.sample.groups) if r.sample else {} for rank, r in ranks.items()}
-    found: dict[int, tuple[str, int]] = {}
-    for rank, mine in groups.items():
-        theirs = [g for other, g in groups.items() if other != rank]
-        if any(mine[name] > g[name] for g in theirs for name in g if name in mine):
-            continue  # it waits itself
-        ahead = [(g[name], name) for g in theirs for name in g if name in mine and g[name] > mine[name]]
-        if ahead:
-            number, name = max(ahead)
-            found[rank] = (f"group {name.split('/')[0]}", number)
-    return found
-
-
-def _stale(r: _Rank, now: float) -> bool:
-    return r.sample is not None and now - r.sample.t > STALE_S
-
-
-def _waits(sample: Sample | None) -> bool:
-    return sample is None or not sample.stack or sample.stack[0].startswith(_WAITING)
-
-
-def waiting_in(sample: Sample | None) -> str:
-    """The call that a rank waits in: of the torch function nearest to our code, and our line."""
-    if sample is None or not sample.stack:
-        return ""
-    ours = next((i for i, frame in enumerate(sample.stack) if frame.startswith("shoal/")), None)
-    if ours is None:
-        return sample.stack[0]
-    called = _functions(reversed(sample.stack[:ours]))
-    return f"{called} at {_line(sample.stack[ours])}" if called else _line(sample.stack[ours])
-
-
-def _functions(frames: Iterable[str]) -> str:
-    return next((name for f in frames if (name := f.rsplit(" ", 1)[1]) not in ("wrapper", "_fn", "inner")), "")
-
-
-def _line(frame: str) -> str:
-    return frame.rsplit(" ", 1)[0]
+def _phases(ranks: Mapping[int, _Rank]) -> set[str]:
+    return {r.phase for r in ranks.values()}

@@ -1,18 +1,20 @@
-"""Watches the progress of one group of workers and tells the journal: who hangs, who is slow. One of these a group."""
+"""Watches the progress of one group of workers and tells the journal: who hangs, who is slow. One for each group."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.guard.classify import Failure
-from shoal.guard.hang import Hang, Limits, Watch
-from shoal.guard.signs import HERE, Kernel
+from shoal.guard.hang import WINDOW_S, Hang, Limits, Watch
+from shoal.guard.signs import Kernel
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
-from shoal.observe.pulse import read_sample
+from shoal.observe.pulse import PulseFolder, read_sample
 from shoal.spec.duration import seconds
 from shoal.spec.run import Guard
 
@@ -27,14 +29,16 @@ class Progress:
         logs: Path,
         guard: Guard,
         note: Callable[..., None],
-        kernel: Kernel = HERE,
+        kernel: Kernel | None = None,
     ) -> None:
         """`folder` has the pulses, `logs` those of this attempt. `note` writes a journal record."""
         limits = Limits() if guard.hang in ("auto", "off") else Limits(quick_s=seconds(guard.hang))
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
-        self._watch, self._stragglers = Watch(pids, folder, limits, kernel), Stragglers()
-        self._here = {rank: pid for rank, pid in pids.items() if kernel.here(rank)}
+        self._livelock_s = math.inf if guard.livelock == "off" else seconds(guard.livelock)
+        self._kernel = kernel or Kernel()
+        self._watch, self._stragglers = Watch(pids, PulseFolder(folder), limits, self._kernel), Stragglers()
+        self._here = {rank: pid for rank, pid in pids.items() if self._kernel.here(rank)}
         self._hanging: Hang | None = None
 
     def look(self, now: float) -> Failure | None:
@@ -46,20 +50,46 @@ class Progress:
             return None
         before, self._hanging = self._hanging, found
         if found is None:
-            if before is not None:
-                self._note("warning", text=f"rank {before.rank}, which stood still in {before.phase}, goes on")
+            if before is not None and self._stands(before):  # … but it is no longer certain what it does
+                self._hanging = before
+            elif before is not None:
+                self._note("warning", text=f"rank {before.rank}, which made no progress in {before.phase}, goes on")
             return None
-        if before is not None and (before.rank, before.phase, before.step) == (found.rank, found.phase, found.step):
+        if before is not None and self._same(before, found):
             return None
-        found = self._tell(found)
-        return Failure(found.rank, "hang", found.evidence) if self._restarts else None
+        ends = self._restarts and self._hangs(found)
+        found = self._tell(found, ends)
+        return Failure(found.rank, "hang", found.evidence) if ends else None
 
-    def _tell(self, hang: Hang) -> Hang:
+    def at_work(self, pids: Mapping[int, int], wait: Callable[[float], None]) -> bool:
+        """Whether one of those who are left still computes or writes, when others have finished. Takes a second."""
+        began, before = time.monotonic(), {rank: self._kernel.threads(rank, pid) for rank, pid in pids.items()}
+        while (left_s := began + WINDOW_S - time.monotonic()) > 0:
+            wait(left_s)
+        after = {rank: self._kernel.threads(rank, pid) for rank, pid in pids.items()}
+        seconds = time.monotonic() - began
+        return any(after[r].on_disk or after[r].at_work_since(before[r], seconds) for r in pids)
+
+    def _stands(self, told: Hang) -> bool:
+        """Whether it has marked nothing since; one that was stopped and no longer is has been let go on."""
+        beat = self._watch.beats.get(told.rank)
+        return not told.stopped and (beat is None or beat.marks == told.marks)
+
+    def _hangs(self, found: Hang) -> bool:
+        """A rank that is at work is slow, or in a live-lock: it is ended only after the time that the run file says."""
+        return not found.works or found.seconds >= self._livelock_s
+
+    def _same(self, before: Hang, found: Hang) -> bool:
+        """What has been told already."""
+        one, other = ((h.rank, h.phase, h.step, self._hangs(h)) for h in (before, found))
+        return one == other
+
+    def _tell(self, hang: Hang, ends: bool) -> Hang:
         # Whoever is to be killed may as well be asked for its stack; the sampled one is up to a second older.
-        texts = dumps(self._here, self._folder) if self._restarts else {}
+        texts = dumps(self._here, self._folder) if ends else {}
         hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack)
         self._note(
-            "hang",
+            "hang" if self._hangs(hang) else "slow",
             rank=hang.rank,
             step=hang.step,
             phase=hang.phase,
@@ -70,7 +100,7 @@ class Progress:
             reader=list(hang.reader[:MOST_FRAMES]),
             others=[{"rank": o.rank, "phase": o.phase, "where": o.where} for o in hang.others],
             stacks=self._keep(hang, texts),
-            action="restart" if self._restarts else "wait",
+            action="restart" if ends else "wait",
         )
         return hang
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal.observe.pulse import LAZY_STEPS
+from shoal.observe.beat import LAZY_STEPS
 
 OWN = {
     "data": "data",

@@ -1,4 +1,4 @@
-"""The classes of failure, what to do about each, and the words by which a log betrays them.
+"""The words by which a log betrays the class of a failure (shoal.observe.causes).
 
 The words are those of torch 2.13, gloo, NCCL, CUDA, glibc and CPython; each is tried on a line regardless of case.
 """
@@ -6,27 +6,6 @@ The words are those of torch 2.13, gloo, NCCL, CUDA, glibc and CPython; each is 
 from __future__ import annotations
 
 import re
-
-# What the person who reads it should do. docs/runbooks/NAME.md says more.
-CAUSES = {
-    "user-error": "correct the run file or the command, then start again",
-    "environment": "mend what the sentence names, then `shoal resume`",
-    "data": "`shoal data info FOLDER --verify` finds the damage; then `shoal resume`",
-    "checkpoint": "`shoal checkpoint ls` shows which ones are good",
-    "numerics": "lower the learning rate or lengthen the warm-up, then `shoal resume`",
-    "host-memory": "use fewer processes, a smaller mesh.micro_batch, or a machine with more memory",
-    "device-memory": "lower mesh.micro_batch or data.seq_len, or raise mesh.dp_shard",
-    "disk-full": "free space or lower checkpoint.keep",
-    "network": "look at the rank that the others lost; if none failed, at the network between them",
-    "hang": "look at the stack of the named rank, in the journal's `hang` record or at the end of its log",
-    "hardware": "take the machine out of service and look at its kernel log",
-    "crash": "native code failed: the Python stack is at the end of the rank's log",
-    "node-lost": "ask the scheduler what became of that node; the run goes on when there is another one",
-    "killed": "somebody or something outside Shoal ended the process",
-    "exception": "read the traceback in the rank's log",
-    "unknown": "the worker left without a word; read the rank's log",
-    "supervisor-lost": "nothing to do: the run goes on from its newest checkpoint",
-}
 
 # When one rank fails, the others say these; the one that began it says something else.
 CONSEQUENCES = ("network", "hang")

@@ -68,6 +68,10 @@ def watch(
         if not workers.pids:
             break
         if time.monotonic() >= deadline:
+            finished = not told and all(death.exit_code == DONE for death in deaths)
+            if finished and progress and progress.at_work(workers.pids, signals.wait):
+                deadline = time.monotonic() + grace_s
+                continue
             # Those who were told long ago get no second grace; the others may still flush what they have.
             deaths += workers.end(0.0 if told else END_S, signals.wait)
             break

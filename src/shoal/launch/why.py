@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, ShoalError
-from shoal.guard.symptoms import CAUSES
 from shoal.launch.backend import State
 from shoal.launch.watch import Seen
 from shoal.observe import words
+from shoal.observe.causes import CAUSES
 from shoal.observe.ledger import Ledger, ledger
 from shoal.observe.status import Status
 from shoal.spec import Run

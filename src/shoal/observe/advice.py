@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.observe import words
+from shoal.observe.causes import CAUSES, FROM_OUTSIDE
 from shoal.observe.history import History, speed
 from shoal.observe.ledger import Ledger
 from shoal.observe.throughput import duration_s
@@ -31,31 +32,41 @@ def advice(ledger: Ledger, found: History) -> Advice | None:
 
 
 def _faults(ledger: Ledger, found: History) -> Iterator[Advice]:
+    """By cause: what is to be mended is said so; islands help where there is nothing to mend."""
     costs = [cost for cost in ledger.costs if cost.total_us]
     if not costs:
         return
-    spent_s = sum(cost.total_us for cost in costs) / 1e6
-    step_s = usual.step_s if (usual := speed(found)) else 0.0
-    share, many = words.percent(spent_s / ledger.total_s, 0), f"{len(costs)} failure{'s' * (len(costs) > 1)}"
     if found.epochs:  # in island mode the others did not restart: only fewer faults are better
         worst = max({c.fault.cause for c in costs}, key=lambda cause: _spent_s(ledger, cause))
-        spent = _spent_s(ledger, worst)
-        yield Advice(
-            "recovery",
-            spent,
-            f"{many} cost {share} of the time; without those of class '{worst}' (docs/runbooks/{worst}.md) it would be "
-            f"{words.duration(spent)} less.",
-        )
+        yield _mend(ledger, worst, len(costs), sum(cost.total_us for cost in costs) / 1e6)
         return
-    lost_s = sum(cost.lost_us for cost in costs) / 1e6
-    if int(found.start.get("world", 1)) > 1:
-        saved = max(0.0, spent_s - len(costs) * step_s)
+    several = int(found.start.get("world", 1)) > 1
+    if several and (outside := [cost for cost in costs if cost.fault.cause in FROM_OUTSIDE]):
+        spent_s = sum(cost.total_us for cost in outside) / 1e6
+        step_s = usual.step_s if (usual := speed(found)) else 0.0
+        saved = max(0.0, spent_s - len(outside) * step_s)
+        share, many = words.percent(spent_s / ledger.total_s, 0), _failures(len(outside))
         sentence = f"Restarts cost {share} of the time ({many}): with islands (fleet.islands) the others would not "
         yield Advice("recovery", saved, f"{sentence}restart, which saves about {words.duration(saved)}.")
+    for cause in sorted({cost.fault.cause for cost in costs} - set(FROM_OUTSIDE)):
+        yield _mend(ledger, cause, sum(cost.fault.cause == cause for cost in costs), _spent_s(ledger, cause))
+    lost_s = sum(cost.lost_us for cost in costs) / 1e6
     saved = lost_s / 2
     sentence = f"Work that was lost and done again cost {words.percent(lost_s / ledger.total_s, 0)} of the time: "
     how = f"saving twice as often (checkpoint.every) saves about {words.duration(saved)}."
     yield Advice("lost", saved, sentence + how)
+
+
+def _mend(ledger: Ledger, cause: str, many: int, spent_s: float) -> Advice:
+    """`many` failures have cost `spent_s`; those of this class would not come again if its cause were mended."""
+    saved, share = _spent_s(ledger, cause), words.percent(spent_s / ledger.total_s, 0)
+    what = CAUSES.get(cause, "see what is known of it")
+    sentence = f"{_failures(many)} cost {share} of the time; without those of class '{cause}' it would be about "
+    return Advice("recovery", saved, f"{sentence}{words.duration(saved)} less: {what} (docs/runbooks/{cause}.md).")
+
+
+def _failures(many: int) -> str:
+    return f"{many} failure{'s' * (many > 1)}"
 
 
 def _spent_s(ledger: Ledger, cause: str) -> float:

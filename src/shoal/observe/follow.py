@@ -89,6 +89,8 @@ def sentence(record: Record, name: str) -> str | None:
             return f"{step}: {words.epoch(record)}"
         case "hang" if record.get("action") == "wait":  # else the failure says it
             return f"hang: {words.whom(record)}: {record.get('evidence')}; waiting (guard.on_hang)"
+        case "slow":
+            return f"slow: {words.whom(record)}: {record.get('evidence')}; waiting (guard.livelock)"
         case "straggler":
             return f"straggler: {words.straggler(record)}"
         case "skip":

@@ -2,9 +2,10 @@
 
 One small file a rank, in memory (tmpfs) and mapped, so that a mark costs a microsecond or two and cannot block. It has
 two parts. The head is written by the training itself: the phase, the step, how many marks it has made, the time spent
-in each phase. The sample is written once a second by a thread: the Python stacks, and how many collectives each group
-has begun; it is there also when the process has been stopped. Beside it lies what `faulthandler` writes on SIGUSR1,
-which works even when a thread holds the interpreter for ever.
+in each phase and the longest stay in it (shoal.observe.beat). The sample is written once a second by a thread: the
+Python stacks, how many collectives each group has begun, how far the device is; it is there also when the process has
+been stopped. Beside it lies what `faulthandler` writes on SIGUSR1, which works even when a thread holds the interpreter
+for ever.
 
 Both parts carry their number in front and behind: a reader that sees two different ones has met the writer at work, and
 asks again. All ranks mark the same phases in the same order, so their counts of marks compare.
@@ -22,64 +23,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shoal.observe.beat import PHASES, Beat, Marks
+from shoal.observe.excuses import Frame, excuse
+
 FOLDER = "SHOAL_PULSE"  # the environment variable that names the folder; without it nothing is written
-PHASES = (
-    "start",  # imports
-    "join",  # rendezvous
-    "load",  # data, model, checkpoint
-    "data",
-    "exchange",  # the numbers that all ranks agree on before a step
-    "forward",
-    "backward",  # with the collectives of the gradients
-    "compute",  # both, where a pipeline mixes them
-    "clip",  # the sums over all ranks after it: loss, gradient norm
-    "trade",  # with other islands, and waiting for them
-    "optimizer",
-    "record",  # the journal, and what else is between two steps
-    "evaluate",
-    "save",
-    "finish",
-)
-OUTSIDE_STEPS = ("trade", "record", "evaluate", "save")  # take as long as they take; the others are what a step is
 SAMPLE_S = 1.0
-DECAY = 0.95  # of the slowest step, with each step: after 20 a third is left
-LAZY_STEPS = 2  # of an attempt; they set things up and say nothing about the others
 MOST_FRAMES = 48
 
-_NUMBER = {name: i for i, name in enumerate(PHASES)}
-# number, pid, step, steps taken, marks, phase, since, slowest step, spent in each phase, number
-_HEAD = struct.Struct(f"<QQqQQQdd{len(PHASES)}dQ")
+# number, pid, step, steps taken, marks, phase, since, slowest step, spent in each phase, longest stay in each, number
+_HEAD = struct.Struct(f"<QQqQQQdd{2 * len(PHASES)}dQ")
 _SAMPLE = struct.Struct("<QdQ")  # number, time, bytes; then the text, then the number
 _SAMPLE_AT = 512
 SIZE = 16 * 1024
 _MOST_TEXT = SIZE - _SAMPLE_AT - _SAMPLE.size - 8
-# A frame in one of these files says what takes so long, and that it may.
-EXCUSES = {
-    "torch/_dynamo/convert_frame.py": "compile",
-    "torch/_inductor/compile_fx.py": "compile",
-    "shoal/data/remote.py": "download",
-}
-
 Groups = Mapping[str, int]  # name of a group of processes → collectives begun in it
 
 
 @dataclass(frozen=True)
-class Beat:
-    """The head of a pulse, as read."""
+class Device:
+    """What is known of a GPU's work."""
 
-    pid: int
-    step: int  # counted from 0: the one under way, or the last
-    steps: int  # begun in this attempt
-    marks: int
-    phase: str
-    since: float  # monotonic, of this machine
-    slowest_s: float  # recent step, without what is between steps
-    spent_s: Mapping[str, float]  # in each phase since the start, the present one excluded
+    ticks: int  # how often it has worked off what was queued before
+    queued: bool  # whether it has work that was queued a while ago and is not done
 
 
 @dataclass(frozen=True)
@@ -91,19 +61,17 @@ class Sample:
     reader: tuple[str, ...] = ()  # of the thread that reads the data
     excuse: str | None = None
     groups: Groups = field(default_factory=dict)
+    device: Device | None = None  # None: the CPU computes
 
 
 class Pulse:
     """One process's. `begin` it as early as possible; without a folder it does nothing."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
-        self._number = self._marks = self._steps = 0
-        self._step, self._pid = -1, os.getpid()
-        self._phase = 0
-        self._slowest_s = self._this_step_s = 0.0
-        self._spent = [0.0] * len(PHASES)
-        self._since = time.monotonic()
+        self._number, self._pid = 0, os.getpid()
+        self._marks = Marks(time.monotonic())
         self._look: Callable[[], Groups] | None = None
+        self._device: Callable[[], Device] | None = None
         self._map: mmap.mmap | None = None
         if folder is None:
             return
@@ -128,40 +96,23 @@ class Pulse:
         """From now on it is doing that. `step`: a step begins."""
         if self._map is None:
             return
-        now = time.monotonic()
-        spent_s = now - self._since
-        self._spent[self._phase] += spent_s
-        if PHASES[self._phase] not in OUTSIDE_STEPS:
-            self._this_step_s += spent_s
-        if step is not None:
-            if self._steps > LAZY_STEPS:
-                self._slowest_s = max(self._this_step_s, self._slowest_s * DECAY)
-            self._step, self._steps, self._this_step_s = step, self._steps + 1, 0.0
-        self._phase, self._since = _NUMBER[phase], now
-        self._marks += 1
+        self._marks.mark(phase, step, time.monotonic())
         self._write()
 
     def watch_groups(self, look: Callable[[], Groups]) -> None:
         """`look` tells how many collectives each group of processes has begun; asked once a second, by the thread."""
         self._look = look
 
+    def watch_device(self, look: Callable[[], Device] | None) -> None:
+        """`look` tells how far the device is; asked once a second, by the thread."""
+        self._device = look
+
     def _write(self) -> None:
         assert self._map is not None
         self._number += 1
-        _HEAD.pack_into(
-            self._map,
-            0,
-            self._number,
-            self._pid,
-            self._step,
-            self._steps,
-            self._marks,
-            self._phase,
-            self._since,
-            self._slowest_s,
-            *self._spent,
-            self._number,
-        )
+        number, m = self._number, self._marks
+        told = (m.step, m.steps, m.marks, m.phase, m.since, m.slowest_s, *m.spent_s, *m.longest_s)
+        _HEAD.pack_into(self._map, 0, number, self._pid, *told, number)
 
     def _sampling(self) -> None:
         number = 0
@@ -181,23 +132,37 @@ class Pulse:
         self._map[end - len(text) : end + 8] = text + struct.pack("<Q", number)
 
     def _sample(self) -> dict[str, Any]:
-        frames = sys._current_frames()
+        stacks = {ident: _frames(frame) for ident, frame in sys._current_frames().items()}
         names = {t.ident: t.name for t in threading.enumerate()}
-        main = _frames(frames.get(threading.main_thread().ident or 0))
-        reader = _frames(next((f for ident, f in frames.items() if names.get(ident) == "shoal-feed"), None))
-        phase = PHASES[self._phase]
-        found: dict[str, Any] = {"stack": _words(main), "excuse": _excuse(main)}
+        main = stacks.pop(threading.main_thread().ident or 0, [])
+        reader = next((stacks.pop(ident) for ident in list(stacks) if names.get(ident) == "shoal-feed"), [])
+        phase = PHASES[self._marks.phase]
+        found: dict[str, Any] = {"stack": _words(main), "excuse": excuse(phase, main, reader, stacks.values())}
         if phase == "data":
-            found |= {"reader": _words(reader), "excuse": found["excuse"] or _excuse(reader)}
-        if self._look is not None:
-            try:
-                found["groups"] = dict(self._look())
-            except Exception:  # groups come and go while this thread looks; the next second is soon enough
-                found["groups"] = {}
+            found["reader"] = _words(reader)
+        for name, look in (("groups", self._look), ("device", self._device)):
+            if look is not None:
+                try:
+                    found[name] = _plain(look())
+                except Exception:  # groups come and go while this thread looks; the next second is soon enough
+                    found[name] = None
         return found
 
 
 SILENT = Pulse(None, 0)  # for those who take steps without a run
+
+
+class PulseFolder:
+    """The pulses of a group, as who watches it reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def beat(self, rank: int) -> Beat | None:
+        return read_beat(self._folder, rank)
+
+    def sample(self, rank: int) -> Sample | None:
+        return read_sample(self._folder, rank)
 
 
 def pulse_file(folder: Path, rank: int) -> Path:
@@ -213,10 +178,11 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
     data = _bytes(pulse_file(folder, rank), 0, _HEAD.size)
     if len(data) < _HEAD.size:
         return None
-    number, pid, step, steps, marks, phase, since, slowest_s, *spent, again = _HEAD.unpack(data)
+    number, pid, step, steps, marks, phase, since, slowest_s, *by_phase, again = _HEAD.unpack(data)
     if number != again or not number or phase >= len(PHASES):
         return None
-    return Beat(pid, step, steps, marks, PHASES[phase], since, slowest_s, dict(zip(PHASES, spent, strict=True)))
+    spent, longest = (dict(zip(PHASES, by_phase[i:], strict=False)) for i in (0, len(PHASES)))
+    return Beat(pid, step, steps, marks, PHASES[phase], since, slowest_s, spent, longest)
 
 
 def read_sample(folder: Path, rank: int) -> Sample | None:
@@ -230,8 +196,9 @@ def read_sample(folder: Path, rank: int) -> Sample | None:
     try:
         found = json.loads(data[_SAMPLE.size : end])
         lists = {name: tuple(map(str, found.get(name) or ())) for name in ("stack", "reader")}
-        return Sample(t, **lists, excuse=found.get("excuse"), groups=dict(found.get("groups") or {}))
-    except (ValueError, AttributeError, TypeError):
+        device = Device(int(d["ticks"]), bool(d["queued"])) if (d := found.get("device")) else None
+        return Sample(t, **lists, excuse=found.get("excuse"), groups=dict(found.get("groups") or {}), device=device)
+    except (ValueError, AttributeError, TypeError, KeyError):
         return None
 
 
@@ -269,7 +236,11 @@ def _bytes(path: Path, at: int, size: int) -> bytes:
         return b""
 
 
-def _frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
+def _plain(told: Groups | Device) -> dict[str, Any]:
+    return asdict(told) if isinstance(told, Device) else dict(told)
+
+
+def _frames(frame: FrameType | None) -> list[Frame]:
     """(file, line, function), innermost first."""
     found = []
     while frame is not None:
@@ -278,7 +249,7 @@ def _frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
     return found
 
 
-def _words(frames: Iterable[tuple[str, int, str]]) -> list[str]:
+def _words(frames: Iterable[Frame]) -> list[str]:
     return [f"{short(file)}:{line} {name}" for file, line, name in list(frames)[:MOST_FRAMES]]
 
 
@@ -288,11 +259,3 @@ def short(file: str) -> str:
         if mark in file:
             return file.rsplit(mark, 1)[1]
     return file
-
-
-def _excuse(frames: Iterable[tuple[str, int, str]]) -> str | None:
-    for file, _, _ in frames:
-        for ending, excuse in EXCUSES.items():
-            if file.endswith(ending):
-                return excuse
-    return None

@@ -51,7 +51,6 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     records = tail(run_dir.journal_file, TAIL_BYTES[0])
     if not any(r.get("kind") == "step" for r in records):
         records = tail(run_dir.journal_file, TAIL_BYTES[1])
-    steps = [r for r in records if r.get("kind") == "step"]
     said = [r for r in records if r.get("kind") not in REMARKS]
     last = said[-1] if said else first
     updated = float(last.get("t", 0.0))

@@ -229,6 +229,10 @@ class Track(Strict):
 Patience = Annotated[Auto | Literal["off"] | Duration, Says("`auto`, `off`, or a time such as `30 s` or `10 min`")]
 
 
+# Time at work without progress that is a hang.
+Bound = Annotated[Literal["off"] | Duration, Says("`off`, or a time such as `30 min` or `2 h`")]
+
+
 class Guard(Strict):
     """What happens when a worker dies, or stands still."""
 
@@ -237,8 +241,13 @@ class Guard(Strict):
     grace_s: float = Field(60.0, gt=0, description="Time the workers have to save and leave when told to stop.")
     hang: Patience = Field(
         "auto",
-        description="A worker without progress for so long, and for 2.5 steps, hangs; `auto`: 7 s. Half an hour while "
-        "it starts, compiles, evaluates, saves or waits for a disk.",
+        description="A worker without work and progress for so long, and for 2.5 steps, hangs; `auto`: 7 s. "
+        "Half an hour until a step was measured, and while it starts, compiles, saves or waits for a disk.",
+    )
+    livelock: Bound = Field(
+        "off",
+        description="A worker that computes without progress is reported as slow; after so long it hangs. "
+        "`off`: it is never ended for it.",
     )
     on_hang: Literal["restart", "wait"] = Field(
         "restart", description="`restart`: as if it had died; `wait`: it is told, and nothing is done."

@@ -10,7 +10,7 @@ from shoal.track.record import parse
 
 TAIL_BYTES = 64 * 1024
 # Written by others beside the session's own records, also after its end; they say nothing about its state.
-REMARKS = ("warning", "hang", "straggler", "exit")
+REMARKS = ("warning", "hang", "slow", "straggler", "exit")
 
 
 def tail(path: Path, n_bytes: int = TAIL_BYTES) -> list[Record]:

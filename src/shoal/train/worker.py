@@ -24,6 +24,7 @@ from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.standing import standing
+from shoal.parallel.ticks import ticks_of
 from shoal.spec import load
 from shoal.spec.flops import CONVENTION
 from shoal.spec.identity import identity
@@ -58,6 +59,7 @@ def outcome(
         pulse.mark("join")
         place = joined or join(run)
         pulse.watch_groups(standing(place))
+        pulse.watch_device(ticks_of(place.device))
         pulse.mark("load")
         try:
             if run.fleet.islands > 1:

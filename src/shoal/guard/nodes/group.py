@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.guard.nodes.head import Head, Node
 from shoal.guard.nodes.talk import Message, unpacked
-from shoal.guard.signs import Kernel, Signs, signs_of, waits_for_disk
+from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.workers import Death, Share, Workers, end, log_file
 from shoal.observe.pulse import SIZE, moved, pulse_file
 
@@ -142,7 +142,7 @@ class NodeGroup:
                     if int(rank) in self._pids:
                         self._pids[int(rank)] = int(pid)
             case "pulse":
-                self._copy_pulses(said)
+                take_pulses(said, self.kernel, self.pulses, time.monotonic())
             case "log":
                 self._copy_log(int(said["rank"]), unpacked(said["data"]))
             case "died":
@@ -166,15 +166,6 @@ class NodeGroup:
         pid, log = self._pids.pop(rank), log_file(self._log_folder, self.attempt, rank)
         return Death(rank, pid, code, signal, rank in self._told, time.time(), log, known)
 
-    def _copy_pulses(self, said: Message) -> None:
-        """Times in it are of that machine's clock."""
-        later_s = time.monotonic() - float(said["now"])
-        for text, one in said["ranks"].items():
-            rank = int(text)
-            self.kernel.hear(rank, Signs(one["state"], one["cpu_s"], one["io_bytes"]), one["on_disk"])
-            if data := unpacked(one["pulse"]):
-                _write(pulse_file(self.pulses, rank), moved(data, later_s))
-
     def _copy_log(self, rank: int, data: bytes) -> None:
         path = log_file(self._log_folder, self.attempt, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,19 +177,40 @@ class Kernels(Kernel):
     """What the kernels of all nodes say of the group's processes."""
 
     def __init__(self, ranks_here: range) -> None:
-        self._ranks, self._heard = ranks_here, dict[int, tuple[Signs, bool]]()
+        super().__init__()
+        self._ranks = ranks_here
+        self._signs: dict[int, Signs] = {}
+        self._threads: dict[int, Threads] = {}
+        self._heard: dict[int, float] = {}
 
-    def hear(self, rank: int, signs: Signs, on_disk: bool) -> None:
-        self._heard[rank] = signs, on_disk
+    def hear(self, rank: int, said: Message, now: float) -> None:
+        """Of its threads an agent tells while the rank marks nothing."""
+        self._heard[rank] = now
+        self._signs[rank] = Signs(str(said["state"]), int(said["io_bytes"]))
+        if "worked_s" in said:
+            self._threads[rank] = Threads(float(said["worked_s"]), float(said["wanted_s"]), bool(said["on_disk"]))
 
     def signs(self, rank: int, pid: int) -> Signs:
-        return signs_of(pid) if self.here(rank) else self._heard.get(rank, (Signs(), False))[0]
+        return super().signs(rank, pid) if self.here(rank) else self._signs.get(rank, Signs())
 
-    def waits_for_disk(self, rank: int, pid: int) -> bool:
-        return waits_for_disk(pid) if self.here(rank) else self._heard.get(rank, (Signs(), False))[1]
+    def threads(self, rank: int, pid: int) -> Threads:
+        return super().threads(rank, pid) if self.here(rank) else self._threads.get(rank, Threads())
+
+    def unheard_s(self, rank: int, now: float) -> float:
+        return 0.0 if self.here(rank) else now - self._heard.get(rank, now)
 
     def here(self, rank: int) -> bool:
         return rank in self._ranks
+
+
+def take_pulses(said: Message, kernel: Kernels, folder: Path, now: float) -> None:
+    """What a node tells of its ranks. Times in it are of that machine's clock."""
+    later_s = now - float(said["now"])
+    for text, one in said["ranks"].items():
+        rank = int(text)
+        kernel.hear(rank, one, now)
+        if data := unpacked(one["pulse"]):
+            _write(pulse_file(folder, rank), moved(data, later_s))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from shoal.guard.nodes.talk import EVERY_S, Line, Message, packed
-from shoal.guard.signs import signs_of, waits_for_disk
+from shoal.guard.signs import Kernel
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
 from shoal.observe.pulse import SIZE, news, pulse_file
@@ -28,6 +28,7 @@ class RunningShare:
     every_s: float = EVERY_S  # of pulses
     _sent: dict[int, int] = field(default_factory=dict)  # bytes of each log
     _told: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each pulse
+    _kernel: Kernel = field(default_factory=Kernel)
     _pulsed: float = 0.0
 
     @classmethod
@@ -69,15 +70,13 @@ class RunningShare:
         self._pulsed = time.monotonic()
         ranks = {}
         for rank, pid in self.workers.pids.items():
-            signs = signs_of(pid)
-            pulse, self._told[rank] = news(_read(pulse_file(self.workers.pulses, rank)), self._told.get(rank, (0, 0)))
-            ranks[str(rank)] = {
-                "state": signs.state,
-                "cpu_s": signs.cpu_s,
-                "io_bytes": signs.io_bytes,
-                "on_disk": waits_for_disk(pid),
-                "pulse": packed(pulse),
-            }
+            before, signs = self._told.get(rank, (0, 0)), self._kernel.signs(rank, pid)
+            pulse, self._told[rank] = news(_read(pulse_file(self.workers.pulses, rank)), before)
+            ranks[str(rank)] = {"state": signs.state, "io_bytes": signs.io_bytes, "pulse": packed(pulse)}
+            if self._told[rank][0] != before[0]:
+                self._kernel.moves(rank, pid)
+            else:  # it has marked nothing since: what do its threads do?
+                ranks[str(rank)] |= asdict(self._kernel.threads(rank, pid))
         line.send("pulse", attempt=self.attempt, now=self._pulsed, ranks=ranks)
 
     def close(self) -> None:

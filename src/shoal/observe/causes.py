@@ -1,0 +1,29 @@
+"""The classes of failure, and what to do about each: advice follows from the cause. Never imports torch."""
+
+from __future__ import annotations
+
+# What the person who reads it should do. docs/runbooks/NAME.md says more.
+CAUSES = {
+    "user-error": "correct the run file or the command, then start again",
+    "environment": "mend what the sentence names, then `shoal resume`",
+    "data": "`shoal data info FOLDER --verify` finds the damage; then `shoal resume`",
+    "checkpoint": "`shoal checkpoint ls` shows which ones are good",
+    "numerics": "lower the learning rate or lengthen the warm-up, then `shoal resume`",
+    "host-memory": "use fewer processes, a smaller mesh.micro_batch, or a machine with more memory",
+    "device-memory": "lower mesh.micro_batch or data.seq_len, or raise mesh.dp_shard",
+    "disk-full": "free space or lower checkpoint.keep",
+    "network": "look at the rank that the others lost; if none failed, at the network between them",
+    "hang": "look at the stack of the named rank, in the journal's `hang` record or at the end of its log; if it was "
+    "only slow, set guard.hang to a longer time",
+    "hardware": "take the machine out of service and look at its kernel log",
+    "crash": "native code failed: the Python stack is at the end of the rank's log",
+    "node-lost": "ask the scheduler what became of that node; the run goes on when there is another one",
+    "killed": "somebody or something outside Shoal ended the process",
+    "exception": "read the traceback in the rank's log",
+    "unknown": "the worker left without a word; read the rank's log",
+    "supervisor-lost": "nothing to do: the run goes on from its newest checkpoint",
+}
+
+# They strike one process, machine or link from outside: nothing in the run is to be mended, and with islands the others
+# would go on. All other classes come again, on every island, until what the advice names is done.
+FROM_OUTSIDE = ("killed", "node-lost", "hardware", "crash", "network", "supervisor-lost")

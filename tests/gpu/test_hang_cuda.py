@@ -1,0 +1,83 @@
+"""A GPU that computes is seen to compute, and one that hangs is seen to hang, without anybody waiting for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.guard.hang import Hang, Limits, Watch
+from shoal.observe.pulse import Pulse, PulseFolder, read_sample
+from shoal.parallel.ticks import ticks_of
+from tests.guard.fake import until
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+
+
+def cycles(seconds: float) -> int:
+    """For a kernel that does nothing for so long."""
+    device = torch.cuda.get_device_properties(0)
+    return int(seconds * getattr(device, "clock_rate", 1_980_000) * 1e3)
+
+
+def test_ticks_come_while_kernels_end_and_not_from_an_idle_device_or_an_endless_kernel() -> None:
+    ticks = ticks_of(torch.device("cuda", 0))
+    assert ticks is not None
+    torch.cuda.synchronize()
+    assert [ticks().ticks for _ in range(3)] == [0, 0, 0]
+    for _ in range(40):
+        torch.cuda._sleep(cycles(0.1))
+    seen = []
+    for _ in range(20):
+        seen.append(ticks())
+        time.sleep(0.1)
+    assert seen[-1].ticks > 0
+    assert all(device.queued for device in seen[:5])
+    torch.cuda.synchronize()
+    ticks()
+    before = ticks().ticks
+    torch.cuda._sleep(cycles(3.0))
+    stuck = [ticks() for _ in range(5) if not time.sleep(0.2)]
+    assert {device.ticks for device in stuck} == {before}
+    assert all(device.queued for device in stuck)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("kernels", [200, 1], ids=["many kernels", "one kernel that does not end"])
+def test_a_host_that_spins_in_a_wait_is_judged_by_its_device(tmp_path: Path, kernels: int) -> None:
+    """The host asks all the time whether the device is done, so its CPU time says nothing."""
+    import os
+    import threading
+
+    pulse = Pulse(tmp_path, 0)
+    pulse.watch_device(ticks_of(torch.device("cuda", 0)))
+    for step in range(5):
+        for phase in ("data", "forward", "backward", "clip", "optimizer", "record"):
+            pulse.mark(phase, step if phase == "data" else None)
+    pulse.mark("data", 5)
+    pulse.mark("clip")
+    for _ in range(kernels):
+        torch.cuda._sleep(cycles(20.0 / kernels))
+    until(lambda: (s := read_sample(tmp_path, 0)) and s.device and s.device.queued)
+    watch, found, over = Watch({0: os.getpid()}, PulseFolder(tmp_path), Limits(quick_s=4.0)), list[Hang](), []
+
+    def watching() -> None:
+        while not over:
+            if hang := watch.verdict(time.monotonic()):
+                found.append(hang)
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=watching)
+    thread.start()
+    deadline = time.monotonic() + 10
+    done = torch.cuda.Event()
+    done.record()
+    while time.monotonic() < deadline and not done.query():  # as CUDA waits
+        pass
+    over.append(True)
+    thread.join()
+    torch.cuda.synchronize()
+    assert found
+    assert {hang.works for hang in found} == {kernels > 1}

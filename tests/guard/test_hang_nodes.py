@@ -1,0 +1,76 @@
+"""A rank on another node is judged by what its node's agent passes on: its pulse, and what its threads do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, TICK_S, WAITS, Group
+
+from shoal.guard.hang import UNHEARD_S, Hang, Watch
+from shoal.guard.nodes.group import Kernels, take_pulses
+from shoal.guard.nodes.share import RunningShare
+from shoal.guard.surroundings import Surroundings
+from shoal.observe.pulse import PulseFolder
+from shoal.track.rundir import RunDir
+
+
+class FarGroup:
+    """All ranks of the group are on another node, whose agent is asked for its messages."""
+
+    def __init__(self, group: Group, here: Path) -> None:
+        self.group, self.here, self.kernel = group, here, Kernels(range(0))
+        workers: Any = SimpleNamespace(pids=group.pids, pulses=group.folder)
+        self._agent = RunningShare(RunDir(here), 0, workers, Surroundings.now(here), shared=True, every_s=0.0)
+        self.watch = Watch(group.pids, PulseFolder(here), kernel=self.kernel)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """As the line to node 0 does."""
+        if kind == "pulse":
+            take_pulses(json.loads(json.dumps(fields)), self.kernel, self.here, self.group.now)
+
+    def looks(self, seconds: float, tick_s: float = TICK_S, happens: Callable[[], object] | None = None) -> list[Hang]:
+        """`happens`: what is waited for before each look; None: nothing is heard of the node either."""
+        found = []
+        for _ in range(round(seconds / tick_s)):
+            self.group.now += tick_s
+            if happens is not None:
+                happens()
+                self._agent.send_pulses(self)  # type: ignore[arg-type]  # a line that only sends
+            if hang := self.watch.verdict(self.group.now):
+                found.append(hang)
+        return found
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+def test_a_rank_that_sleeps_on_another_node_is_named(group: Group, here: Path) -> None:
+    group.start(WAITS, SLEEPS)
+    found = FarGroup(group, here).looks(10, happens=lambda: None)
+    assert found
+    assert all((h.rank, h.phase, h.works) == (1, "data", False) for h in found)
+
+
+def test_a_rank_that_computes_on_another_node_is_told_and_not_ended(group: Group, here: Path) -> None:
+    group.start('pulse.mark("forward"); ' + WAITS, ENDLESS)
+    found = FarGroup(group, here).looks(14, COMPUTES_S, group.computes(1))
+    assert found
+    assert all((h.rank, h.works) == (1, True) for h in found)
+
+
+def test_time_in_which_nothing_is_heard_of_a_node_does_not_count(group: Group, here: Path) -> None:
+    """Who does not know does not judge: that a node is lost is found out by others, and is another failure."""
+    group.start(WAITS, SLEEPS)
+    far = FarGroup(group, here)
+    assert not far.looks(2, happens=lambda: None)
+    assert not far.looks(60 + UNHEARD_S)
+    assert far.looks(8, happens=lambda: None)
