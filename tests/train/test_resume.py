@@ -137,7 +137,7 @@ def test_resuming_on_bytes_that_were_changed_in_place_ends_before_a_step_is_made
     """Size, time and index stay as they were; and what passes for them with checksums of its own is refused too."""
     data = make_data(tmp_path / "data")
     run, _ = run_of(data, "one process", "flipped")
-    killed = train_and_die(run, tmp_path, 1, kill_before(5, victim=0))
+    killed = train_and_die(run, tmp_path, 1, 5, victim=0)
     tokens = data / "shard-00000.tokens"
     changed = tokens.read_bytes().translate(bytes([*range(90), 91, 90, *range(92, 256)]))  # two ids change places
     tokens.write_bytes(changed)

@@ -196,7 +196,7 @@ class Trainer:
     def _now_and_then(self) -> None:
         """What this peer's own run file asks for: a look at held-out data, a checkpoint."""
         evaluate, save = self._due.at(self._logbook.step, time.monotonic())
-        if evaluate and self._logbook.step < self._run.train.steps:  # at the end it is evaluated anyway
+        if evaluate and self._logbook.step < self._run.steps:  # at the end it is evaluated anyway
             keeper = self._settled()
             own = self._mesh.read()
             self._mesh.write(keeper.outer.theta)

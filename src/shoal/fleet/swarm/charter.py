@@ -31,6 +31,7 @@ from shoal.fleet.swarm.invite import plain
 from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
 from shoal.spec import Run, dump, load
 from shoal.spec.drivers import refusals
+from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
 
@@ -89,7 +90,7 @@ class Charter:
         return [i.place for i in self.inputs]
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         return sum(i.bytes for i in self.inputs)
 
     @classmethod
@@ -160,10 +161,7 @@ def write_charter(
             inputs.append(_store(path, places[path]) if "://" in path else _folder(Path(path), places[path], add))
         return places[path]
 
-    # Stated for peers of another version: the start values and the outer rates that `auto` means here.
-    closed = {"model": with_rule(run.model), "swarm": Rule.of(run.swarm).stated(run.swarm)}
-    stated = run.model_copy(update=closed)
-    values = proposal.values_of(_with_paths(stated, place))
+    values = proposal.values_of(_with_paths(_stated(run), place))
     try:
         proposal.run_of(run.name, values, {i.place: i.place for i in inputs})
         if len(inputs) > MOST_INPUTS or sum(i.bytes for i in inputs) > MOST_BYTES:
@@ -172,6 +170,18 @@ def write_charter(
         raise SpecError(f"no peer would take a swarm of this run: {e}.") from None
     charter = Charter(run.name, organiser, int(time.time()), values, tuple(inputs))
     return charter, {place: path if "://" in path else Path(path) for path, place in places.items()}
+
+
+def _stated(run: Run) -> Run:
+    """With numbers for what `auto` and shares mean here: a peer of another version might choose otherwise."""
+    schedule = run.train.schedule
+    steps = {
+        "warmup_steps": warmup_steps(schedule.warmup_steps, run.steps),
+        "decay_steps": decay_steps(schedule.decay_steps, run.steps),
+    }
+    train = run.train.model_copy(update={"schedule": schedule.model_copy(update=steps)})
+    outer = Rule.of(run.swarm).stated(run.swarm)
+    return run.model_copy(update={"model": with_rule(run.model), "train": train, "swarm": outer})
 
 
 def fingerprint(folder: Path) -> str:

@@ -61,6 +61,7 @@ ALIKE: dict[str, Range] = {
     "model.tie_embeddings": WORD,
     "model.sliding_window": (1, 1 << 24),
     "model.full_attention_layers": (0, 4096),
+    "model.init": WORD,
     "model.init_std": (1e-12, 1e3),
     "model.experts.count": (2, 1 << 14),
     "model.experts.top_k": (1, 1 << 14),
@@ -120,8 +121,9 @@ ADVISED: dict[str, Range] = {
     "eval.windows": (1, 10**9),
 }
 PROPOSED = ALIKE | ADVISED
+_SETTLED = ("name", "model.preset", "train.epochs", "train.tokens")  # a charter states what follows from them
 # What a peer chooses for itself: all that has an effect there and makes no other run. A charter states the whole shape.
-OWN = tuple(name for name in obeyed("swarm") if name not in ALIKE and name not in ("name", "model.preset"))
+OWN = tuple(name for name in obeyed("swarm") if name not in ALIKE and name not in _SETTLED)
 
 
 class Unfit(Exception):
@@ -143,8 +145,8 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     try:
         run = Run.model_validate({"name": name, **here})
     except ValidationError as e:
-        at = tuple(e.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
-        raise Unfit(f"{dotted(at) or 'it'} is not what it should be") from None
+        where = tuple(e.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
+        raise Unfit(f"{dotted(where) or 'it'} is not what it should be") from None
     understood = {path: value for path, value in _all_leaves(run) if key(path) in PROPOSED}
     for path, value in understood.items():
         if key(path) not in PLACES and (path not in given or given[path] != value):
@@ -152,6 +154,8 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
                 "is not there" if path not in given else f"is {str(given[path])[:40]!r}, which is not how it is written"
             )
             raise Unfit(f"{dotted(path)} {was}")
+    if run.train.steps == "auto":
+        raise Unfit("train.steps is not a number")
     if problems := broken(run):
         raise Unfit(problems[0][1])
     _bounded(run)
@@ -238,7 +242,7 @@ def _bounded(run: Run, vocabulary: int = 1) -> None:
     shape = shape_of(run.model, vocabulary)
     if shape.params > MOST_PARAMS:
         raise Unfit(f"its model has {shape.params:.3g} parameters, and no peer takes more than {MOST_PARAMS:.0e}")
-    if (tokens := run.train.steps * run.train.batch * run.data.seq_len) > MOST_TOKENS:
+    if (tokens := run.steps * run.train.batch * run.data.seq_len) > MOST_TOKENS:
         raise Unfit(f"its run has {tokens:.3g} tokens, and no peer takes more than {MOST_TOKENS:.0e}")
 
 

@@ -30,10 +30,10 @@ def _run(run: Run, config: NodeConfig) -> str:
     if not config.train:
         return "nothing: with --no-train it only passes on what others need"
     more = " and its vocabulary's" if m.vocab_size == "auto" else ""
-    tokens = train.steps * train.batch * run.data.seq_len
+    tokens = run.steps * train.batch * run.data.seq_len
     code = "with " + " ".join(config.trainer) if config.trainer else "with the Shoal that is installed here"
     return (
-        f"a {m.family} of {count(_params(run))} parameters{more} ({m.layers} layers of {m.dim}), {count(train.steps)} "
+        f"a {m.family} of {count(_params(run))} parameters{more} ({m.layers} layers of {m.dim}), {count(run.steps)} "
         f"steps of {train.batch} windows of {run.data.seq_len}, {count(tokens)} tokens by all peers, in rounds "
         f"of {run.swarm.round}; {code}, no code comes over the network"
     )
