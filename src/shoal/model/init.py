@@ -48,8 +48,8 @@ def start(shape: Shape, name: str, parameter: Tensor) -> Start:
     """The distribution that a matrix is drawn from; a sharded one is asked as the whole."""
     parts = name.removesuffix(".weight").split(".")
     layer = int(parts[1]) if parts[0] == "blocks" else 0
-    facts = {"layers": shape.layers, "dim": shape.dim, "tied": shape.tie_embeddings, "std": shape.init_std}
-    return RULES[shape.init](Matrix(ROLES[parts[-1]], parameter.shape[-1], layer, **facts))
+    role, inputs = ROLES[parts[-1]], parameter.shape[-1]
+    return RULES[shape.init](Matrix(role, inputs, layer, shape.layers, shape.dim, shape.tie_embeddings, shape.init_std))
 
 
 def clear_buffers(model: nn.Module) -> None:
