@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from benchmarks.to_loss.curve import learn
 from benchmarks.to_loss.jobs import read
 from benchmarks.to_loss.text import Reader
-from benchmarks.to_loss.trials import LR, Trial
+from benchmarks.to_loss.trials import Trial
 from torch import Tensor, nn
 
 from shoal.data.windows import NO_TARGET, Batch
@@ -34,6 +34,7 @@ def main(system: str, file: Path) -> None:
         peer = {"torchtitan": Torchtitan, "transformers": Transformers}[system](shape, trial)
         reader = Reader(data, trial.seq, trial.batch)
         for job in jobs:
+            peer.lr = trial.lr
             peer.begin(job.seed)
             learn(system, job, trial, reader, peer)
 
@@ -42,6 +43,7 @@ class Peer:
     """A model that gives logits, with the optimizer beside it."""
 
     model: nn.Module
+    lr: float
 
     def fill(self) -> None:
         """Its own start values."""
@@ -56,12 +58,12 @@ class Peer:
         with torch.no_grad():
             self.fill()
         self.model.train()
-        settings: dict[str, Any] = {"lr": LR, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+        settings: dict[str, Any] = {"lr": self.lr, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
         self._optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
 
     def step(self, batch: Batch, ratio: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = LR * ratio
+            group["lr"] = self.lr * ratio
         (self._loss(batch) / batch.target_count).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
         self._optimizer.step()

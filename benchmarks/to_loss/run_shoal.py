@@ -10,7 +10,7 @@ import torch
 from benchmarks.to_loss.curve import learn
 from benchmarks.to_loss.jobs import read
 from benchmarks.to_loss.text import Reader
-from benchmarks.to_loss.trials import LR, Job, Trial
+from benchmarks.to_loss.trials import Job, Trial
 
 from shoal.data.windows import Batch
 from shoal.parallel.build import build
@@ -70,7 +70,7 @@ def _run(trial: Trial, place: Place, optimizer: str = "adamw") -> Run:
                 "precision": "bf16" if gpu else "fp32",
                 "compile": gpu and "experts" not in trial.model,
                 "kernels": "triton" if gpu else "plain",
-                "optimizer": {"name": optimizer, "lr": LR},
+                "optimizer": {"name": optimizer, "lr": trial.lr},
             },
             "mesh": {**axes, "micro_batch": trial.batch, "recompute": "none"},
             "resources": {"device": place.device.type, "processes": 1},

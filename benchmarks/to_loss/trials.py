@@ -8,8 +8,6 @@ from typing import Any
 
 from shoal.spec.run import Schedule
 
-LR = 1e-3
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -21,6 +19,8 @@ class Trial:
     seq: int
     points: int = 15  # looks at the held-out text
     held_out: int = 256  # windows of it
+    lr: float = 1e-3
+    optimizers: tuple[str, ...] = ("adamw",)
 
     @property
     def step_tokens(self) -> int:
@@ -55,24 +55,26 @@ _EXPERTS = {
         "count": 8, "top_k": 2, "ffn_dim": 384, "shared": 1, "dense_layers": 1, "score": "sigmoid", "balance_rate": 1e-2
     },
 }  # fmt: skip
+_DEMO = {"dim": 192, "layers": 4, "heads": 6, "kv_heads": 2, "ffn_dim": 512, "tie_embeddings": True}  # preset tiny
 _TINY = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 128}
 _TINY_EXPERTS = {**_TINY, "experts": {"count": 4, "top_k": 2, "ffn_dim": 64}, "family": "qwen3_moe", "qk_norm": True}
 
 FULL = {
     one.name: one
     for one in (
-        Trial("88m", _88M, 8192, 450, 64, 512),
-        Trial("small", _SMALL, 8192, 300, 32, 512),
-        Trial("tied", _TIED, 8192, 300, 32, 512),
-        Trial("deep", _DEEP, 8192, 300, 32, 512),
-        Trial("experts", _EXPERTS, 8192, 300, 32, 512),
+        Trial("88m", _88M, 8192, 450, 64, 512, optimizers=("adamw", "muon")),
+        Trial("small", _SMALL, 8192, 200, 32, 512),
+        Trial("tied", _TIED, 8192, 200, 32, 512),
+        Trial("deep", _DEEP, 8192, 200, 32, 512),
+        Trial("experts", _EXPERTS, 8192, 200, 32, 512),
+        Trial("demo", _DEMO, 8192, 160, 16, 256, points=8, lr=3e-3, optimizers=("adamw", "muon")),
     )
 }
 TINY = {
     one.name: one
     for one in (
-        Trial("88m", _TINY, 512, 60, 16, 64, points=6, held_out=32),
-        Trial("tied", {**_TINY, "tie_embeddings": True}, 512, 60, 16, 64, points=6, held_out=32),
+        Trial("88m", _TINY, 512, 30, 16, 64, points=3, held_out=32, optimizers=("adamw", "muon")),
+        Trial("tied", {**_TINY, "tie_embeddings": True}, 512, 30, 16, 64, points=3, held_out=32),
         Trial("experts", _TINY_EXPERTS, 512, 30, 16, 64, points=3, held_out=32),
     )
 }

@@ -33,7 +33,8 @@ def shape(family: str = "mixtral", **experts: Any) -> Shape:
     if family == "dots1":
         experts = {"score": "sigmoid", "shared": 1} | experts
     spec = Experts(**EXPERTS | experts)
-    return shape_of(Model(family=family, qk_norm=family != "mixtral", experts=spec, **SMALL))
+    # As large as it takes for another choice of experts to be seen in the logits.
+    return shape_of(Model(family=family, qk_norm=family != "mixtral", experts=spec, init_std=0.3, **SMALL))
 
 
 def made(of: Shape, seed: int = 0) -> Decoder:

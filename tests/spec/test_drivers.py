@@ -24,8 +24,14 @@ DRIVERS: tuple[Driver, ...] = get_args(Driver)
 # Where a driver begins, and what it imports for a word of it but never goes through.
 BEGINS: dict[Driver, tuple[str, ...]] = {
     "loop": ("shoal.train.worker", "shoal.train.decide", "shoal.guard.supervise", "shoal.track.mirror"),
-    "islands": ("shoal.train.island_worker", "shoal.guard.island", "shoal.guard.supervise", "shoal.track.mirror"),
-    "swarm": ("shoal.train.swarm_worker", "shoal.fleet.swarm.start", "shoal.track.mirror"),
+    "islands": (
+        "shoal.train.island_worker",
+        "shoal.train.decide",
+        "shoal.guard.island",
+        "shoal.guard.supervise",
+        "shoal.track.mirror",
+    ),
+    "swarm": ("shoal.train.swarm_worker", "shoal.train.decide_length", "shoal.fleet.swarm.start", "shoal.track.mirror"),
     "stages": ("shoal.train.stage_peer",),
 }
 PLAIN = ("shoal.train.loop", "shoal.train.saves", "shoal.train.numerics", "shoal.train.takeover", "shoal.train.replay")
@@ -42,7 +48,7 @@ NOT_IN: dict[Driver, tuple[str, ...]] = {
         "shoal.fleet.swarm",
     ),
 }
-BY_PROPERTY = {"checkpoint.remote": ("run", "remote_checkpoints")}  # of `Run`
+BY_PROPERTY = {"checkpoint.remote": ("run", "remote_checkpoints"), "train.steps": ("run", "steps")}  # of `Run`
 # The rules of the file and the table itself look at names without obeying them.
 NOBODY = (
     "shoal.spec.run",
