@@ -75,10 +75,12 @@ def play(wan: Wan, peers: list[Site], cut_s: float | None, seconds: float | None
     first, *others = peers
     say(f"{first.name} ({first.nat} NAT) makes the swarm")
     made = first_line(wan, first.name, f"swarm create examples/swarm/run.yaml --relay {relay} --json {options(first)}")
-    invitation = json.loads(made)["invitation"]
+    invitation = PLACE / "invitation"  # a file: on a command line all users of the machine could read it
+    invitation.touch(0o600)
+    invitation.write_text(json.loads(made)["invitation"])
     for peer in others:
         say(f"{peer.name} ({peer.nat} NAT) joins with the invitation")
-        first_line(wan, peer.name, f"swarm join {invitation} {options(peer)}")
+        first_line(wan, peer.name, f"swarm join @{invitation} {options(peer)}")
     if cut_s is not None:
         threading.Thread(target=apart, args=(wan, cut_s), daemon=True).start()
     say("How it goes (Ctrl-C ends everything)")
@@ -90,8 +92,9 @@ def play(wan: Wan, peers: list[Site], cut_s: float | None, seconds: float | None
 
 
 def options(peer: Site) -> str:
-    """What a peer computes with is its own business; here all four share one machine."""
-    return f"--name {peer.name} --workspace {PLACE / peer.name} resources.processes=1 resources.threads=1"
+    """What a peer computes with and where it mirrors its numbers is its own business; here all four share a machine."""
+    own = "resources.processes=1 resources.threads=1 track.mlflow=false"
+    return f"--name {peer.name} --workspace {PLACE / peer.name} {own}"
 
 
 def first_line(wan: Wan, site: str, arguments: str) -> str:

@@ -1,7 +1,8 @@
 """Train one model with peers anywhere: homes, offices, data centres, behind NATs, over slow links.
 
   shoal swarm create RUN.yaml          makes a swarm of this run, prints an invitation, and trains
-  shoal swarm join INVITE              gets the run and its data from the peers, and trains; no open port needed
+  shoal swarm join INVITE              gets the run and its data from the peers, and trains; no open port needed;
+                                       @FILE or - in its place keeps it out of `ps` and the history; --dry-run looks
   shoal swarm join RUN                 starts a peer again that was in before
   shoal swarm invite RUN               prints the invitation again, with the addresses of now; --new makes another
   shoal swarm status RUN               who is in, how each link stands, how busy all are; --watch, --picture FILE
@@ -10,7 +11,7 @@
   shoal swarm doctor INVITE            says before training what keeps this machine from the others
   shoal swarm relay                    carries packets for peers that cannot reach each other
 
-Values of the run file are set with `create`; what is a peer's own (resources, mesh, track, checkpoint, guard) with
+Values of the run file are set with `create`; what is a peer's own (resources, mesh, track, some of checkpoint) with
 `join` too. docs/guide/swarm.md says what peers share and whom they trust.
 """
 

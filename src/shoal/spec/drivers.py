@@ -149,13 +149,20 @@ def obeyed(driver: Driver) -> tuple[str, ...]:
 
 def refusals(run: Run, driver: Driver) -> list[tuple[str, str]]:
     """Each value that was set and would have no effect: its name, and a sentence without its full stop."""
-    found = []
+    found: dict[str, str] = {}
     for path, value in leaves(run.model_dump(mode="json")):
         no = rule(_starred(path), driver)
         if no is None or _same(value, _usual(path)) or any(_same(value, fit) for fit in no.fits):
             continue
-        found.append((dotted(path), f"{dotted(path)} has no effect in {CALLED[driver]}: {no.why}"))
-    return found
+        name = dotted(_as_set(path))
+        found[name] = f"{name} has no effect in {CALLED[driver]}: {no.why}"
+    return list(found.items())
+
+
+def _as_set(path: Path) -> Path:
+    """What a person has set: of a section that may be left out, the section."""
+    above = (path[:length] for length in range(1, len(path)))
+    return next((part for part in above if (name := lookup(part)) is not None and name.optional), path)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -44,7 +44,7 @@ class StageLayers:
         self.run, self.device, self._folder = run, device, folder
         self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
-        _check(run, self.shape.tie_embeddings, self.shape.experts is not None)
+        _check(run, self.shape.tie_embeddings)
         self._windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
         self._order = Order(self._windows.sizes, [s.weight for s in run.data.train], run.seed)
         self._rows = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
@@ -230,11 +230,9 @@ class StageLayers:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
 
-def _check(run: Run, tied: bool, experts: bool) -> None:
-    """What cannot be cut over peers."""
+def _check(run: Run, tied: bool) -> None:
+    """What cannot be cut over peers, besides what `shoal.spec.drivers` refuses."""
     if tied and run.swarm.stages.count > 1:
         raise SpecError("swarm.stages cannot share an embedding between two peers: set model.tie_embeddings to false.")
-    if experts:
-        raise SpecError("swarm.stages does not balance experts over peers: take a model without model.experts.")
     if run.train.precision == "fp8":
         raise SpecError("swarm.stages computes in fp32 or bf16: set train.precision to auto.")
