@@ -154,8 +154,7 @@ def test_a_peer_that_restarts_with_its_key_is_taken_over_at_once() -> None:
         for entry in first._peers.values():
             for keeper in entry.keepers:
                 keeper.cancel()
-        for task in first._tasks:
-            task.cancel()
+        await first.tasks.close()
         second, _ = end(key)
         await second.start()
         second.know(a.id, a.address())

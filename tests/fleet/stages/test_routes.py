@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 
 from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
 
@@ -34,5 +36,10 @@ def test_two_halves_never_both_go_on() -> None:
 
 
 def test_a_plan_is_the_same_after_it_has_travelled() -> None:
-    plan = Plan(2, 7, 1, 5, ("a", "b"), (("a", "b"),), {"c": "b"}, Commit(4, 0.5, 1.0, 2.0), "a")
-    assert Plan.of_json(plan.to_json()) == plan
+    a, b, c = ("a" * 64, "b" * 64, "c" * 64)
+    plan = Plan(2, 7, 1, 5, (a, b), ((a, b),), {c: b}, Commit(4, 0.5, 1.0, 2.0), a)
+    assert Plan.of_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.fits(((a,), (b, c)), 1)
+    assert not plan.fits(((a,), (b, c)), 2)  # another number of micro-batches
+    assert not plan.fits(((b,), (a, c)), 1)  # each in another stage
+    assert not replace(plan, lead="d" * 64).fits(((a,), (b, c)), 1)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.fleet.net.api import LinkState
+from shoal.fleet.net.values import BadValue
+from shoal.fleet.swarm.messages import read_links
 from shoal.fleet.swarm.parts import Parts
 from shoal.fleet.swarm.record import Part
 from shoal.fleet.swarm.router import EVERY_S, Router
@@ -43,7 +45,7 @@ async def exchange(made: list[Peer], routed: bool) -> tuple[int, list[Router]]:
     for me, router in enumerate(routers):
         for other, it in enumerate(routers):
             if other != me:
-                router.hear(ids[other], it.telling(links(made, other)))
+                router.hear(ids[other], read_links(it.telling(links(made, other))))
                 router.size(ids[other], SIZE)
         router.size(ids[me], SIZE)
         router.choose(ids, links(made, me), 0.0)
@@ -114,24 +116,27 @@ async def _a_gateway_that_brings_nothing_holds_nobody_up_for_long(tmp_path: Path
 def test_what_peers_say_is_taken_with_care() -> None:
     events = []
     router = Router("a", lambda kind, **fields: events.append(kind))
-    told = Router("b").telling({"a": LinkState("a", "tcp", 0.0123456, 0.0, 1e6, None)})
-    assert told == [["a", "tcp", 0.01235, 1e6, None]]
-    router.hear("b", told)
+    a, b = "a" * 64, "b" * 64
+    told = Router(b).telling({a: LinkState(a, "tcp", 0.0123456, 0.0, 1e6, None)})
+    assert told == [[a, "tcp", 0.01235, 1e6, None]]
+    router.hear("b", {"a": read_links(told)[a]})
     for wrong in (
         None,
-        {"a": 1},
-        [["a", "tcp", 0.1, 1e6]],
-        [["a", "pigeon", 0.1, 1e6, 1e6]],
-        [["a", "tcp", float("nan"), 1e6, 1e6]],
-        [["a", "tcp", 0.1, float("inf"), 1e6]],
-        [["a", "tcp", 0.1, -1, 1e6]],
-        [["a", "tcp", True, 1, 1e6]],
+        {a: 1},
+        [[a, "tcp", 0.1, 1e6]],
+        [[a, "pigeon", 0.1, 1e6, 1e6]],
+        [[a, "tcp", float("nan"), 1e6, 1e6]],
+        [[a, "tcp", 0.1, float("inf"), 1e6]],
+        [[a, "tcp", 0.1, -1, 1e6]],
+        [[a, "tcp", 10**400, 1, 1e6]],
+        [[a, "tcp", True, 1, 1e6]],
         [[3, "tcp", 0.1, 1, 1e6]],
-        [["a", ["tcp"], 0.1, 1, 1e6]],
-        [["a", None, None, None, None]] * 1001,
+        [["a", "tcp", 0.1, 1, 1e6]],
+        [[a, ["tcp"], 0.1, 1, 1e6]],
+        [[a, None, None, None, None]] * 1001,
     ):
-        with pytest.raises((ValueError, TypeError)):
-            router.hear("b", wrong)
+        with pytest.raises(BadValue):
+            read_links(wrong)
     assert router.choice("b") is None
     first = router.choose(["a", "b"], {}, 0.0)
     assert first.measured.rtt_s("a", "b") == 0.01235

@@ -160,6 +160,7 @@ class Quic:
         self._attempts: dict[PeerId, int] = {}  # dials that failed
         self._endpoint: iroh.Endpoint | None = None
         self._seen: dict[str, list[str]] = {}  # who told it: this endpoint's addresses, the last one last
+        self._closing = False
         self._tasks = Tasks(event, lambda name, e: event("task-failed", task=name, text=words(e)))
         self._strangers = 0
 
@@ -182,6 +183,7 @@ class Quic:
 
     async def close(self) -> None:
         """iroh first: the tasks that wait for it end then. Cancelled ones would keep its socket open."""
+        self._closing = True
         if self._endpoint is not None:
             with contextlib.suppress(iroh.IrohError, TimeoutError):
                 async with asyncio.timeout(1):
@@ -276,7 +278,7 @@ class Quic:
         return connection
 
     async def _accept(self, endpoint: iroh.Endpoint, welcome: Welcome, on_pipe: OnPipe) -> None:
-        while (incoming := await endpoint.accept_next()) is not None:
+        while not self._closing and (incoming := await endpoint.accept_next()) is not None:
             if self._strangers >= MOST_STRANGERS:
                 with contextlib.suppress(iroh.IrohError):
                     await incoming.refuse()

@@ -60,6 +60,7 @@ class Tasks:
             await asyncio.wait(tasks, timeout=patience_s)
         for task in tasks:
             task.cancel()
+        self._kept.clear()  # one that was cancelled holds on to all that it has used, such as sockets
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self, name: str, work: Work, borne: int) -> None:

@@ -75,9 +75,9 @@ def name(said: object) -> str:
 
 
 def items(said: object, most: int) -> list[Any]:
-    if not isinstance(said, list) or len(said) > most:
+    if not isinstance(said, list | tuple) or len(said) > most:  # a tuple: of our own, where nothing has travelled
         raise BadValue(f"no list of at most {most} things")
-    return said
+    return list(said)
 
 
 def fields(said: object, known: Collection[str]) -> dict[str, Any]:

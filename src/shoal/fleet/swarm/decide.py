@@ -112,7 +112,7 @@ class Decider:
         self._proposal: _Proposal | None = None
         self._promises: dict[PeerId, tuple[int, Record] | None] = {}
         self._asked = float("-inf")
-        self._since = now  # of the head, or of the term
+        self._born = self._since = now  # since when: this decider; the head, or the term
         self._lacking: float | None = None  # most members are out of reach since then
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
         self._met: float | None = None  # since then a branch is heard that can be merged with this head
@@ -547,6 +547,8 @@ class Decider:
             return True
         if not before:
             return len(record.members) >= self.rules.peers
+        if now - self._born < self.rules.silent_s:
+            return False  # nobody else can have been heard yet
         return not majority(self.here(now) - set(record.members), before)
 
 
