@@ -175,3 +175,20 @@ def test_who_was_a_member_does_not_come_back_by_an_old_word(trio: list[Member], 
     first.ready(gone.card)
     time.sleep(3 * module.BEAT_S)
     assert newest(fence).keys == [first.card.key, other.card.key]
+
+
+def test_who_dies_before_it_has_called_is_missed_at_once(fence: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between its admission and its first word, it has no connection whose end could tell of it."""
+    monkeypatch.setattr(module, "SILENT_S", 3600.0)
+    epoch = Epoch(1, (card(0), card(1)), base=0)  # nobody listens at the address of the second
+    fence.create(epoch)
+    first = Member(epoch.members[0], secrets.token_bytes(TOKEN_BYTES), fence, shards=4)
+    first.begin(epoch, 0)
+    try:
+        until = time.monotonic() + 60
+        while newest(fence).number == 1:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        first.close()
+    assert newest(fence).left == {epoch.members[1].key: "has closed the connection"}

@@ -220,6 +220,8 @@ class Member:
             return self._look  # somebody else is at it
         candidates = [key for key in epoch.keys if key not in self._gone or self._gone[key][0] == "left"]
         if not (self._gone or self._ready or self._frozen is not None):
+            if self.is_first and (mute := self._without_line()):
+                return lambda: self._knock(mute)
             return self._look if self.is_first and not self._lease.fresh() else None
         if self.card.key not in candidates:
             return self._look
@@ -279,6 +281,14 @@ class Member:
         with ThreadPoolExecutor(len(away)) as threads:
             refused = sum(threads.map(self._refuses, away))
         return len(away) - refused > len(here)
+
+    def _knock(self, cards: list[Card]) -> None:
+        """Who dies before it has called has no connection whose end could tell of it."""
+        with ThreadPoolExecutor(len(cards)) as threads:
+            dead = [card for card, refused in zip(cards, threads.map(self._refuses, cards), strict=True) if refused]
+        with self._lock:
+            for card in dead:
+                self._suspect(card.key, "has closed the connection")
 
     def _refuses(self, card: Card) -> bool:
         try:
@@ -397,6 +407,12 @@ class Member:
         for key in listened:
             if key != self.card.key and time.monotonic() - self._heard_of.get(key, 0.0) > SILENT_S:
                 self._suspect(key, SILENT)
+
+    def _without_line(self) -> list[Card]:
+        """Members of this epoch that had time to call, and have not. (Of the first member.)"""
+        assert self.epoch is not None
+        waited = {key for key, at in self._heard_of.items() if time.monotonic() - at > 2 * BEAT_S}
+        return [c for c in self.epoch.members if c.key in waited and c.key not in {*self._lines, self.card.key}]
 
     # Lines.
 
