@@ -103,9 +103,8 @@ def _try_step(t: Training, step: int) -> Record | None:
     micro_batches = t.poison.batches(batch, t.feed.step(batch), shape.vocab_size)
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: how many targets the whole batch has, how much attention computes for it, whether
-    # anybody was told to stop or has seen a spike, and how the saves stand. Loss normalised by this count is right for
-    # any split, packing and mask.
+    # One exchange before the step: what the whole batch asks for, whether anybody was told to stop or has seen a spike,
+    # how the saves stand. Loss normalised by its count of targets is right for any split, packing and mask.
     mine = amount(shape, micro_batches)
     said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
     targets, tokens, pairs, stop, alarm, *votes = t.place.sum_of_batch(*mine, *said)
