@@ -21,6 +21,7 @@ from shoal.launch.halving import Curve, losers, rungs
 from shoal.launch.job import Job
 from shoal.launch.request import Request
 from shoal.launch.sweep import Drive, Sweep
+from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 
@@ -248,6 +249,7 @@ def test_from_the_command_line(
     out, err = capsys.readouterr()
     assert "sent" not in err
     assert {row["status"] for row in json.loads(out)} == {"finished"}
+    assert load(RunDir.of("s-000", tmp_path).path / "job.yaml").run.track.group == "s"  # as trackers show it
     assert main(["sweep", "--status", "s"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert main(["sweep", "run.yaml", "--grid", "seed=1,2"]) == 2

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from shoal.cli.main import main
-from shoal.observe import words
+from shoal.launch.sweep import Sweep, file_of
+from shoal.observe import curves, words
 from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
 from shoal.observe.ledger import ledger
 from shoal.observe.phases import on_device, parts
 from shoal.observe.plot import plot, plot_many
 from tests.patience import limit
-from tests.track.journals import crash_and_finish, loss_at, make_run
+from tests.track.journals import change_spec, crash_and_finish, loss_at, make_run
 
 
 def test_the_page_says_how_it_ended_where_the_time_went_and_what_failed(
@@ -257,3 +258,50 @@ def test_a_straggler_is_named_in_one_line_and_takes_no_time() -> None:
     told = [*without[:2], {"kind": "straggler", "t": 11.5, **slow}, *without[2:]]
     assert history(told).stragglers == [told[2]]
     assert ledger(told).parts_us == ledger(without).parts_us
+
+
+def test_several_runs_are_laid_beside_each_other_the_best_first_with_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, shift, rate in (("a", 0.5, 1e-3), ("b", 0.0, 3e-3), ("c", 1.0, 1e-2)):
+        story = make_run(tmp_path, name).open().start().steps(60, loss_shift=shift).close()
+        optimizer = {"lr": rate}
+        change_spec(story.run_dir, train={"optimizer": optimizer})
+    place = ["--workspace", str(tmp_path)]
+    assert main(["report", "a", "b", "c", *place]) == 0
+    page = capsys.readouterr().out
+    assert [line.split()[:2] for line in page.splitlines()[1:4]] == [["A", "b"], ["B", "a"], ["C", "c"]]
+    assert re.search(r"train\.optimizer\.lr +0\.003 +0\.001 +0\.01\n\n", page), "one line, since nothing else differs"
+    curves = page.partition("loss\n")[2]
+    assert all(curves.count(mark) > 20 for mark in "ABC")
+    assert (tmp_path / "reports" / "a+b+c.png").stat().st_size > 10_000
+    assert main(["report", "c", "a", "--json", "--no-png", *place]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in told["runs"]] == ["a", "c"]
+    assert [run["settings"] for run in told["runs"]] == [{"train.optimizer.lr": 1e-3}, {"train.optimizer.lr": 1e-2}]
+    assert told["picture"] is None
+    assert main(["report", "a", "gone", *place]) == 2
+    assert "there is no run 'gone'" in capsys.readouterr().err
+
+
+def test_a_sweep_is_reported_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--workspace", str(tmp_path)]
+    Sweep("lr", {"lr-000": ("seed=1",), "lr-001": ("seed=2",)}, 60, False, file_of("lr", tmp_path)).save()
+    assert main(["report", "lr", *place]) == 2
+    assert "no run of sweep 'lr' has begun yet" in capsys.readouterr().err
+    make_run(tmp_path, "lr-001").open().start().steps(6).close()
+    assert main(["report", "lr", "--no-png", *place]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("A  lr-001")
+
+
+def test_of_few_points_none_lies_above_the_picture(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    for points in ([9.0], [9.0, 8.0], [9.0, 1.0, 1.0, 1.0], [2.0] * 5, [9.0] + [1.0] * 400):
+        axes = Figure().add_subplot()
+        curves._fit(axes, points)
+        low, high = axes.get_ylim()
+        assert low < min(points) <= max(points) < high
+    axes = Figure().add_subplot()
+    curves._fit(axes, [1e9] + [1.0] * 999)
+    assert axes.get_ylim()[1] < 2.0, "one spike among a thousand does not flatten the rest"

@@ -96,7 +96,7 @@ def test_init_lists_its_templates(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.yaml").write_text(GOOD + "model: {preset: llama3-8b}\n")
-    shoal("show", "run.yaml", "--train.batch", "64")
+    shoal("show", "run.yaml", "--train.batch", "64", "--all")
     *rows, empty, size = capsys.readouterr().out.splitlines()
     table = {row.split()[0]: row.split(None, 2)[1:] for row in rows}
     assert table["train.steps"] == ["100", "run.yaml:5"]
@@ -108,6 +108,30 @@ def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.Captur
     assert len(starts) == 1
     assert empty == ""
     assert size == "parameters: 8,030,261,248 (8.03B); vocabulary 128,256"
+
+
+def test_show_leaves_out_sections_of_which_nothing_was_set(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(GOOD + "launch: {slurm: {account: me}}\n")
+    shoal("show", "run.yaml")
+    out = capsys.readouterr().out
+    shown = {line.split()[0].rpartition(".")[0] for line in out.splitlines()[:-4]}
+    assert shown == {"", "data", "data.train.0", "train", "launch", "launch.slurm"}
+    assert "all defaults, and left out: model, eval, mesh, resources" in out
+    assert "(`--all` shows them)" in out
+    shoal("show", "run.yaml", "--all")
+    whole = capsys.readouterr().out
+    assert "left out" not in whole
+    assert len(whole.splitlines()) > 3 * len(out.splitlines())
+
+
+def test_show_says_how_many_steps_follow_from_tokens_and_that_epochs_need_the_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("run.yaml").write_text(GOOD)
+    shoal("show", "run.yaml", "train.tokens=1M")
+    assert "steps: 62 (1,000,000 tokens in steps of 32 x 512)" in capsys.readouterr().out
+    shoal("show", "run.yaml", "train.epochs=2")
+    assert "steps: not known until data.train is prepared" in capsys.readouterr().out
 
 
 def test_show_counts_with_the_vocabulary_of_the_prepared_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,8 @@ class FakeWandb:
             name = given["name"]
             run = self.runs.setdefault(name, {"history": {}, "summary": "{}", "sessions": 0})
             run["config"] = given.get("config") or "{}"
+            for key, called in (("group", "groupName"), ("tags", "tags")):
+                run[key] = given.get(called) or run.get(key)
             project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": "me"}}
             bucket = {"id": name, "name": name, "displayName": given.get("displayName"), "config": run["config"]}
             return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0, "project": project}, "inserted": True}}

@@ -159,3 +159,23 @@ def test_a_long_value_is_cut_and_a_loss_that_is_no_number_stays_one(workspace: P
     there = There(workspace)
     assert len(there.run.data.params["data.train.0.path"]) == 6000
     assert [math.isnan(value) for _, value in there.history("loss")] == [False, False, False, True]
+
+
+def test_runs_of_a_group_stand_under_one_parent(workspace: Path) -> None:
+    from mlflow import MlflowClient
+
+    for name in ("lr-000", "lr-001"):
+        sync(make_run(workspace, name, group="lr", tensorboard=True).open().start().steps(3).close().run_dir)
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("shoal")
+    assert experiment is not None
+    found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(found) == {"lr", "lr-000", "lr-001"}
+    parent = found.pop("lr")
+    assert parent.info.status == "FINISHED"  # a heading, which nobody has to end
+    assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {parent.info.run_id}
+    assert {run.data.tags["shoal.group"] for run in found.values()} == {"lr"}
+    # TensorBoard goes by folders: the group's has both of them, and no others.
+    together = workspace / "tensorboard" / "lr"
+    assert sorted(path.name for path in together.iterdir()) == ["lr-000", "lr-001"]
+    assert all(any(path.glob("events.out.*")) for path in together.iterdir())

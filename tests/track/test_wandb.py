@@ -28,11 +28,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 def test_a_run_goes_on_where_the_server_says_it_stopped(tmp_path: Path, server: FakeWandb) -> None:
-    story = make_run(tmp_path, mlflow=False, wandb="online").open().start().steps(20).close("stopped", 143)
+    story = make_run(tmp_path, mlflow=False, wandb="online", group="lr")
+    story.open().start().steps(20).close("stopped", 143)
     command = [sys.executable, "-m", "shoal.track.mirror", str(story.run_dir.path)]
     key = about(story.run_dir).key
     with server.up():
         assert subprocess.run(command, timeout=limit(120)).returncode == 0
+        assert (server.runs[key]["group"], server.runs[key]["tags"]) == ("lr", ["lr"])
         assert [row["step"] for row in server.history(key) if "loss" in row] == list(range(1, 21))
         assert json.loads(server.runs[key]["summary"])["shoal/status"] == "stopped"
 

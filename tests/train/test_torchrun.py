@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from shoal.errors import WRONG_USAGE
 from shoal.spec import dump
 from shoal.track import journal
 from shoal.track.rundir import RunDir
@@ -68,3 +69,18 @@ def test_without_torchrun_it_says_what_to_use(tmp_path: Path) -> None:
     )
     assert out.returncode == 2
     assert out.stderr.strip().endswith("use `shoal train RUN.yaml`.")
+
+
+def test_a_wrong_value_is_one_sentence_of_rank_0_with_which_torchruns_summary_ends(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(dump(make_run(tmp_path / "data")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    out = subprocess.run(
+        [*command, "-m", "shoal.train", "run.yaml", "train.lora=8"], cwd=tmp_path, capture_output=True, text=True
+    )
+    sentence = "shoal: `train.lora=8` on the command line: train.lora is not a name of the run file; Shoal has no LoRA"
+    ours, _, summary = out.stderr.partition("torch/distributed/elastic")
+    assert ours.count(sentence) == 1
+    assert "Traceback" not in ours
+    _, _, root = summary.partition("Root Cause")
+    assert f"rank      : 0 (local_rank: 0)\n  exitcode  : {WRONG_USAGE} " in root
+    assert sentence in root

@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = [*args.overrides, *([] if args.on is None else [f"launch.on={args.on}"])]
     base = where_known(load(args.file, chosen).run, folder)
     sweep = Sweep.of(base.name, points, base, args.stop_early, folder)
+    together = [f"track.group={base.name}"] if base.track.group is None else []
     requests = {
-        name: request_of(checked(load(args.file, [*chosen, *point, f"name={name}"]).run), folder)
+        name: request_of(checked(load(args.file, [*together, *chosen, *point, f"name={name}"]).run), folder)
         for name, point in sweep.points.items()
     }
     at_once = args.at_once or (1 if base.launch.on == "local" else len(requests))

@@ -7,15 +7,18 @@ directory as `shoal train` would, so that `ps`, `report`, `resume` and the track
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from shoal.errors import DONE, TOLD_TO_STOP, SpecError, UsageError
+from shoal.errors import DONE, TOLD_TO_STOP, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
 from shoal.guard.begin import create, writing
@@ -25,22 +28,23 @@ from shoal.guard.progress import of_attempt
 from shoal.guard.workers import log_file
 from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
-from shoal.parallel.place import join
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
 from shoal.spec.overrides import split_overrides
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir, workspace
-from shoal.train import worker
 from shoal.train.decide import Decided, decide
 
+# Every rank finds the same wrong value. Rank 0 says it, and torchrun then ends the others; one that alone has found
+# something (a node without the data) says it after so long.
+RANK_0_FIRST_S = 20.0
 STATUS = {DONE: "done", TOLD_TO_STOP: "stopped"}
 
 
 def main(argv: list[str]) -> int:
     rest, overrides = split_overrides(argv)
-    parser = argparse.ArgumentParser(prog="torchrun -m shoal.train", description=__doc__)
+    parser = _Parser(prog="torchrun -m shoal.train", description=__doc__)
     parser.add_argument("file", metavar="RUN.yaml")
     parser.add_argument("--workspace", metavar="DIR")
     args = parser.parse_args(rest)
@@ -52,6 +56,9 @@ def main(argv: list[str]) -> int:
     local_inputs(run)
     run_dir = RunDir.of(run.name, workspace(args.workspace))
     decided = decide(run, run_dir.workspace, world)
+    from shoal.parallel.place import join  # torch: what is wrong with the run file is said before
+    from shoal.train import worker
+
     stop = worker.StopFlag()
     pulse, pulses = pulse_of_this_process()
     with _session(run_dir, decided) if rank == 0 else nullcontext() as session:
@@ -70,6 +77,21 @@ def main(argv: list[str]) -> int:
                 reason="all steps are done" if code == DONE else f"rank 0 left with exit code {code}",
             )
         return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is that
+        raise UsageError(f"{message}; it is `torchrun … -m shoal.train RUN.yaml [NAME=VALUE …]`.")
+
+
+def say(e: ShoalError) -> None:
+    """One sentence of one rank; torchrun's own summary, which is long, ends with it too."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(RANK_0_FIRST_S)
+    print(f"shoal: {e}", file=sys.stderr, flush=True)
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": f"shoal: {e}", "timestamp": int(time.time())}))
 
 
 @dataclass(frozen=True)

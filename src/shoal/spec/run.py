@@ -220,6 +220,9 @@ class Track(Strict):
     """Where the metrics are mirrored to. The journal in the run directory is always written."""
 
     experiment: str = Field("shoal", description="Experiment (MLflow) or project (W&B) the run belongs to.")
+    group: RunName | None = Field(
+        None, description="Runs that belong together: parent run (MLflow), group and tag (W&B); a sweep sets its name."
+    )
     mlflow: Switch = Field(True, description="`true`: SQLite in the workspace; an address: that server; `false`: off.")
     wandb: Literal["off", "online", "offline"] = Field("off", description="Weights & Biases.")
     tensorboard: bool = Field(False, description="Event files under the run directory.")

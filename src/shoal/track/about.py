@@ -35,6 +35,8 @@ def about(run_dir: RunDir) -> About:
     spec = _masked(run.model_dump(mode="json"))
     key = hashlib.sha256(f"{host}\0{run_dir.path}\0{started}".encode()).hexdigest()[:16]
     tags = {"run_dir": str(run_dir.path), "host": host, "seed": str(run.seed), "key": key, **_identity(run_dir)}
+    if run.track.group is not None:
+        tags["group"] = run.track.group
     return About(
         name=run_dir.name,
         key=key,

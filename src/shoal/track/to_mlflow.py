@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "dead": "KILLED"}
 MOST_VALUES = 1000  # metrics, or all things together, in one request
 MOST_PARAMS = 100
+PARENT = "mlflow.parentRunId"
 # The client's own defaults (120 s, 7 retries) would hold an upload for many minutes; waiting is the pump's business.
 # There is no usage reporting from inside somebody's training run either.
 CLIENT_SETTINGS = {
@@ -73,6 +74,8 @@ class ToMlflow:
         if run is None:
             cursor.forget()
             tags = {**about.tags, **_standard_tags(about)}
+            if about.track.group is not None:
+                tags[PARENT] = self._parent(self._client, about.track.group, experiment_id)
             run = self._client.create_run(experiment_id, round(about.started * 1000), tags, about.name)
         self._run_id = run.info.run_id
         if cursor.remote.get("run_id") != self._run_id:
@@ -145,6 +148,23 @@ class ToMlflow:
                 raise
             return None
         return run if run.info.lifecycle_stage == "active" else None
+
+    def _parent(self, client: MlflowClient, group: str, experiment_id: str) -> str:
+        """The run that MLflow's page shows the group under: made by the first that needs it, and no run of its own."""
+        tags = {"shoal.parent": group}
+
+        def there() -> list[Run]:
+            return list(client.search_runs([experiment_id], f"tags.`shoal.parent` = '{group}'", max_results=10))
+
+        with self._database_lock():
+            if not there():
+                made = client.create_run(experiment_id, tags=tags, run_name=group)
+                client.set_terminated(made.info.run_id)
+        # Over a server two may have made one at the same moment: all take the same, and the other goes.
+        first, *more = sorted(there(), key=lambda run: (run.info.start_time, run.info.run_id))
+        for run in more:
+            client.delete_run(run.info.run_id)
+        return str(first.info.run_id)
 
     def _describe(self, client: MlflowClient, run: Run, about: About) -> None:
         """Parameters cannot be changed in MLflow: one that differs after a resume becomes a tag beside the old one."""

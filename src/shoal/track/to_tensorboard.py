@@ -6,6 +6,9 @@ replace the lost ones, and a batch that was written twice after a crash shows on
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import needs_extra
@@ -39,6 +42,8 @@ class ToTensorboard:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._folder = run_dir.path / "tensorboard"
+        self._grouped = run_dir.workspace / "tensorboard"
+        self._name = run_dir.name
         self.address = str(self._folder)
         self.label = f"TensorBoard files in {self._folder}"
         self._writer: EventFileWriter | None = None
@@ -52,6 +57,8 @@ class ToTensorboard:
             self._writer.close()
         if not any(self._folder.glob("events.out.*")):
             cursor.forget()  # somebody deleted them: write them all again
+        if about.track.group is not None:
+            self._link(self._grouped / about.track.group / self._name)
         self._writer = EventFileWriter(str(self._folder), max_queue_size=1000, flush_secs=3600)
         self._restart(int(cursor.remote.get("step", 0)), about.started)
 
@@ -71,6 +78,12 @@ class ToTensorboard:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _link(self, place: Path) -> None:
+        """`tensorboard --logdir tensorboard/GROUP` shows the runs that belong together, and no others."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            place.symlink_to(os.path.relpath(self._folder, place.parent))
 
     def _restart(self, steps_done: int, t: float) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog

@@ -78,6 +78,8 @@ class ToWandb:
             project=about.track.experiment,
             id=run_id,
             name=about.name,
+            group=about.track.group,
+            tags=None if about.track.group is None else [about.track.group],
             dir=str(self._folder),
             mode="offline" if self._offline else "online",
             resume=None if self._offline else "allow",

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     try:
         return under_torchrun.main(argv)
     except ShoalError as e:
-        print(f"shoal: {e}", file=sys.stderr)
+        under_torchrun.say(e)
         return e.exit_code
 
 
