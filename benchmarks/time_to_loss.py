@@ -101,9 +101,9 @@ def _asked(trials: Mapping[str, Trial], args: argparse.Namespace) -> list[tuple[
     ours = []
     for name, trial in trials.items():
         # `auto` is one of the rules by another name: what it takes is learned once.
-        inits = dict.fromkeys(_named(trial, init) for init in args.inits)
-        optimizers = [o for o in trial.optimizers if o in args.optimizers]
-        ours += [Job(name, i, o, s) for o, i, s in product(optimizers, inits, range(args.seeds))]
+        for optimizer in (o for o in trial.optimizers if o in args.optimizers):
+            inits = dict.fromkeys(_named(trial, init, optimizer) for init in args.inits)
+            ours += [Job(name, i, optimizer, s) for i, s in product(inits, range(args.seeds))]
     peer = "torchtitan" if args.peers else "transformers"
     begins = "its own" if args.peers else "its own (0.02)"
     theirs = [Job(CLAIM, begins, "adamw", seed) for seed in range(args.seeds)]
@@ -114,8 +114,8 @@ def _asked(trials: Mapping[str, Trial], args: argparse.Namespace) -> list[tuple[
     return [(peer, theirs), ("shoal", ours)] if wanted else [("shoal", ours)]
 
 
-def _named(trial: Trial, init: str) -> str:
-    return rule_of(Model.model_validate({**trial.model, "init": init}))[0]
+def _named(trial: Trial, init: str, optimizer: str) -> str:
+    return rule_of(Model.model_validate({**trial.model, "init": init}), optimizer)[0]
 
 
 def _texts(trials: Iterable[Trial], folder: Path) -> dict[str, Path]:
@@ -145,7 +145,7 @@ def judge(curves: Sequence[Curve], claims: bool = True) -> int:
     for trial, optimizer in dict.fromkeys((c["trial"], c["optimizer"]) for c in curves):
         group = [c for c in curves if (c["trial"], c["optimizer"]) == (trial, optimizer)]
         ends = _table(trial, optimizer, group)
-        auto = _named(FULL[trial], "auto")
+        auto = _named(FULL[trial], "auto", optimizer)
         if not claims:
             print(f"auto is {auto}; a toy, so nothing is claimed")
             continue

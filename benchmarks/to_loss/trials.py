@@ -63,8 +63,8 @@ FULL = {
     one.name: one
     for one in (
         Trial("88m", _88M, 8192, 450, 64, 512, optimizers=("adamw", "muon")),
-        Trial("small", _SMALL, 8192, 200, 32, 512),
-        Trial("tied", _TIED, 8192, 200, 32, 512),
+        Trial("small", _SMALL, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
+        Trial("tied", _TIED, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
         Trial("deep", _DEEP, 8192, 200, 32, 512),
         Trial("experts", _EXPERTS, 8192, 200, 32, 512),
         Trial("demo", _DEMO, 8192, 160, 16, 256, points=8, lr=3e-3, optimizers=("adamw", "muon")),

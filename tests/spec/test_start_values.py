@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from shoal.spec.hf_config import FAMILIES, to_hf
 from shoal.spec.history import differences
 from shoal.spec.model import Model
 from shoal.spec.rules import broken
+from shoal.spec.run import Optimizer
 from shoal.spec.shape import shape_of
 from shoal.spec.start_values import AUTO, FROM_THE_SHAPE, RULES, STD, rule_of, with_rule
 from shoal.spec.yaml_text import dump_yaml
@@ -35,10 +37,10 @@ def written(folder: Path, values: dict[str, Any]) -> Path:
 def test_every_rule_can_be_named_and_every_family_has_one_by_itself() -> None:
     assert set(get_args(Model.model_fields["init"].annotation)) == {"auto", *RULES}
     assert set(AUTO) == set(FAMILIES)
-    assert {name for by_head in AUTO.values() for name in by_head.values()} <= set(RULES)
-    for family, tied in ((family, tied) for family in AUTO for tied in (False, True)):
-        model = Model(family=family, tie_embeddings=tied, vocab_size=64)
-        assert shape_of(model).init == AUTO[family][tied]
+    optimizers = get_args(Optimizer.model_fields["name"].annotation)
+    for family, optimizer in product(AUTO, optimizers):
+        assert rule_of(Model(family=family), optimizer)[0] == AUTO[family][optimizer] in RULES
+        assert with_rule(Model(family=family), optimizer).init == AUTO[family][optimizer]
 
 
 def test_a_stated_rule_is_kept_and_a_stated_deviation_alone_means_that_all_matrices_have_it() -> None:
@@ -75,7 +77,7 @@ def test_with_weights_a_rule_or_a_deviation_is_refused_and_none_is_chosen(tmp_pa
     with pytest.raises(SpecError, match=r"model\.init_std is 0\.3, but the weights have 0\.2; remove it"):
         load(written(tmp_path, {**BASE, "model": {**weights, "init_std": 0.3}}))
     run = load(written(tmp_path, {**BASE, "model": weights})).run
-    assert with_rule(run.model).init == "auto"
+    assert with_rule(run.model, "muon").init == "auto"
 
 
 def test_a_resolved_file_from_before_the_rules_begins_as_it_began(tmp_path: Path) -> None:
@@ -98,7 +100,6 @@ def test_a_resolved_file_from_before_the_rules_needs_its_weights_no_more(tmp_pat
 def test_a_swarm_agrees_on_the_rule_and_not_on_auto(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     run = Run.model_validate({**BASE, "data": {"train": str(tmp_path / "shards")}, "model": {"vocab_size": 64}})
-    charter, _ = write_charter(run, "aa" * 32, tmp_path / "run.yaml", add=None)
-    (tmp_path / "theirs.yaml").write_text(charter.run)
-    assert load(tmp_path / "theirs.yaml").run.model.init == rule_of(run.model)[0] != "auto"
+    charter, _ = write_charter(run, "aa" * 32, add=None)
+    assert charter.run["model"]["init"] == rule_of(run.model)[0] != "auto"
     assert "init: auto" in dump(run)

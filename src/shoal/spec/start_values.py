@@ -91,26 +91,23 @@ RULES: dict[str, Callable[[Matrix], Start]] = {
 }
 FROM_THE_SHAPE = ("scaled", "zero")  # have no use for model.init_std
 
-# What `auto` takes, by family and by whether the head is tied: chosen by benchmarks/time_to_loss.py, and to be changed
-# here only. All families are settings of one decoder and no two were measured apart.
-_UNTIED, _TIED = "torchtitan", "scaled"
-AUTO = {
-    family: {False: _UNTIED, True: _TIED}
-    for family in ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1")
-}
+# What `auto` takes, by family and by optimizer: chosen by benchmarks/time_to_loss.py, and to be changed here only. Muon
+# moves a matrix by as much whatever its size, so that it turns small ones faster; AdamW learns faster from large ones.
+# All families are settings of one decoder, and of them one without experts and one with experts were measured.
+_FASTEST = {"adamw": "scaled", "muon": "torchtitan"}
+AUTO = dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"), _FASTEST)
 
 
-def rule_of(model: Model) -> tuple[str, str]:
+def rule_of(model: Model, optimizer: str = "adamw") -> tuple[str, str]:
     """The rule that a model begins by, and why that one. A standard deviation for all is what `normal` means."""
     if model.init != "auto":
         return model.init, "as stated"
     if model.init_std != "auto":
         return "normal", f"model.init_std {model.init_std:g} is for all matrices"
-    head = "a tied head" if model.tie_embeddings else "a head of its own"
-    return AUTO[model.family][model.tie_embeddings], f"learns fastest with {head}"
+    return AUTO[model.family][optimizer], f"learns fastest with {optimizer}"
 
 
-def with_rule(model: Model) -> Model:
+def with_rule(model: Model, optimizer: str) -> Model:
     """With the rule's name in the place of `auto`: a later Shoal may choose another. Weights that come from elsewhere
     begin by no rule, and it stays open."""
-    return model if model.weights is not None else model.model_copy(update={"init": rule_of(model)[0]})
+    return model if model.weights is not None else model.model_copy(update={"init": rule_of(model, optimizer)[0]})

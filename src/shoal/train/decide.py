@@ -58,7 +58,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
             "use auto, or prepare the data with the model's tokenizer."
         )
     if run.model.weights is None:
-        choose("model.init", run.model.init, *rule_of(run.model))
+        choose("model.init", run.model.init, *rule_of(run.model, run.train.optimizer.name))
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
@@ -84,7 +84,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={
-            "model": with_rule(run.model).model_copy(update={"vocab_size": vocab}),
+            "model": with_rule(run.model, run.train.optimizer.name).model_copy(update={"vocab_size": vocab}),
             "train": run.train.model_copy(update=settled),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),

@@ -34,6 +34,7 @@ from shoal.spec import load
 from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
+from shoal.spec.start_values import with_rule
 from shoal.streams import steady
 from shoal.track.journal import Journal
 from shoal.train.decide_length import with_steps
@@ -78,6 +79,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     spec = load(args.file, overrides).run
     trainable(spec, "stages")
     spec = with_steps(spec, args.folder)
+    spec = spec.model_copy(update={"model": with_rule(spec.model, spec.train.optimizer.name)})
     identity = Identity.load(args.key)
     layout, addresses = peers_of(args.peers, spec)
     stage = next((s for s, peers in enumerate(layout) if identity.id in peers), None)

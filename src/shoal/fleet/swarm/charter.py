@@ -181,7 +181,8 @@ def _stated(run: Run) -> Run:
     }
     train = run.train.model_copy(update={"schedule": schedule.model_copy(update=steps)})
     outer = Rule.of(run.swarm).stated(run.swarm)
-    return run.model_copy(update={"model": with_rule(run.model), "train": train, "swarm": outer})
+    model = with_rule(run.model, run.train.optimizer.name)
+    return run.model_copy(update={"model": model, "train": train, "swarm": outer})
 
 
 def fingerprint(folder: Path) -> str:
