@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from tests.guard.traces import FAULTS, Fault, Trace, broken, healthy, play
+from tests.guard.traces import FAULTS, Fault, Span, Trace, broken, healthy, play
 
 from shoal.observe.beat import DECAY, Marks
 
@@ -42,6 +44,22 @@ def test_the_case_of_the_issue_is_healthy() -> None:
     outcome = play(trace)
     assert outcome.killed is None
     assert outcome.group.over
+    assert not [
+        slow.evidence for slow in outcome.slow if slow.step <= 3
+    ]  # nor is it told of: nobody knows what is slow
+
+
+def test_a_phase_has_the_long_limit_until_it_was_measured_and_then_one_by_its_own_history() -> None:
+    """Steps are short; evaluations take a minute in which nothing is seen to happen."""
+    spans: list[Span] = []
+    for step, evaluation_s in enumerate((0.0, 0.0, 0.0, 0.0, 60.0, 0.0, 70.0, 0.0, math.inf)):
+        spans += [Span("data", 0.05, step=step), Span("forward", 0.1), Span("record", 0.01)]
+        if evaluation_s:
+            spans.append(Span("evaluate", evaluation_s, "asleep", broken=evaluation_s == math.inf))
+    trace = Trace(seed=0, step_s=0.15, micro_batches=1, world=1, gpu=False, share=1.0, steps=9, fault="asleep")
+    outcome = play(trace, [spans])
+    assert outcome.right
+    assert 2.5 * 70 <= outcome.after_s <= outcome.bar_s
 
 
 def test_the_length_of_a_step_is_not_known_before_the_third_one_is_over() -> None:

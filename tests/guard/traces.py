@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,7 +21,7 @@ from shoal.observe.beat import Beat, Marks
 from shoal.observe.pulse import Device, Sample
 
 # What a span looks like from outside.
-Act = Literal["cpu", "gpu", "disk", "bytes", "asleep", "compile", "stopped"]
+Act = Literal["cpu", "gpu", "hung gpu", "disk", "bytes", "asleep", "compile", "stopped"]
 Fault = Literal["stopped", "asleep", "deadlock", "live-lock"]
 FAULTS: tuple[Fault, ...] = ("stopped", "asleep", "deadlock", "live-lock")
 MICRO_BATCHES = (1, 2, 4, 32, 512)
@@ -98,6 +98,9 @@ def _program(trace: Trace, rank: int) -> Iterator[Span]:
     shared, own = random.Random(trace.seed), random.Random(trace.seed * 1009 + rank)
     drift, evals, saves = shared.uniform(0.98, 1.05), shared.choice((0, 2, 3)), shared.choice((0, 1, 3))
     eval_s, save_s = trace.step_s * shared.uniform(0.5, 8.0), shared.uniform(0.0, 60.0)
+    # One step in which a single piece of work takes far longer than any step before: other shapes, a throttled device.
+    surge_step = shared.randrange(4, trace.steps)
+    surge_s = min(max(200.0, 10 * trace.step_s), max(600.0, 4 * trace.step_s))
     yield Span("start", own.uniform(1, 20))
     yield Span("join", own.uniform(0, 30), "asleep", meets=True)
     yield Span("load", own.uniform(1, 60), "bytes")
@@ -110,7 +113,8 @@ def _program(trace: Trace, rank: int) -> Iterator[Span]:
         burst = shared.random() < 0.25
         scale *= shared.uniform(2, max(2.0, min(20.0, 600 / trace.step_s))) if burst else 1.0
         compiles = step > 0 and shared.random() < 0.1
-        yield from _step(trace, step, scale * trace.step_s, compiles, own)
+        more_s = surge_s if step == surge_step else 0.0
+        yield from _step(trace, step, scale * trace.step_s, more_s, compiles, own)
         yield Span("record", 0.001)
         if evals and step % evals == 1:
             yield Span("evaluate", eval_s * own.uniform(0.9, 1.1), "gpu" if trace.gpu else "cpu", meets=True)
@@ -119,7 +123,7 @@ def _program(trace: Trace, rank: int) -> Iterator[Span]:
     yield Span("finish", 5.0, meets=True)
 
 
-def _step(trace: Trace, step: int, seconds: float, compiles: bool, own: random.Random) -> Iterator[Span]:
+def _step(trace: Trace, step: int, seconds: float, more_s: float, compiles: bool, own: random.Random) -> Iterator[Span]:
     data_s, data_act = seconds * own.uniform(0.0, 0.1), "cpu"
     if own.random() < 0.2:  # something holds the data up: a slow disk for long, a silent network for a while
         data_act = own.choice(("disk", "bytes", "asleep"))
@@ -133,13 +137,16 @@ def _step(trace: Trace, step: int, seconds: float, compiles: bool, own: random.R
             yield Span("backward", 0.03 * one_s)
         if compiles:
             yield Span("backward", own.uniform(5, 300), "compile", marked=False)
-        yield Span("clip", 0.95 * seconds, "gpu", meets=True)
+        yield Span("clip", 0.95 * seconds + more_s, "gpu", meets=True)
     else:
         for _ in range(trace.micro_batches):
             yield Span("forward", 0.35 * one_s)
             yield Span("backward", 0.65 * one_s)
         if compiles:
             yield Span("backward", own.uniform(5, 300), "compile", marked=False)
+        if more_s:  # … and then it waits for something, for as long as is usual
+            yield Span("backward", more_s, marked=False)
+            yield Span("backward", 1.5 * trace.step_s, "asleep", marked=False)
         yield Span("backward", 0.001, meets=True, marked=False)
         yield Span("clip", 0.01 * seconds, meets=True)
     yield Span("optimizer", 0.05 * seconds, "gpu" if trace.gpu else "cpu")
@@ -153,6 +160,8 @@ def _break(trace: Trace, program: Iterator[Span], chance: random.Random) -> Iter
     """The rank does half of a span, and then what its fault is, for ever. Where a rank may sleep for long without
     anybody being able to tell (a save), only a stop is put."""
     act: Act = {"stopped": "stopped", "live-lock": "cpu"}.get(trace.fault or "", "asleep")  # type: ignore[assignment]
+    if trace.gpu and trace.fault == "deadlock":
+        act = "hung gpu"  # a kernel that does not end; the host asks for ever whether it has
     places = _PLACES if trace.fault == "stopped" else _PLACES[:6]
     place, at_step = chance.choice(places), 0
     for span in program:
@@ -166,15 +175,16 @@ def _break(trace: Trace, program: Iterator[Span], chance: random.Random) -> Iter
 class Group(Kernel):
     """The ranks of a trace, and what the watch sees of them at the present time."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, programs: Sequence[Iterable[Span]] = ()) -> None:
         super().__init__()
         self.trace, self.now, self.broken_at = trace, 0.0, math.inf
         chance = random.Random(trace.seed + 7)
         self.victim = chance.randrange(trace.world) if trace.fault else None
         self._ranks = []
         for rank in range(trace.world):
-            program = _program(trace, rank)
-            self._ranks.append(_Rank(_break(trace, program, chance) if rank == self.victim else program))
+            program = iter(programs[rank]) if programs else _program(trace, rank)
+            breaks = rank == self.victim and not programs
+            self._ranks.append(_Rank(_break(trace, program, chance) if breaks else program))
         self._arrived: dict[int, list[float]] = {}  # number of a collective → when each rank has come to it
         self.slowest_s = 0.0  # a step, or a stay in the phase of the fault
 
@@ -225,7 +235,7 @@ class Group(Kernel):
     def _account(self, r: _Rank, until: float) -> None:
         seconds, r.told_until = until - r.told_until, until
         act: Act = "asleep" if r.waits or r.over else r.span.act
-        spins = self.trace.gpu and (r.waits or act == "gpu")
+        spins = act == "hung gpu" or (self.trace.gpu and (r.waits or act == "gpu"))
         if act == "stopped":
             return
         works = act == "cpu"
@@ -244,7 +254,7 @@ class Group(Kernel):
         r = self._ranks[rank]
         device = None
         if self.trace.gpu:
-            device = Device(int(r.ticks_s), queued=r.waits or r.span.act == "gpu")
+            device = Device(int(r.ticks_s), queued=r.waits or r.span.act in ("gpu", "hung gpu"))
         where = "torch/distributed/distributed_c10d.py:1 all_reduce" if r.waits else "shoal/model/block.py:1 forward"
         excuse = "compile" if r.span.act == "compile" else None
         return Sample(math.floor(self.now), (where,), excuse=excuse, groups={"all/0": r.begun}, device=device)
@@ -280,9 +290,10 @@ class Outcome:
         return max(10.0, 3 * self.group.slowest_s)
 
 
-def play(trace: Trace) -> Outcome:
-    """To its end, or to its first rank that is taken for hung. A live-lock has as long as the others to be taken."""
-    group, gaps = Group(trace), random.Random(trace.seed + 3)
+def play(trace: Trace, programs: Sequence[Iterable[Span]] = ()) -> Outcome:
+    """To its end, or to its first rank that is taken for hung. A live-lock has as long as the others to be taken.
+    `programs`: what the ranks do, instead of what the seed says."""
+    group, gaps = Group(trace, programs), random.Random(trace.seed + 3)
     watch, slow, now = Watch(group.pids, group, kernel=group), list[Hang](), 0.0
     while not group.over:
         now += trace.tick_s
