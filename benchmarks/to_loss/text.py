@@ -85,7 +85,8 @@ class Reader:
 
 def _sources() -> Iterator[str]:
     """Each text once, in the order of the hashes of their names, which mixes the packages."""
-    roots = dict.fromkeys(Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib"))
+    installed = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+    roots = dict.fromkeys(Path(root) for root in (sysconfig.get_paths()["stdlib"], *installed))
     files = {file: file.relative_to(root).as_posix() for root in roots for file in root.rglob("*.py")}
     seen: set[bytes] = set()
     for file, _ in sorted(files.items(), key=lambda item: (_hash(item[1].encode()), item[1])):

@@ -57,6 +57,7 @@ NAMES = [
     Wrong("one level too high", GOOD + "  lr: 1e-3\n", ("run.yaml:6:3: train.lr", "lr belongs under train.optimizer")),
     Wrong("in several sections", GOOD + "every: 5\n", ("run.yaml:6:1", "eval.every or checkpoint.every")),
     Wrong("another trainer's name", GOOD + "learning_rate: 1\n", ("run.yaml:6:1", "Shoal calls it train.optimizer.lr")),
+    Wrong("another trainer's start", GOOD + "initializer_range: 1\n", ("Shoal calls it model.init_std.",)),
     Wrong("another trainer's retention", GOOD + "save_total_limit: 1\n", ("Shoal calls it checkpoint.keep.",)),
     Wrong("dotted name", GOOD + "train.batch: 8\n", ("run.yaml:6:1", "write `batch:` inside the section `train:`")),
     Wrong("nothing like it", GOOD + "xyzzy: 1\n", ("run.yaml:6:1: xyzzy", "the names there are name, seed, model")),

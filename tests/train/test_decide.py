@@ -11,6 +11,8 @@ import pytest
 from shoal.errors import SetupError, SpecError
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
+from shoal.spec.start_values import AUTO
 from shoal.train.decide import Decided, decide
 from tests.train.tiny import make_data, make_run
 
@@ -33,9 +35,18 @@ def test_nothing_is_left_open(data: Path) -> None:
     measured = {"checkpoint.every", "checkpoint.memory", "checkpoint.read_back", "guard.hang"}
     # For whoever launches it, or trains it with others, to decide.
     open_still = [key for key in open_still if not key.startswith(("launch.", "swarm."))]
-    assert set(open_still) <= {"model.head_dim", "train.schedule.decay_steps"} | no_meaning | measured
+    by_itself = {"model.head_dim", "model.init_std", "train.schedule.decay_steps"}
+    assert set(open_still) <= by_itself | no_meaning | measured
     assert all(d.why for d in decided.decisions)
     assert {"resources.processes", "mesh.micro_batch", "model.vocab_size"} <= {d.key for d in decided.decisions}
+
+
+def test_the_rule_of_the_start_values_is_chosen_and_written_down(data: Path) -> None:
+    decided = decide(make_run(data, **{"model.init": "auto"}), Path.cwd(), 1)
+    (choice,) = (d for d in decided.decisions if d.key == "model.init")
+    assert choice.value == decided.run.model.init == shape_of(decided.run.model).init == AUTO["llama"][False]
+    again = decide(decided.run, Path.cwd(), 1)
+    assert (again.run.model.init, "model.init" in {d.key for d in again.decisions}) == (choice.value, False)
 
 
 @pytest.mark.parametrize(

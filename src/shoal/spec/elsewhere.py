@@ -102,6 +102,7 @@ CALLED = {
     "norm_epsilon": "model.norm_eps",
     "init_method_std": "model.init_std",
     "initializer_range": "model.init_std",
+    "initializer": "model.init",
     "tie_word_embeddings": "model.tie_embeddings",
     "untie_embeddings_and_output_weights": "model.tie_embeddings",
     "num_experts": "model.experts.count",
