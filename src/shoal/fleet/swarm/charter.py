@@ -89,10 +89,6 @@ class Charter:
     def places(self) -> list[str]:
         return [i.place for i in self.inputs]
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(i.bytes for i in self.inputs)
-
     @classmethod
     def of(cls, data: bytes, swarm: str) -> Charter:
         """Of what came over the network; SetupError unless it is that swarm's and proposes nothing but what one peer

@@ -145,8 +145,8 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     try:
         run = Run.model_validate({"name": name, **here})
     except ValidationError as e:
-        where = tuple(e.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
-        raise Unfit(f"{dotted(where) or 'it'} is not what it should be") from None
+        wrong = tuple(e.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
+        raise Unfit(f"{dotted(wrong) or 'it'} is not what it should be") from None
     understood = {path: value for path, value in _all_leaves(run) if key(path) in PROPOSED}
     for path, value in understood.items():
         if key(path) not in PLACES and (path not in given or given[path] != value):
