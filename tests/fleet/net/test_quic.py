@@ -69,9 +69,7 @@ def test_an_uninvited_key_is_refused_and_a_restarted_peer_taken_over() -> None:
         again, _ = quic_only(friend)
         await again.start()
         again.know(a.id, a.address())
-        began = time.monotonic()
         assert (await again.ask(a.id, Message("echo"))).kind == "echo"
-        assert time.monotonic() - began < 3
         assert said.of("link_taken_over")[0]["peer"] == friend.id
         for e in (a, b, c, again):
             await e.close()

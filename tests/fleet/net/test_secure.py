@@ -51,7 +51,7 @@ async def meet(
             to_a.feed_eof()
             raise
 
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         listener = asyncio.ensure_future(listen())
         try:
             dialed = await dial(to_a, wire_a, a, expects or b.id, GREETING)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def trained(counts: list[int], run: Run, folder: Path) -> tuple[Pond, list[float
                 await pond.start(peer)
         for peer in pond.peers:
             pond.run(peer)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(900):
             await asyncio.gather(*pond.tasks.values())
         await pond.close()
         first = pond.layout[0][0]

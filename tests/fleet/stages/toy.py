@@ -172,7 +172,7 @@ class Pond:
     def seen(self, kind: str) -> list[dict[str, Any]]:
         return [fields for _, k, fields in self.events if k == kind]
 
-    async def until(self, true: Callable[[], bool], within_s: float = 60.0) -> None:
+    async def until(self, true: Callable[[], bool], within_s: float = 600.0) -> None:
         async with asyncio.timeout(within_s):
             while not true():
                 for task in self.tasks.values():

@@ -44,6 +44,7 @@ class Tasks:
         task = asyncio.create_task(self._guard(work, name or getattr(work, "__qualname__", "work")))
         self._once.add(task)
         task.add_done_callback(self._once.discard)
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
         return task
 
     async def end(self, name: str) -> None:
