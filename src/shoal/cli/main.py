@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 
 from shoal import __version__
@@ -147,7 +148,24 @@ class Parser(argparse.ArgumentParser):
             verb = importlib.import_module(f"shoal.cli.{self.prog.split()[1]}")
             if getattr(verb, "TAKES_OVERRIDES", False) and lookup(tuple(name.split("."))):
                 raise UsageError(f"{message}; did you mean `{name}={value.split()[0]}`?")
-        raise UsageError(f"{message}; see `{self.prog} --help`.")
+        raise UsageError(_plainly(message, self.prog))
+
+
+def _plainly(message: str, prog: str) -> str:
+    """What argparse says, as a person would: what is missing, or which choice was meant."""
+    see = f"see `{prog} --help`."
+    if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
+        if "|" in missing[1]:
+            return f"say what to do: `{prog} {missing[1]}`; {see}"
+        names = missing[1].split(", ")
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; {see}"
+    if wrong := re.fullmatch(r"argument (.+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+        option, given, choices = wrong.groups()
+        what = f"`{prog} {given}`" if "|" in option else f"'{given}' for {option}"
+        known = re.findall(r"[\w.-]+", choices)
+        near = closest(given, known)
+        return f"there is no {what}; " + (f"did you mean {near}?" if near else f"there are {', '.join(known)}; {see}")
+    return f"{message}; {see}"
 
 
 def _help() -> str:
