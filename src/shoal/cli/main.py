@@ -141,12 +141,12 @@ class Parser(argparse.ArgumentParser):
     """argparse, with our one-sentence errors instead of its usage dump."""
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is that
-        name, _, value = message.removeprefix("unrecognized arguments: ").partition(" ")
-        if message.startswith("unrecognized") and value and "." in name:
-            from shoal.spec.names import lookup
+        option, _, value = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")
+        if message.startswith("unrecognized") and value and (option.startswith("--") or "." in option):
+            from shoal.spec.names import meant
 
             verb = importlib.import_module(f"shoal.cli.{self.prog.split()[1]}")
-            if getattr(verb, "TAKES_OVERRIDES", False) and lookup(tuple(name.split("."))):
+            if getattr(verb, "TAKES_OVERRIDES", False) and (name := meant(option.lstrip("-"))):
                 raise UsageError(f"{message}; did you mean `{name}={value.split()[0]}`?")
         raise UsageError(_plainly(message, self.prog))
 
