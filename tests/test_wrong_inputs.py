@@ -165,7 +165,7 @@ ENVIRONMENT = [
         text("blocked", "a file where a folder should be"),
     ),
     Row("no checkpoint to sample from", "sample nobody --prompt x", 2, "nobody"),
-    Row("a scheduler there is none of", "launch run.yaml --on moon", 2, "--on.*moon"),
+    Row("a scheduler there is none of", "launch run.yaml --on moon", 2, "moon.*--on"),
     Row("more processes than fit the nodes", "launch run.yaml launch.nodes=2", 2, "cannot be spread evenly"),
     Row(
         "a secret that is not set",

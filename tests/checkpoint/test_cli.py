@@ -197,7 +197,7 @@ def test_export_passes_over_a_damaged_one_and_casts_when_asked(space: Path, tmp_
 
 WRONG = {
     "no verb": ([], 2, "say what to do"),
-    "unknown verb": (["list", "tiny"], 2, "invalid choice"),
+    "unknown verb": (["list", "tiny"], 2, "there is no `shoal checkpoint list`; there are ls, verify"),
     "unknown run": (["ls", "tinny"], 2, "did you mean 'tiny'"),
     "unknown step": (["verify", "tiny", "--step", "3"], 2, "it has 2, 4"),
     "unknown step of diff": (["diff", "tiny@3", "tiny"], 2, "has no checkpoint of step 3; it has 2, 4"),

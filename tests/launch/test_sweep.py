@@ -6,22 +6,26 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.launch.stand_in import pretend
 from tests.track.journals import Story
-from tests.train.tiny import make_data
+from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
+from shoal.data.sources import open_sources
+from shoal.data.windows import Windows
 from shoal.errors import SetupError, UsageError
-from shoal.launch import send, sweep, watch
+from shoal.launch import agent, send, sweep, watch
 from shoal.launch.backend import Phase, Rendered, State
 from shoal.launch.grid import drawn, grid
 from shoal.launch.halving import Curve, losers, rungs
 from shoal.launch.job import Job
 from shoal.launch.request import Request
 from shoal.launch.sweep import Drive, Sweep
-from shoal.spec import load
+from shoal.spec import dump, load
+from shoal.spec.length import steps_for_epochs
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 
@@ -254,3 +258,32 @@ def test_from_the_command_line(
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert main(["sweep", "run.yaml", "--grid", "seed=1,2"]) == 2
     assert "sweep 's' exists with other runs" in capsys.readouterr().err
+
+
+def test_epochs_of_a_sweep_are_counted_here_or_on_the_nodes(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", documents=20)
+    run = make_run(data, **{"train.steps": "auto", "train.epochs": 2, "train.batch": 4})
+    here = send.where_known(run, tmp_path)
+    windows = Windows(open_sources(run.data.train, run.data, tmp_path), 32, True)
+    assert here.steps == steps_for_epochs(2, sum(windows.sizes), 4)
+    there = run.model_copy(update={"launch": run.launch.model_copy(update={"on": "kubernetes", "image": "x"})})
+    assert send.where_known(there, tmp_path).train.steps == "auto"
+    assert Sweep.of("s", [("seed=1",)], there, False, tmp_path).total is None
+    with pytest.raises(UsageError, match=r"--stop-early .* set train\.steps or train\.tokens"):
+        Sweep.of("s", [("seed=1",)], there, True, tmp_path)
+
+
+def test_an_agent_counts_the_epochs_once_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_data(tmp_path / "data", documents=20)
+    run = make_run(data, **{"train.steps": "auto", "train.epochs": 4, "resources.processes": 1})
+    (tmp_path / "run.yaml").write_text(dump(run))
+    seen: dict[str, Any] = {}
+
+    def supervise(run_dir: RunDir, run: Run, world: int, **how: Any) -> int:
+        seen.update(run=run, **how)
+        return 0
+
+    monkeypatch.setattr(agent, "supervise", supervise)
+    assert agent.first(agent.Who.of({}), tmp_path / "run.yaml", tmp_path, 1, 1) == 0
+    decided = {d.key: d.value for d in seen["decisions"]}
+    assert decided["train.steps"] == seen["run"].steps == load(RunDir.of("tiny", tmp_path).spec_file).run.steps

@@ -51,6 +51,11 @@ def test_a_value_set_with_a_space_is_answered_with_the_equals_sign(capsys: pytes
     Path("run.yaml").write_text(GOOD)
     assert main(["train", "run.yaml", "train.steps", "600"]) == 2
     assert "did you mean `train.steps=600`?" in capsys.readouterr().err
+    for typed in (["--steps", "600"], ["--steps=600"], ["--max-steps", "600"], ["--max_steps=600"]):
+        assert main(["train", "run.yaml", *typed]) == 2
+        assert "did you mean `train.steps=600`?" in capsys.readouterr().err
+    assert main(["train", "run.yaml", "--every", "600"]) == 2  # of what?
+    assert "see `shoal train --help`" in capsys.readouterr().err
     assert main(["train", "run.yaml", "some.thing", "600"]) == 2
     assert "see `shoal train --help`" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{name:<{width}}  {about(text)}" for name, text in known.items()))
         return 0
     if args.template is None:
-        raise UsageError(f"which template? `shoal init {next(iter(known))}` is one; `shoal init --list` lists them.")
+        raise UsageError("which template? `shoal init pretrain` trains from scratch, `--list` lists them all.")
     if args.template not in known:
         near = closest(args.template, known)
         hint = f"did you mean {near}?" if near else f"there are {' and '.join(known)}."

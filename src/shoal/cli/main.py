@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 
 from shoal import __version__, streams
@@ -159,14 +160,31 @@ class Parser(argparse.ArgumentParser):
     """argparse, with our one-sentence errors instead of its usage dump."""
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is that
-        name, _, value = message.removeprefix("unrecognized arguments: ").partition(" ")
-        if message.startswith("unrecognized") and value and "." in name:
-            from shoal.spec.names import lookup
+        option, _, value = message.removeprefix("unrecognized arguments: ").replace("=", " ").partition(" ")
+        if message.startswith("unrecognized") and value and (option.startswith("--") or "." in option):
+            from shoal.spec.names import meant
 
             verb = importlib.import_module(f"shoal.cli.{self.prog.split()[1]}")
-            if getattr(verb, "TAKES_OVERRIDES", False) and lookup(tuple(name.split("."))):
+            if getattr(verb, "TAKES_OVERRIDES", False) and (name := meant(option.lstrip("-"))):
                 raise UsageError(f"{message}; did you mean `{name}={value.split()[0]}`?")
-        raise UsageError(f"{message}; see `{self.prog} --help`.")
+        raise UsageError(_plainly(message, self.prog))
+
+
+def _plainly(message: str, prog: str) -> str:
+    """What argparse says, as a person would: what is missing, or which choice was meant."""
+    see = f"see `{prog} --help`."
+    if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
+        if "|" in missing[1]:
+            return f"say what to do: `{prog} {missing[1]}`; {see}"
+        names = missing[1].split(", ")
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; {see}"
+    if wrong := re.fullmatch(r"argument (.+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+        option, given, choices = wrong.groups()
+        what = f"`{prog} {given}`" if "|" in option else f"'{given}' for {option}"
+        known = re.findall(r"[\w.-]+", choices)
+        near = closest(given, known)
+        return f"there is no {what}; " + (f"did you mean {near}?" if near else f"there are {', '.join(known)}; {see}")
+    return f"{message}; {see}"
 
 
 def _help() -> str:

@@ -68,7 +68,7 @@ def _picture(path: Path, title: str, about: str, content: Callable[[Axes], None]
     axes.set_title(f"{title}\n", loc="left", fontsize=12, fontweight="bold", color=INK)
     axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=8, color=GREY, va="bottom")
     axes.set_xlabel("step", color=INK, fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no step 1.25
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no step 1.25
     axes.tick_params(colors=INK, labelsize=8, length=3, width=0.6)
     axes.grid(axis="y", color="#e7eaee", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -99,6 +99,19 @@ def hint(path: Path) -> str:
     return f"the names there are {', '.join(within(tuple(parent)))}"
 
 
+def meant(word: str) -> str | None:
+    """The one name of a value that a bare word can only stand for: `steps`, `learning-rate`, `train.steps`."""
+    spelt = word.lower().replace("-", "_")
+    whole = lookup(tuple(spelt.split(".")))
+    if whole is not None:
+        return spelt
+    called = CALLED.get(spelt)
+    if called is not None:
+        return called if lookup(tuple(called.split("."))) else None
+    found = [n.dotted for n in names() if n.path[-1] == spelt and n.section is None and "*" not in n.path]
+    return found[0] if len(found) == 1 else None
+
+
 def marks(field: FieldInfo) -> Iterator[Any]:
     """The marks on a field, also those on a part of its type (`LocalPath | None`)."""
     yield from field.metadata

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from shoal.errors import SpecError
+from shoal.near import closest
 from shoal.spec.names import Path
 
 LARGEST_BYTES = 1 << 20  # a run file is a page or two; a data set given by mistake is not read into memory
@@ -47,12 +48,19 @@ class Document:
     spelt: dict[Path, str] = field(default_factory=dict)
 
 
+def _instead(file: File) -> str:
+    beside = [p.name for p in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
+    if near := closest(file.name, beside):
+        return f"did you mean {file.with_name(near)}?"
+    return f"`shoal init pretrain {file}` writes one to start from."
+
+
 def read_text(file: File) -> str:
     """The text of a run file, or one sentence about why there is none."""
     if file.is_dir():
         raise SpecError(f"{file} is a folder; give the run file in it, such as {file / 'run.yaml'}.")
     if not file.exists():
-        raise SpecError(f"there is no run file {file}; `shoal init pretrain {file}` writes one to start from.")
+        raise SpecError(f"there is no run file {file}; {_instead(file)}")
     if not file.is_file():
         raise SpecError(f"{file} is not a regular file; a run file is a YAML text.")
     if file.stat().st_size > LARGEST_BYTES:

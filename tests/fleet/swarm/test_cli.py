@@ -20,6 +20,7 @@ from shoal.cli.swarm_shared import read_line
 from shoal.errors import UsageError
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm import start
+from shoal.fleet.swarm.charter import Charter
 from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.control import alone, obey
 from shoal.fleet.swarm.invite import Invitation
@@ -119,6 +120,15 @@ def test_create_makes_a_swarm_whose_invitation_others_can_use(
     assert "is a swarm already" in capsys.readouterr().err
 
 
+def test_tokens_become_steps_before_the_swarm_is_made_so_that_all_peers_have_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = NodeConfig.load(Path(create(tmp_path, capsys, "train.tokens=1M")["folder"]))
+    ours = load(config.run).run.train
+    assert (ours.steps, ours.tokens) == (62, None)
+    assert "  steps: 62\n" in Charter.load(config.charter_file).run
+
+
 def test_invitations_are_printed_made_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = create(tmp_path, capsys)
     where = ["--workspace", str(tmp_path)]
@@ -174,7 +184,7 @@ def test_join_gets_everything_and_takes_only_what_is_a_peers_own(
         (["invite", "nowhere", "train.steps=3"], "takes no values"),
         (["create", "run.yaml", "--expires", "soon"], "--expires soon"),
         (["join", "nowhere", "--listen", "host:1"], "no swarm"),
-        (["jion", "x"], "invalid choice"),
+        (["jion", "x"], "there is no `shoal swarm jion`; did you mean join?"),
     ],
 )
 def test_wrong_use_is_one_sentence(
