@@ -20,6 +20,7 @@ from shoal.cli.main import main
 from shoal.plan.catalogue import find
 from shoal.plan.hardware_types import Device, Measured
 from tests.forked import fork
+from tests.patience import Stopwatch
 
 H200 = Machine(torch.device("cuda", 0), "NVIDIA H200", "nvidia", 132, 139.8, 1, 60 << 20, "torch 2.11.0")
 SEEN = Measured(
@@ -123,8 +124,8 @@ def test_told_to_stop_it_leaves_nothing(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         log.unlink(missing_ok=True)
         pid = fork(lambda: main([*OF_CPU, "--seconds", "60", "--processes", "1", "--workspace", str(place)]), log)
-        end = time.monotonic() + 30
-        while not (log.exists() and "collectives" in log.read_text()) and time.monotonic() < end:
+        watch = Stopwatch()
+        while not (log.exists() and "collectives" in log.read_text()) and watch.quiet_s() < 30:
             time.sleep(0.01)
         os.kill(pid, number)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143

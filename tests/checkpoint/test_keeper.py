@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from tests.checkpoint.nodes import TOKEN, Left, Node, leave, nodes
-from tests.patience import Stopwatch
+from tests.patience import Stopwatch, limit
 
 from shoal import wire
 from shoal.checkpoint.manifest import seal
@@ -183,8 +183,8 @@ def test_a_sender_that_dies_half_way_leaves_nothing(node: Node, here: Path, else
     with pytest.raises(TransientError, match="is just arriving"):
         left.send(node.address)  # one at a time, so that memory is bounded
     sock.close()
-    until = time.monotonic() + 10
-    while list((here / "copies").glob(".in-*")) and time.monotonic() < until:
+    watch = Stopwatch()
+    while list((here / "copies").glob(".in-*")) and watch.quiet_s() < 10:
         time.sleep(0.01)
     assert os.listdir(here / "copies") == [".spare-00000"], "its pages are for the next one"
     left.send(node.address)
@@ -280,7 +280,7 @@ def test_an_impostor_is_not_told_anything_and_not_believed(elsewhere: Path) -> N
         def answer() -> None:
             sock, _ = listener.accept()
             with sock:
-                sock.settimeout(10)
+                sock.settimeout(limit(10))
                 sock.sendall(b"shoal keeper 1\n\0" + bytes(32))
                 said = sock.recv(4096)
                 sock.sendall(said[32:])  # its own proof, as if it were the keeper's
@@ -300,14 +300,14 @@ def test_many_strangers_who_say_nothing_do_not_keep_friends_out(
 ) -> None:
     leave(here, A, rank=0, world=1)
     silent = [raw(node) for _ in range(80)]
-    until = time.monotonic() + 20
+    watch = Stopwatch()
     try:
         while True:
             try:
                 assert list(node.peer().kept()) == [A]
                 break
             except OSError:
-                assert time.monotonic() < until, "the strangers keep the door shut"
+                assert watch.quiet_s() < 20, "the strangers keep the door shut"
                 time.sleep(0.2)
     finally:
         for sock in silent:
@@ -381,9 +381,9 @@ def test_it_serves_on_when_its_starter_is_killed_and_leaves_after_a_while(here: 
     while time.monotonic() < killed_at + 2.5:  # asked now and then, it stays longer than it would alone
         assert list(Peer(address, TOKEN).kept()) == [A]
         time.sleep(0.3)
-    until = time.monotonic() + 20
+    watch = Stopwatch()
     while _alive(int(pid)):
-        assert time.monotonic() < until, "it has not left"
+        assert watch.quiet_s() < 20, "it has not left"
         time.sleep(0.1)
 
 

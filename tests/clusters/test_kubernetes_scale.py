@@ -12,6 +12,7 @@ import yaml
 from tests.clusters.api import Object
 from tests.clusters.kubernetes import Cluster, cluster
 from tests.clusters.kubernetes_place import Place, place
+from tests.patience import limit
 
 from shoal.launch.job import Job
 from shoal.launch.kubernetes import client
@@ -73,7 +74,7 @@ def test_a_thousand_nodes_are_given_out_at_once(here: Place, capsys: pytest.Capt
     job = here.submit("large", **{"launch.nodes": MANY, "launch.gpus": GPUS, "resources.device": "auto"})
     submitted_s = time.monotonic() - begun
     bound: set[str] = set()
-    while len(bound) < MANY and time.monotonic() < begun + 200:  # the server drops a watch that lags behind
+    while len(bound) < MANY and time.monotonic() < begun + limit(200):  # the server drops a watch that lags behind
         for _, pod in here.api.watch(f"/api/v1/namespaces/{here.namespace}/pods", timeout_s=200):
             bound |= {pod["spec"]["nodeName"]} if pod["spec"].get("nodeName") else set()
             if len(bound) == MANY:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.data.preparing import files_of, make_texts, read_texts, shoal, write_jsonl
-from tests.patience import limit
+from tests.patience import Stopwatch, limit
 
 UNIT_BYTES = 20_000
 TEXTS = make_texts(2500)  # about 40 units
@@ -50,10 +50,10 @@ def records(out: Path) -> list[Path]:
 
 def half_way(p: subprocess.Popen[str], out: Path) -> None:
     """Until some units are done. A run that is over by then would prove nothing."""
-    deadline_s = time.monotonic() + 60
+    watch = Stopwatch()
     while len(records(out)) < 4:
         assert p.poll() is None, "it ended before it could be disturbed"
-        assert time.monotonic() < deadline_s
+        assert watch.quiet_s() < 60
         time.sleep(0.002)
 
 
@@ -119,9 +119,9 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
 def test_ctrl_c_while_the_workers_start_says_one_sentence(tmp_path: Path, wait_s: float) -> None:
     long = write_jsonl(tmp_path / "long.jsonl", TEXTS * 20)  # seconds of work: it must not have ended by then
     with start(long, tmp_path / "out", start_new_session=True) as p:
-        deadline_s = time.monotonic() + 60
+        watch = Stopwatch()
         while not workers_of(p):
-            assert time.monotonic() < deadline_s
+            assert watch.quiet_s() < 60
             time.sleep(0.001)
         time.sleep(wait_s)
         interrupt_the_group(p)
@@ -197,8 +197,8 @@ def test_a_full_disk_is_one_sentence_and_a_rerun_goes_on(
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", out.parent], capture_output=True)
     small = mounted.returncode == 0
     try:
-        limit = None if small else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
-        with start(corpus, out, workers=workers, preexec_fn=limit) as p:
+        quota = None if small else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+        with start(corpus, out, workers=workers, preexec_fn=quota) as p:
             _, err = p.communicate(timeout=limit(120))
         assert p.returncode == 78, err
         assert "there is no room left to write" in err

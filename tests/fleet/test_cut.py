@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.fleet import cut
+from tests.patience import limit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a socket filter is Linux's")
 
@@ -54,7 +55,7 @@ def test_while_it_is_cut_nothing_is_heard_and_nobody_comes_in_and_then_all_of_it
 
     island.write_text(json.dumps({"cut": [2], "until": time.time() - 1}))
     look(island)
-    mine.settimeout(30)  # the kernel sends it again, at ever longer intervals
+    mine.settimeout(limit(30))  # the kernel sends it again, at ever longer intervals
     assert mine.recv(10) == b"during"
     cut.refuse_if_cut()
     for sock in (server, other, mine):

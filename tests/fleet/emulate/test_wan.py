@@ -140,7 +140,7 @@ def test_a_firewall_lets_tcp_out_and_no_udp() -> None:
         assert count(b, 0.2) == 0
         with wan.within("host"):
             server = socket.create_server(("", PORT))
-        with server, wan.within("peer"), socket.create_connection((wan.address("host"), PORT), timeout=5):
+        with server, wan.within("peer"), socket.create_connection((wan.address("host"), PORT), timeout=limit(5)):
             pass
 
 

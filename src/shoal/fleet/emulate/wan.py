@@ -89,6 +89,7 @@ class Wan:
         self._prefix = spaces.prefix()
         self._lock = threading.Lock()
         self._forward: subprocess.Popen[str] | None = None
+        self._started: list[subprocess.Popen[Any]] = []
         self._seed = seed
         self._links = {pair: Link(rtt_ms, loss) for pair in self._pairs()}
         for (a, b), link in (links or {}).items():
@@ -125,7 +126,9 @@ class Wan:
     ) -> subprocess.Popen[Any]:
         """Starts a program at the site, with these variables besides the environment's; `given` goes to Popen."""
         enter = ["ip", "netns", "exec", self.namespace(site)]  # execs: the process is the program itself
-        return subprocess.Popen([*enter, *command], env={**os.environ, **(env or {})}, **given)
+        started = subprocess.Popen([*enter, *command], env={**os.environ, **(env or {})}, **given)
+        self._started.append(started)
+        return started
 
     @contextmanager
     def within(self, site: str) -> Iterator[None]:
@@ -194,6 +197,8 @@ class Wan:
                     with suppress(BrokenPipeError):
                         pipe.close()
             self._forward = None
+        for started in self._started:  # also one that has not entered its namespace yet, where it would be found
+            started.kill()
         spaces.remove(spaces.beginning(self._prefix))
 
     def _build(self) -> None:
