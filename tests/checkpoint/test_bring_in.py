@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,8 @@ def test_a_hugging_face_folder_and_what_is_imported_from_it_start_the_same_run(t
     assert same_weights(imported, direct)
     described = model_of(newest(tmp_path / "out"))
     assert described is not None
-    assert shape_of(described) == shape_of(SMALL)
+    # The rule of the start values is not in a config.json, nor in what is imported from it.
+    assert replace(shape_of(described), init=shape_of(SMALL).init) == shape_of(SMALL)
 
 
 def test_weights_of_a_checkpoint_are_taken_alone(tmp_path: Path) -> None:
