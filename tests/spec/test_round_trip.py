@@ -63,7 +63,7 @@ def runs(draw: st.DrawFn) -> Run:
             "name": draw(st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")),
             "seed": draw(st.integers(0, 2**63 - 1)),
             "model": model,
-            "data": {"train": sources[1:], "eval": sources[:1], "seq_len": draw(st.integers(1, 4096))},
+            "data": {"train": sources[1:], "eval": paths[:1], "seq_len": draw(st.integers(1, 4096))},
             "train": {
                 "steps": steps,
                 "clip": draw(st.none() | SHARE),
