@@ -382,16 +382,21 @@ class Decider:
         return [Out(proposer, "ack", {"hash": record.hash, "term": term, "signature": signature})]
 
     def _leaves_out(self, record: Record, now: float) -> bool:
-        """Whether a record would leave out a third or more of those who are heard here and want to be in: a leader that
-        lies would make itself most of the members, one after the other. Whoever is really gone is soon not heard."""
-        if record.kind == "branch":
+        """Whether a record would drop members that are heard here, and keep two thirds or less of those who want to be
+        in: a leader that lies would make itself most of the members, one after the other. Whoever is really gone is
+        soon not heard. What an earlier leader has proposed may have to be agreed to although somebody has come back
+        since: it is, late, if it keeps most members."""
+        here, head, kept = self.here(now), self.chain.head, set(record.members)
+        stay = {p for p in head.members if p in here and not self._says_goodbye(p)}
+        stay -= {self.me} if self.leaving else set()
+        if record.kind == "branch" or stay <= kept:
             return False
-        here, head, grace = self.here(now), self.chain.head, 2 * self.rules.silent_s
+        if self.term and record.by != self.leader() and now - self._since > self.rules.stuck_s / 2:
+            return not majority(kept, head.members)
+        grace = 2 * self.rules.silent_s
         back = {p for p, since in self._dropped.items() if now - since > grace and p in here and p != self.me}
-        wants = {p for p in head.members if p in here and not self._says_goodbye(p)}
-        wants |= {p for p in back if self.heard[p].wants and self.heard[p].head == head.hash}
-        wants -= {self.me} if self.leaving else set()
-        return 3 * len(wants & set(record.members)) <= 2 * len(wants) if wants else False
+        wants = stay | {p for p in back if self.heard[p].wants and self.heard[p].head == head.hash}
+        return 3 * len(wants & kept) <= 2 * len(wants)
 
     def _count(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
         p = self._proposal
