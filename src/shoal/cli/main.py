@@ -9,12 +9,13 @@ names those of its options, with a value each, that would be taken for such valu
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import re
 import sys
 
 from shoal import __version__, streams
-from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, UsageError
+from shoal.errors import TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, ShoalError, UsageError
 from shoal.leaving import leave_at_once
 from shoal.near import closest
 
@@ -62,6 +63,7 @@ new here? In an empty folder:
 VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["swarm", "status"])
 # What they did is in a run directory, where it can be seen when nothing could be printed.
 RUNS = ("train", "resume", "launch", "sweep", "drill", "swarm", "stop")
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)  # no retry helps
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,7 +114,7 @@ def _code(argv: list[str]) -> int:
             raise
         where = f" ({e.filename})" if e.filename else ""
         print(f"shoal: the system said: {e.strerror or e}{where}.", file=sys.stderr)
-        return TRANSIENT
+        return WRONG_ENVIRONMENT if e.errno in _FORBIDDEN else TRANSIENT
     except Exception as e:
         if debug:
             raise

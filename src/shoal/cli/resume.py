@@ -15,7 +15,7 @@ from shoal.cli.launch import tell
 from shoal.cli.options import BACKENDS, add_workspace, no_swarm
 from shoal.errors import UsageError
 from shoal.guard import lock
-from shoal.guard.begin import Asked, write_spec, writing
+from shoal.guard.begin import Asked, same_data, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.launch.job import Job, launched
@@ -104,8 +104,10 @@ def _refuse(run_dir: RunDir, history: History, differ: list[Difference]) -> None
         if not d.safe:
             raise UsageError(
                 f"{d}: that would break the history of run '{run_dir.name}'; "
-                f"`shoal train {run_dir.spec_file} --name OTHER {d.key}={d.new}` starts another run."
+                f"`shoal train {run_dir.spec_file} --name OTHER {d.argument}` starts another run."
             )
+        if d.moved:
+            same_data(run_dir, [source["path"] for source in d.new])
         if d.key == "train.steps" and d.new != "auto" and d.new < history.step:
             raise UsageError(f"train.steps={d.new} is less than the {history.step} steps that are done.")
 

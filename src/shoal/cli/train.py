@@ -107,6 +107,6 @@ def differs(name: str, differ: list[Difference], fresh: bool = True) -> str:
     more = f"; and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
     ways = ["`--name OTHER` for a run of its own"] + ["`--fresh` to set the old one aside"] * fresh
     if all(d.safe for d in differ):
-        changes = " ".join(f"{d.key}={'' if d.new is None else d.new}" for d in differ[:MOST_NAMED])
+        changes = " ".join(d.argument for d in differ[:MOST_NAMED])
         ways.append(f"`shoal resume {name} {changes}` to change it on purpose")
     return f"run '{name}' exists with another spec: {named}{more}. Use {', or '.join(ways)}."

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.data.index import fingerprint_in
-from shoal.errors import SetupError, ShoalError
+from shoal.errors import DataError, SetupError, ShoalError
+from shoal.plain_file import read_object
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
 from shoal.spec.shape import shape_of
@@ -68,6 +69,46 @@ def set_aside(run_dir: RunDir) -> Path:
 def data_fingerprints(run: Run) -> dict[str, str | None]:
     """Of the local data sets; a remote one is known once the workers have opened it."""
     return {source.path: fingerprint_in(Path(source.path)) for source in (*run.data.train, *run.data.eval)}
+
+
+def same_data(run_dir: RunDir, now: Sequence[str]) -> None:
+    """Refuses other training data in place of those that the run was begun with, where both can be told. (A checkpoint
+    remembers them as well; a run that has not saved yet has nothing else.)"""
+    try:
+        known = read_object(run_dir.identity_file).get("data")
+    except (OSError, ValueError):
+        return
+    # In the order of the sources, under the paths of then. Where one path came twice, the checkpoint has to tell.
+    begun_with = list(known.values()) if isinstance(known, dict) and len(known) >= len(now) else []
+    for was, place in zip(begun_with, now, strict=False):
+        found = fingerprint_in(Path(place))
+        if was is not None and found is not None and was != found:
+            raise DataError(
+                f"{place} holds other data than run '{run_dir.name}' was begun with (fingerprint {found[:8]}, not "
+                f"{str(was)[:8]}); give the folder that they were moved to, or start another run."
+            )
+
+
+def other_code(run_dir: RunDir, run: Run) -> str | None:
+    """In words, with what other versions than those it was begun with the run goes on; None with the same."""
+    try:
+        before = _versions(read_object(run_dir.identity_file))
+    except (OSError, ValueError):
+        return None
+    now = _versions(identity(run))
+    differ = [f"{name} {before[name]} → {now[name]}" for name in now if name in before and before[name] != now[name]]
+    if not differ:
+        return None
+    return f"the run goes on with other code than it was begun with ({', '.join(differ)}): its steps may differ"
+
+
+def _versions(about: Mapping[str, Any]) -> dict[str, str]:
+    """What can change a result, by name."""
+    packages, git = about.get("packages"), about.get("git")
+    found = {name: about.get(name) for name in ("shoal", "python")}
+    found |= {name: packages.get(name) for name in ("torch", "numpy")} if isinstance(packages, dict) else {}
+    found |= {"commit": str(git.get("commit"))[:10]} if isinstance(git, dict) else {}
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 @contextmanager

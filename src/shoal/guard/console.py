@@ -41,7 +41,7 @@ class Console:
                 print(f"shoal: {sentence}", file=sys.stderr, flush=True)
 
     def summary(self, status: str, reason: str, history: History) -> None:
-        name = self.run.name
+        name = self.run_dir.name  # of a copy that is not the spec's
         loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
         where = f"step {history.at} of {self.run.steps}{loss}"
         if status == "failed":

@@ -18,7 +18,7 @@ from typing import Any
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
-from shoal.guard.begin import write_spec
+from shoal.guard.begin import other_code, write_spec
 from shoal.guard.budget import Budget
 from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
@@ -120,6 +120,7 @@ class Session:
         self.number = self.history.sessions
         self._next_attempt = self.history.attempts
         self._said_stopping = False
+        self._said_unwritten = False  # that the journal cannot be written
         self._left: str | None = None  # why the last group was put apart
         self._journal = Journal(run_dir.journal_file)
 
@@ -140,6 +141,8 @@ class Session:
             evidence = f"session {before['session']} ({who}) ended without closing the journal"
             lost = Failure(None, "supervisor-lost", evidence)
             self._fail(lost, max(0, self._next_attempt - 1), "go on from the newest checkpoint")
+        if self.number > 0 and (other := other_code(self.run_dir, self.run)):
+            self._note("warning", text=f"{other}.")
         for decision in decisions:
             self._note("decision", key=decision.key, value=decision.value, why=decision.why)
         for decision in asked:
@@ -282,7 +285,11 @@ class Session:
         """A journal that cannot be written (a full disk) must not take the workers with it."""
         try:
             self._journal.append(kind, **fields)
+            self._said_unwritten = False
         except OSError as e:
+            if self._said_unwritten:
+                return
+            self._said_unwritten = True
             self.console.say(f"cannot write {self.run_dir.journal_file} ({e.strerror}); free space, the run goes on.")
 
 

@@ -39,6 +39,7 @@ class Report:
     planned: Compared | str | None
     pictures: list[Path]
     odd: Odd = field(default_factory=Odd)  # lines of the journal that are no records
+    undrawn: str | None = None  # why there are no pictures
 
 
 def report(run_dir: RunDir, pictures: bool = True) -> Report:
@@ -47,11 +48,16 @@ def report(run_dir: RunDir, pictures: bool = True) -> Report:
     status = status_of(run_dir)
     found = history(told)
     identity = _identity(run_dir, found)
-    drawn = draw(found, run_dir.name, identity, run_dir.report) if pictures else []
+    drawn, undrawn = [], None
+    if pictures:
+        try:
+            drawn = draw(found, run_dir.name, identity, run_dir.report)
+        except OSError as e:  # somebody else's run, or a full disk: what there is to read can be read all the same
+            undrawn = f"no pictures: {nearby(Path(e.filename or run_dir.report))} cannot be written ({e.strerror})"
     # While it runs, the time since the last record is part of it.
     accounts = ledger(told, time.time() if status.status == "running" else None)
     beside, said = compared(run_dir, found.steps, found.starts), advice(accounts, found)
-    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn, odd)
+    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn, odd, undrawn)
 
 
 def as_json(r: Report) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def as_text(r: Report) -> str:
         _results(r),
         "\n".join(traffic.lines(r.history.traffic)),
         *_curves(r.history),
-        "\n".join(f"drawn: {nearby(path)}" for path in r.pictures),
+        r.undrawn or "\n".join(f"drawn: {nearby(path)}" for path in r.pictures),
     ]
     return "\n\n".join(section for section in sections if section)
 

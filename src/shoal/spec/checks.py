@@ -39,17 +39,18 @@ def local_inputs(run: Run, begun: bool = False) -> None:
     for name, folders in (("data.train", train), ("data.eval", held_out)):
         for folder in folders:
             pair = folder.parent / "train" in train and folder.parent / "eval" in held_out
-            _data_set(name, folder, pair and folder.name in ("train", "eval"))
+            moved = f"; if it has moved: `shoal resume {run.name} {name}=PLACE`" if begun else ""
+            _data_set(name, folder, pair and folder.name in ("train", "eval"), moved)
     if run.model.weights is not None and not begun:
         _weights(run.model.weights)
 
 
-def _data_set(name: str, folder: Path, one_of_a_pair: bool) -> None:
+def _data_set(name: str, folder: Path, one_of_a_pair: bool, moved: str) -> None:
     # A pair is made by one command, which writes both into the folder that holds them.
     out = f"--eval-fraction 0.05 --out {folder.parent}" if one_of_a_pair else f"--out {folder}"
     make = f"run `shoal data prepare TEXT… {out}` first"
     if not folder.exists():
-        raise DataError(f"{name} names {folder}, which does not exist; {make}.")
+        raise DataError(f"{name} names {folder}, which does not exist; {make}{moved}.")
     if not folder.is_dir():
         raise DataError(f"{name} names {folder}, which is a file and not a folder of token shards; {make}.")
     if not (folder / "index.json").is_file():
