@@ -27,10 +27,9 @@ def test_ticks_come_while_kernels_end_and_not_from_an_idle_device_or_an_endless_
     assert ticks is not None
     torch.cuda.synchronize()
     assert [ticks().ticks for _ in range(3)] == [0, 0, 0]
-    for _ in range(40):
-        torch.cuda._sleep(cycles(0.1))
     seen = []
-    for _ in range(20):
+    for _ in range(20):  # a host that is a few kernels ahead of its device
+        torch.cuda._sleep(cycles(0.15))
         seen.append(ticks())
         time.sleep(0.1)
     assert seen[-1].ticks > 0
@@ -58,9 +57,20 @@ def test_a_host_that_spins_in_a_wait_is_judged_by_its_device(tmp_path: Path, ker
             pulse.mark(phase, step if phase == "data" else None)
     pulse.mark("data", 5)
     pulse.mark("clip")
-    for _ in range(kernels):
-        torch.cuda._sleep(cycles(20.0 / kernels))
-    until(lambda: (s := read_sample(tmp_path, 0)) and s.device and s.device.queued)
+    done = torch.cuda.Event()
+
+    def keep_busy() -> None:
+        """The next kernel is queued when the last one has ended."""
+        if done.query():
+            torch.cuda._sleep(cycles(20.0 / kernels))
+            done.record()
+
+    def seen_busy() -> bool:
+        keep_busy()
+        sample = read_sample(tmp_path, 0)
+        return bool(sample and sample.device and sample.device.queued)
+
+    until(seen_busy)
     watch, found, over = Watch({0: os.getpid()}, PulseFolder(tmp_path), Limits(quick_s=4.0)), list[Hang](), []
 
     def watching() -> None:
@@ -72,10 +82,8 @@ def test_a_host_that_spins_in_a_wait_is_judged_by_its_device(tmp_path: Path, ker
     thread = threading.Thread(target=watching)
     thread.start()
     deadline = time.monotonic() + 10
-    done = torch.cuda.Event()
-    done.record()
-    while time.monotonic() < deadline and not done.query():  # as CUDA waits
-        pass
+    while time.monotonic() < deadline:  # as CUDA waits
+        keep_busy()
     over.append(True)
     thread.join()
     torch.cuda.synchronize()
