@@ -113,6 +113,11 @@ FULL = [
 ]
 
 
+def _model(name: str) -> dict[str, Any]:
+    """From small start values: a tied head's logits begin at the root of the width otherwise; the bar is absolute."""
+    return {**MODELS[name], "init": "normal"}
+
+
 @dataclass(frozen=True)
 class Result:
     loss: float  # the largest relative difference over the steps
@@ -157,7 +162,7 @@ class Matrix:
         settings = Mesh(**mesh).model_dump(exclude_unset=True)
         changes = {
             "name": name[:90],
-            "model": MODELS[case.model],
+            "model": _model(case.model),
             "train.steps": self.steps,
             **{f"mesh.{axis}": settings.get(axis, 1) for axis in Sizes.__dataclass_fields__},
             **{f"mesh.{key}": value for key, value in settings.items()},
@@ -170,7 +175,7 @@ class Matrix:
         found = checkpoint.newest(run_dir.checkpoints)
         assert found is not None
         assert found.step == self.steps
-        run = decide(make_run(self.data, model=MODELS[case.model]), self.folder, 1).run
+        run = decide(make_run(self.data, model=_model(case.model)), self.folder, 1).run
         decoder = Decoder(shape_of(run.model))
         decoder.load_state_dict(checkpoint.read_full(found))
         tokens = torch.arange(64).reshape(2, 32) * 7 % 95

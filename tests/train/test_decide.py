@@ -44,7 +44,7 @@ def test_nothing_is_left_open(data: Path) -> None:
 def test_the_rule_of_the_start_values_is_chosen_and_written_down(data: Path) -> None:
     decided = decide(make_run(data, **{"model.init": "auto"}), Path.cwd(), 1)
     (choice,) = (d for d in decided.decisions if d.key == "model.init")
-    assert choice.value == decided.run.model.init == shape_of(decided.run.model).init == AUTO["llama"][False]
+    assert choice.value == decided.run.model.init == shape_of(decided.run.model).init == AUTO["llama"]["adamw"]
     again = decide(decided.run, Path.cwd(), 1)
     assert (again.run.model.init, "model.init" in {d.key for d in again.decisions}) == (choice.value, False)
 

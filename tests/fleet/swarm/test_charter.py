@@ -131,7 +131,7 @@ def test_the_table_names_nothing_else_and_no_value_in_it_is_free_text() -> None:
     for name, range in PROPOSED.items():
         found = set(kinds(known[name].field.annotation))
         if str in found:
-            assert range in (PLACE, TIME), name
+            assert range is not WORD, name  # a range of numbers lets no text through
         if found & {int, float}:
             assert range not in (PLACE, WORD), f"{name} has no range"
             assert range[0] < range[1], name
