@@ -21,6 +21,7 @@ from shoal.fleet.swarm.terms import Agreed
 SWARM = "f" * 64
 START = Record("start", 0, (), ())
 ROUND_S = 3.0
+TICK_S = 0.5
 RULES = Rules(silent_s=3.0, stuck_s=20.0, peers=4)
 
 
@@ -95,6 +96,7 @@ class Sim:
         self._number = itertools.count()
         self.disks: dict[str, dict[str, Any]] = {name(i): {} for i in range(peers)}
         self.peers = {me: Peer(self, me, disk) for me, disk in self.disks.items()}
+        self._phases = {me: self.rng.uniform(0, TICK_S) for me in self.disks}
         self.side = dict.fromkeys(self.disks, 0)
         self.loss = 0.0
         self.children: dict[str, set[str]] = {}  # of a head, the records of kind round that count
@@ -107,29 +109,36 @@ class Sim:
             assert self.liars or len(self.children[new.record.parent]) == 1, "two rounds follow one head"
 
     def run(self, seconds: float) -> None:
-        until = self.now + seconds
-        next_tick = self.now
-        while next_tick < until:
-            while self._queue and self._queue[0][0] <= next_tick:
-                self.now, _, (frm, to, kind, fields) = heapq.heappop(self._queue)
-                if to in self.peers and self.side[frm] == self.side[to]:
-                    try:
-                        self._deliver(frm, to, kind, fields)
-                    except BadValue:  # as `talk` does; whatever else is raised is a defect
-                        if frm not in self.liars:
-                            raise
-                        self.refused[frm] += 1
-            self.now = next_tick
-            for peer in list(self.peers.values()):
-                heard = {"head": peer.chain.head.hash, "wants": True}
-                for other in self.disks:
-                    if other != peer.me:
-                        self._send(peer.me, Out(other, "pulse", heard))
-                self._out(peer, peer.decider.tick(self.now))
+        """Each peer ticks twice a second, at moments of its own: between two ticks the words of the first are heard."""
+        until, at = self.now + seconds, self.now
+        while at < until:
+            for me, phase in sorted(self._phases.items(), key=lambda one: one[1]):
+                self._pass(min(at + phase, until))
+                if me in self.peers:
+                    self._tick(self.peers[me])
             for lie in self.on_tick:
                 lie()
-            next_tick += 0.5
+            at += TICK_S
+        self._pass(until)
+
+    def _pass(self, until: float) -> None:
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, (frm, to, kind, fields) = heapq.heappop(self._queue)
+            if to in self.peers and self.side[frm] == self.side[to]:
+                try:
+                    self._deliver(frm, to, kind, fields)
+                except BadValue:  # as `talk` does; whatever else is raised is a defect
+                    if frm not in self.liars:
+                        raise
+                    self.refused[frm] += 1
         self.now = until
+
+    def _tick(self, peer: Peer) -> None:
+        heard = {"head": peer.chain.head.hash, "wants": True}
+        for other in self.disks:
+            if other != peer.me:
+                self._send(peer.me, Out(other, "pulse", heard))
+        self._out(peer, peer.decider.tick(self.now))
 
     def _send(self, frm: str, out: Out) -> None:
         if self.rng.random() >= self.loss:

@@ -189,8 +189,8 @@ class Decider:
             self._voted = float("-inf")
         self._follow_votes(now)
         vote = terms.mine()
-        if vote is None or vote.term <= terms.term or now - self._voted < SAY_AGAIN_S:
-            return []
+        if vote is None or now - self._voted < SAY_AGAIN_S:
+            return []  # it is said until the head changes: whoever has not heard it may be the one who leads next
         self._voted = now
         fields = {"head": self.chain.head.hash, "term": vote.term, "signature": vote.signature}
         return [Out(p, "vote", fields) for p in members if p in here and p != self.me]
