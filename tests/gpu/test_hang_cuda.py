@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from shoal.guard.hang import Hang, Limits, Watch
+from shoal.model.decoder import Decoder
 from shoal.observe.pulse import Pulse, PulseFolder, read_sample
 from shoal.parallel.ticks import ticks_of
+from shoal.spec.model import Model
+from shoal.spec.shape import shape_of
 from tests.guard.fake import until
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -42,6 +45,30 @@ def test_ticks_come_while_kernels_end_and_not_from_an_idle_device_or_an_endless_
     assert {device.ticks for device in stuck} == {before}
     assert all(device.queued for device in stuck)
     torch.cuda.synchronize()
+
+
+def test_a_step_that_is_queued_as_a_whole_ticks_block_by_block() -> None:
+    """Each block takes a tenth of a second by itself; the host has queued all of them long before."""
+    device = torch.device("cuda", 0)
+    decoder = Decoder(shape_of(Model(vocab_size=64, dim=64, layers=20, heads=2, ffn_dim=64))).to(device)
+    decoder.init_weights(0)
+    ticks = ticks_of(device, [decoder])
+    assert ticks is not None
+    tokens = torch.zeros(1, 16, dtype=torch.long, device=device)
+    decoder(tokens, targets=tokens).backward()  # what is set up the first time is not timed
+    torch.cuda.synchronize()
+    ticks()
+    before = ticks().ticks
+    for block in decoder.blocks.values():
+        block.register_forward_pre_hook(lambda module, args: torch.cuda._sleep(cycles(0.1)))
+    began = time.monotonic()
+    decoder(tokens, targets=tokens).backward()
+    assert time.monotonic() - began < 1.0, "the host did not run ahead: this test says nothing"
+    seen = [ticks().ticks - before for _ in range(8) if not time.sleep(0.2)]
+    torch.cuda.synchronize()
+    assert len(set(seen)) >= 6
+    assert seen == sorted(seen)
+    assert seen[-1] < 20
 
 
 @pytest.mark.parametrize("kernels", [200, 1], ids=["many kernels", "one kernel that does not end"])

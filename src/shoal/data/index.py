@@ -203,12 +203,17 @@ def parse_index(text: str | bytes, where: str) -> Index:
     return index
 
 
-def fingerprint_in(folder: Path) -> str | None:
-    """Of the data set in a folder, whose index must be sound; None where there is no such."""
+def index_in(folder: Path) -> Index | None:
+    """Of the data set in a folder, if it is sound; None where there is no such."""
     try:
-        return parse_index(read_plain(folder / INDEX_FILE, MOST_INDEX_BYTES), str(folder)).fingerprint
+        return parse_index(read_plain(folder / INDEX_FILE, MOST_INDEX_BYTES), str(folder))
     except (OSError, ShoalError):
         return None
+
+
+def fingerprint_in(folder: Path) -> str | None:
+    index = index_in(folder)
+    return None if index is None else index.fingerprint
 
 
 def _inconsistency(index: Index) -> str | None:

@@ -54,6 +54,7 @@ class Decoder(nn.Module):
         self.first, self.last = 0 in layers, shape.layers - 1 in layers
         self.rope = Rope(shape)
         self.mask: Callable[..., Any] = attention_mask
+        self.passes: Callable[[Tensor], None] | None = None  # told of what each block gives
         if self.first or (self.last and shape.tie_embeddings):
             self.embed = nn.Embedding(shape.vocab_size, shape.dim)
         self.blocks = nn.ModuleDict({str(i): Block(shape, i) for i in layers})
@@ -97,6 +98,8 @@ class Decoder(nn.Module):
                 x = x.to(torch.get_autocast_dtype(device.type))  # and so all that is added to it
         for i, block in zip(self.layers, self.blocks.values(), strict=True):
             x = block(x, cos, sin, full if i < self.shape.full_attention_layers else sliding)
+            if self.passes is not None:
+                self.passes(x)
         return self.norm(x) if self.last else x
 
     def init_weights(self, seed: int) -> None:

@@ -31,7 +31,7 @@ HOST = "SHOAL_FLEET_HOST"  # the address of this machine that the other islands 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
     torch.set_num_threads(int(run.resources.threads))
-    parts = prepare(run_dir, run, place)
+    parts = prepare(run_dir, run, place, pulse)
     island, host = int(os.environ["SHOAL_ISLAND"]), os.environ.get(HOST, "127.0.0.1")
     inner = Inner(place.rank, place.world)
     fleet = Fleet(run_dir.path / "fleet", island, run.fleet.islands, int(run.fleet.shards), inner, host)

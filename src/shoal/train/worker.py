@@ -59,7 +59,6 @@ def outcome(
         pulse.mark("join")
         place = joined or join(run)
         pulse.watch_groups(standing(place))
-        pulse.watch_device(ticks_of(place.device))
         pulse.mark("load")
         try:
             if run.fleet.islands > 1:
@@ -99,7 +98,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         if journal is not None:
             journal.note(kind, attempt=attempt, **fields)
 
-    parts = prepare(run_dir, run, place)
+    parts = prepare(run_dir, run, place, pulse)
     model, optimizers, state, windows, order = parts.model, parts.optimizers, parts.state, parts.windows, parts.order
     restored, saves = take_over(run, run_dir, place, state, tell)
     if restored is None:
@@ -205,11 +204,12 @@ def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float
     return {"moved_bytes": moved_bytes(run, shape, device), "peak_bandwidth": device.bandwidth_tbs * 1e12}
 
 
-def prepare(run_dir: RunDir, run: Run, place: Place) -> Parts:
+def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> Parts:
     sources = open_sources(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     model = build(run, place)
+    pulse.watch_device(ticks_of(place.device, model.decoders))
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     about = identity(run) if place.rank == 0 else {}
     skips = Skips([batch, batch] for batch in run.data.skip)

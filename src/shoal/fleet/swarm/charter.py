@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.data.index import fingerprint_in
+from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, is_peer
@@ -187,9 +187,9 @@ def fingerprint(folder: Path) -> str:
 
 
 def vocabulary(folder: Path) -> int | None:
-    """Of a data set, as its index.json states it."""
-    found = _index(folder).get("vocab_size")
-    return found if type(found) is int else None
+    """Of a data set, as its index states it."""
+    index = index_in(folder)
+    return None if index is None else index.vocab_size
 
 
 def find_input(wanted: Input, folders: list[Path]) -> Path | None:
@@ -230,14 +230,6 @@ def _store(address: str, place: str) -> Input:
     if not _ADDRESS.fullmatch(address) or ".." in address.split("/"):
         raise SpecError(f"{address}: a swarm's data is in folders, or in s3://bucket/prefix with plain letters.")
     return Input(place, "", "", 0, 0, address)
-
-
-def _index(folder: Path) -> dict[str, Any]:
-    try:
-        held = json.loads((folder / "index.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return held if isinstance(held, dict) else {}
 
 
 def _with_paths(run: Run, to: Callable[[str], str]) -> Run:
