@@ -178,6 +178,7 @@ class Group(Kernel):
     def __init__(self, trace: Trace, programs: Sequence[Iterable[Span]] = ()) -> None:
         super().__init__()
         self.trace, self.now, self.broken_at = trace, 0.0, math.inf
+        self.waited_for_at = math.inf  # since then all others wait for the broken one, and none of them compiles
         chance = random.Random(trace.seed + 7)
         self.victim = chance.randrange(trace.world) if trace.fault else None
         self._ranks = []
@@ -202,6 +203,9 @@ class Group(Kernel):
         for r in self._ranks:
             self._account(r, now)
         self.now = now
+        others = [r for rank, r in enumerate(self._ranks) if rank != self.victim]
+        if self.waited_for_at == math.inf and self.broken_at <= now and all(r.waits or r.over for r in others):
+            self.waited_for_at = now
 
     def _moves(self, r: _Rank, now: float) -> bool:
         """Goes on from one span to the next, if it is time."""
@@ -282,7 +286,10 @@ class Outcome:
 
     @property
     def after_s(self) -> float:
-        return self.at - self.group.broken_at
+        """Since others wait for it: as long as they compile or compute themselves, nobody can know. One that is stopped
+        is seen at once."""
+        group = self.group
+        return self.at - (group.broken_at if self.trace.fault == "stopped" else group.waited_for_at)
 
     @property
     def bar_s(self) -> float:
@@ -305,6 +312,6 @@ def play(trace: Trace, programs: Sequence[Iterable[Span]] = ()) -> Outcome:
             return Outcome(trace, group, found, now, tuple(slow))
         if found is not None and (not slow or slow[-1].marks != found.marks):
             slow.append(found)
-        if now > group.broken_at + 2 * max(10.0, 3 * group.slowest_s) + 5:
+        if now > group.waited_for_at + 2 * max(10.0, 3 * group.slowest_s) + 5:
             break
     return Outcome(trace, group, None, now, tuple(slow))
