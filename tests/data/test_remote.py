@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import multiprocessing
 import os
 import signal
@@ -16,6 +18,7 @@ import obstore
 import pytest
 
 from shoal.data import cache as cache_module
+from shoal.data import remote as remote_module
 from shoal.data.cache import Cache
 from shoal.data.feed import Feed
 from shoal.data.index import PIECE_BYTES
@@ -185,7 +188,58 @@ def test_a_data_set_larger_than_the_cache_is_read_right_and_within_the_limit(
         assert 0 < cache.used_bytes() <= most
 
 
+def test_of_a_data_set_larger_than_the_cache_a_fixed_share_is_kept_and_nothing_is_deleted_again(
+    prepared: Path, bucket: str, tmp_path: Path, small_caches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TokenShards.open(bucket, tmp_path / "cache", 4 * PIECE_BYTES)
+    cache, puts = remote_folder(data).cache, list[str]()
+    put = cache.put
+    monkeypatch.setattr(cache, "put", lambda key, blob: (puts.append(key), put(key, blob)))
+    monkeypatch.setattr(remote_module, "MOST_PASSING", 0)  # as if much had been read in between
+    every = np.arange((data.tokens - 1) // LENGTH)
+    for _ in range(3):
+        Windows([data], LENGTH, True).batch(np.zeros(len(every), int), every)
+    assert puts
+    assert len(set(puts)) == len(puts)  # each once: it was still there the next time
+    assert all(cache.has(key) for key in puts)
+
+
 # The cache alone.
+
+
+def test_writers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Room is taken for many blobs at a time: with the lock in other hands they are written all the same."""
+    cache = Cache(tmp_path, 20_000_000)
+    cache.put(key(0), blob(0))
+    with open(tmp_path / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for i in range(1, 19):
+            cache.put(key(i), blob(i))
+    assert all(cache.read(key(i), 1000) == blob(i) for i in range(19))
+
+
+def test_room_that_a_living_process_has_taken_is_left_to_it_and_a_dead_ones_is_not(
+    tmp_path: Path, small_caches: None
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        cache = Cache(tmp_path, 10_000)
+        (tmp_path / "lock").write_text(json.dumps({"used": 4000, "room": {str(other.pid): 4000}}))
+        for i in range(20):
+            cache.put(key(i), blob(i))
+            assert cache.used_bytes() <= 6000
+        other.kill()
+    for i in range(20):
+        cache.put(key(i), blob(i))
+    assert cache.used_bytes() > 6000
+
+
+@pytest.mark.parametrize("held", ["", "garbage", "[1]", '{"used": 1}', '{"used": 1, "room": {"x": 1}}', "700  "])
+def test_whatever_the_shared_file_says_the_cache_works(tmp_path: Path, small_caches: None, held: str) -> None:
+    (tmp_path / "lock").write_text(held)
+    cache = Cache(tmp_path, 5000)
+    for i in range(8):
+        cache.put(key(i), blob(i))
+    assert 0 < cache.used_bytes() <= 5000
 
 
 def test_the_blobs_unused_for_longest_go_first(tmp_path: Path, small_caches: None) -> None:

@@ -206,6 +206,9 @@ class Group(Kernel):
         others = [r for rank, r in enumerate(self._ranks) if rank != self.victim]
         if self.waited_for_at == math.inf and self.broken_at <= now and all(r.waits or r.over for r in others):
             self.waited_for_at = now
+            beats = [x.marks.beat(0) for x in self._ranks]  # the others may have ended the step by now: it is measured
+            phase = "start" if self.victim is None else self._ranks[self.victim].span.phase
+            self.slowest_s = max(max(b.slowest_s, b.longest_s[phase]) for b in beats)
 
     def _moves(self, r: _Rank, now: float) -> bool:
         """Goes on from one span to the next, if it is time."""
@@ -231,8 +234,6 @@ class Group(Kernel):
             r.marks.mark(span.phase, span.step, at)
         if span.broken:
             self.broken_at = at
-            beats = [x.marks.beat(0) for x in self._ranks]
-            self.slowest_s = max(max(b.slowest_s, b.longest_s[span.phase]) for b in beats)
         r.span, r.ends = span, at + span.seconds
         return True
 

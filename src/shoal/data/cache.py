@@ -3,16 +3,20 @@
 Blobs are named by their content, written under another name and renamed, so a reader finds a whole one or none. Readers
 open, read and close: when another process deletes the blob meanwhile, what was opened stays readable. So no blob is
 ever "in use" and the limit can always be kept; a reader that comes too late downloads again.
-Writers take turns by a lock on a file, which also holds the one shared number: the bytes in the folder.
+One file is shared, with a lock: how many bytes are in the folder, and how many more each process may write. A process
+takes room for many blobs at a time, and holds the lock for no longer than that; it writes beside the others.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import SetupError, SpecError
@@ -20,8 +24,16 @@ from shoal.errors import SetupError, SpecError
 SMALLEST_BYTES = 10_000_000
 # Free a tenth at once: counting the folder costs a stat a blob, so it should be rare.
 _KEPT = 0.9
+_ROOM = 1 / 1024  # of the limit, taken at a time
+_MOST_COUNT = 1 << 20
 # The last use is the file's time; to set it on every read would double the cost of a read.
 _TOUCH_AFTER_S = 30.0
+
+
+@dataclass
+class _Count:
+    used: int  # bytes: what is there, and the room that was taken
+    room: dict[int, int] = field(default_factory=dict)  # process → bytes that it may still write
 
 
 class Cache:
@@ -34,10 +46,11 @@ class Cache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._touch_after_s = touch_after_s
+        self._room, self._taking = 0, threading.Lock()  # bytes that are counted and not yet written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked() as lock:
-                self._set_used(lock, self._used(lock))
+                self._set_count(lock, self._count(lock))
         except OSError as e:
             raise self._unusable(e) from None
 
@@ -68,19 +81,35 @@ class Cache:
         if len(data) > self.limit_bytes:
             return
         path = self.path(key)
-        temporary = path.with_name(f"{key}.tmp")
+        temporary = path.with_name(f"{key}.{threading.get_ident()}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._locked() as lock:
-                used = self._used(lock)
-                if used + len(data) > self.limit_bytes:
-                    used = self._evict(int(self.limit_bytes * _KEPT) - len(data))
-                # Counted before it is there: a kill in between can only make us free space too early.
-                self._set_used(lock, used + len(data))
-                temporary.write_bytes(data)
+            self._take(len(data))
+            temporary.write_bytes(data)
+            with suppress(FileNotFoundError):  # a process that does not see ours (a container's) took it for left over
                 os.replace(temporary, path)
         except OSError as e:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise self._unusable(e) from None
+
+    def _take(self, size: int) -> None:
+        """Room for so many bytes: counted before they are there, so a kill in between can only free space too early."""
+        with self._taking:
+            if self._room < size:
+                self._take_more(max(size, int(self.limit_bytes * _ROOM)))
+            self._room -= size
+
+    def _take_more(self, room: int) -> None:
+        with self._locked() as lock:
+            count = self._count(lock)
+            others = sum(count.room.values()) - count.room.get(os.getpid(), 0)
+            if count.used + room > self.limit_bytes:
+                count.used = self._evict(int(self.limit_bytes * _KEPT) - room - others) + others
+            count.used += room
+            self._room += room
+            count.room[os.getpid()] = self._room
+            self._set_count(lock, count)
 
     def touch(self, key: str) -> None:
         """The blob was used by other means than `read`."""
@@ -96,8 +125,8 @@ class Cache:
         blobs = sorted(self._blobs())
         used = sum(size for _, size, _ in blobs)
         for _, size, path in blobs:
-            # With the lock held nobody is writing: a temporary file is what a killed or failed writer left.
-            if used > target_bytes or path.endswith(".tmp"):
+            # A temporary file is being written, or is what a killed writer left.
+            if not _alive(int(path.split(".")[-2])) if path.endswith(".tmp") else used > target_bytes:
                 Path(path).unlink(missing_ok=True)
                 used -= size
         return used
@@ -117,24 +146,41 @@ class Cache:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """One process and thread at a time. The kernel frees the lock of a process that dies."""
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)  # the folder may have been deleted meanwhile
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield fd
         finally:
             os.close(fd)
 
-    def _used(self, lock: int) -> int:
+    def _count(self, lock: int) -> _Count:
+        """As the file has it; counted anew for a new folder, and after a power cut that left nonsense."""
         try:
-            return int(os.pread(lock, 32, 0))
-        except ValueError:  # a new folder, or a power cut that left the number empty
-            return self.used_bytes()
+            held = json.loads(os.pread(lock, _MOST_COUNT, 0))
+            if type(held) is int:  # of an earlier version, which took no room
+                return _Count(held)
+            room = {int(pid): int(size) for pid, size in held["room"].items() if _alive(int(pid))}
+            return _Count(int(held["used"]), room)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _Count(self.used_bytes())
 
-    def _set_used(self, lock: int, used: int) -> None:
-        os.pwrite(lock, f"{used:<32}".encode(), 0)
+    def _set_count(self, lock: int, count: _Count) -> None:
+        text = json.dumps({"used": count.used, "room": count.room}).encode()
+        os.pwrite(lock, text, 0)
+        os.ftruncate(lock, len(text))
 
     def _unusable(self, e: OSError) -> SetupError:
         return SetupError(
             f"the data cache {self.folder} cannot be used: {e.strerror}; make room there, or set data.cache_dir to "
             "another folder or data.cache_gb to less."
         )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # somebody else's
+    return True

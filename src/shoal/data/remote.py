@@ -4,6 +4,9 @@ Pieces and not whole shards, because the order of the data is one shuffle over a
 as it has windows. With pieces the first batch does not wait for gigabytes, and a data set larger than the cache costs
 one small request a window, where whole shards would be fetched again for every batch.
 Every piece is checked against the shard's `.sums`, and those against the index.
+
+Of a data set that is larger than the cache a fixed share of the pieces is kept, by their names: in a shuffle all pieces
+come back equally seldom, so to keep the newest would only mean to write and delete all the time, for as many hits.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +34,8 @@ from shoal.objects import past_the_end
 
 PARALLEL_REQUESTS = 16
 TRIES = 3
+MOST_PASSING = 64 << 20  # bytes of pieces that were fetched ahead and not yet read, in memory
+FILLED = 0.8  # of the cache, with the pieces of one data set; the rest is for documents' borders and other data sets
 _FIRST_RETRIES, _RETRIES = 2, 10  # a wrong address should be told at once; hours into a run patience pays
 
 
@@ -46,6 +52,12 @@ class RemoteFolder:
         self._trusted: dict[str, Array] = {}  # pieces that this process has checked once, by the same
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._kept = 1.0  # share of the pieces
+        self._passing: OrderedDict[str, memoryview] = OrderedDict()
+
+    def holds(self, size_bytes: int) -> None:
+        """What all pieces come to."""
+        self._kept = min(1.0, FILLED * self.cache.limit_bytes / max(1, size_bytes))
 
     def read(self, name: str) -> bytes:
         return get(self._first, self.where, name)
@@ -72,13 +84,15 @@ class RemoteFolder:
                 if file is None:
                     continue
                 for piece in range(lo * item_bytes // PIECE_BYTES, pieces_of(hi * item_bytes)):
-                    if (file.xxh3, piece) not in missing and not self.cache.has(_key(file, piece)):
+                    if (file.xxh3, piece) not in missing and not self._has(_key(file, piece)):
                         missing[file.xxh3, piece] = partial(self._download_piece, file, piece)
         self._together(list(missing.values()))
 
     def part_of_piece(self, file: ShardFile, piece: int, lo: int, hi: int) -> bytes:
         """Bytes [lo, hi) of a piece, from the cache or the store."""
         size = min(PIECE_BYTES, file.size_bytes - piece * PIECE_BYTES)
+        if (fetched := self._passing.get(_key(file, piece))) is not None:
+            return bytes(fetched[lo:hi])
         trusted = self._trusted[file.xxh3]
         if trusted[piece]:
             part = self.cache.read(_key(file, piece), size, lo, hi - lo)
@@ -95,9 +109,21 @@ class RemoteFolder:
         start = piece * PIECE_BYTES
         size = min(PIECE_BYTES, file.size_bytes - start)
         data = self._download(file, start, size, lambda d: self._right_piece(file, piece, d))
-        self.cache.put(_key(file, piece), data)
-        self._trusted[file.xxh3][piece] = True
+        key = _key(file, piece)
+        with self._lock:
+            self._passing[key] = data
+            while len(self._passing) * PIECE_BYTES > MOST_PASSING:
+                self._passing.popitem(last=False)
+        if self._keeps(key):
+            self.cache.put(key, data)
+            self._trusted[file.xxh3][piece] = True
         return data
+
+    def _has(self, key: str) -> bool:
+        return key in self._passing or (self._keeps(key) and self.cache.has(key))
+
+    def _keeps(self, key: str) -> bool:
+        return self._kept >= 1 or xxhash.xxh3_64_intdigest(key.encode()) < self._kept * 2**64
 
     def _right_piece(self, file: ShardFile, piece: int, data: bytes | memoryview) -> bool:
         return bool(xxhash.xxh3_64_intdigest(data) == self._sums[file.xxh3][piece])

@@ -54,7 +54,9 @@ class TokenShards:
             from shoal.data.remote import RemoteFolder
 
             remote = RemoteFolder(where, cache_dir, cache_bytes)
-            return cls(remote, parse_index(remote.read(INDEX_FILE), where))
+            index = parse_index(remote.read(INDEX_FILE), where)
+            remote.holds(index.size_bytes)
+            return cls(remote, index)
         local = LocalFolder(where)
         index = parse_index(local.read(INDEX_FILE), where)
         local.check_sizes(index)

@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.data.node_disk import cache_folder
 from shoal.data.shards import TokenShards
 from shoal.errors import DataError
 from shoal.spec.run import Data, Source
 
 
 def open_sources(sources: Sequence[Source], data: Data, workspace: Path) -> list[TokenShards]:
-    """Local paths are absolute by now. Remote data is cached in the workspace unless the run file says where."""
-    cache = data.cache_dir or workspace / ".shoal" / "cache"
+    """Local paths are absolute by now. Remote data is cached on a disk of this machine, or where the run file says."""
+    cache = data.cache_dir or cache_folder(workspace)
     opened = [TokenShards.open(s.path, cache_dir=cache, cache_bytes=int(data.cache_gb * 1e9)) for s in sources]
     for other in opened[1:]:
         _same_tokens(opened[0], other)

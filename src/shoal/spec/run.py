@@ -82,7 +82,9 @@ class Data(Strict):
     )
     mask_documents: bool = Field(True, description="Tokens see only their own document; positions restart with it.")
     cache_dir: LocalPath | None = Field(
-        None, description="Where remote shards are cached; empty means .shoal/cache in the workspace."
+        None,
+        description="Where remote shards are cached; empty means .shoal/cache in the workspace, or, where several "
+        "machines share that, a disk of this one ($SLURM_TMPDIR, $TMPDIR, /var/tmp).",
     )
     cache_gb: float = Field(20.0, gt=0, description="Size limit of that cache; the shards unused for longest go first.")
 
