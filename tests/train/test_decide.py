@@ -282,7 +282,7 @@ def test_windows_at_once_fill_a_card_as_far_as_speed_and_memory_ask(
     run = make_run(data, **{**changes, "resources.device": "cuda"})
     found = {}
     for gb in (141, 8):
-        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: int(gb * 1e9))
+        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: [int(gb * 1e9)])
         decided = decide(run, data.parent)
         assert decided.run.train.batch == 1024
         assert decided.world == 1
