@@ -6,6 +6,8 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from shoal.parallel.place import Place, gpu_shared, join, lay_out, leave, raise_
 from shoal.shared_gpu import SETTING, ranks_per_gpu
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
+from tests.forked import fork
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -143,26 +146,29 @@ def test_axes_have_the_members_that_the_numbering_of_ranks_says() -> None:
     assert sorted(rank for one in lines(16, 4, 2) for rank in one) == list(range(16))
 
 
-def test_gloo_connects_to_those_it_talks_to_and_not_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_connects_to_those_it_talks_to_and_not_to_everybody(tmp_path: Path) -> None:
     """Descriptors of a rank do not grow with their number: they are a ring's, and the store's."""
+    torch.set_num_threads(1)  # before the fork, as tests/ranks.py does
 
-    def work(rank: int, world: int, folder: str) -> int:
-        dist.destroy_process_group()  # the tests' own
-        os.environ |= {"SHOAL_RENDEZVOUS": f"file://{folder}/{world}", "RANK": str(rank), "WORLD_SIZE": str(world)}
+    def work(rank: int, world: int, folder: Path) -> int:
+        os.environ |= {"SHOAL_RENDEZVOUS": f"file://{folder}/store", "RANK": str(rank), "WORLD_SIZE": str(world)}
         before = len(os.listdir("/proc/self/fd"))
         run = ON_CUDA.model_copy(update={"resources": ON_CUDA.resources.model_copy(update={"device": "cpu"})})
         axes = dict.fromkeys(Sizes.__dataclass_fields__, 1) | {"dp_shard": world}
         place = join(run.model_copy(update={"mesh": run.mesh.model_copy(update=axes)}))
         assert place.sum(1.0) == [world]
-        opened = len(os.listdir("/proc/self/fd")) - before
+        (folder / f"opened-{rank}").write_text(str(len(os.listdir("/proc/self/fd")) - before))
         leave(place)
-        return opened
+        return 0
 
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        few, many = (max(run_ranks(work, world, folder)) for world in (4, 12))
-    assert many <= few + 4, (few, many)
+    opened = {}
+    for world in (4, 12):
+        (folder := tmp_path / str(world)).mkdir()
+        ranks = [fork(partial(work, rank, world, folder), folder / "log") for rank in range(world)]
+        codes = [os.waitpid(pid, 0)[1] for pid in ranks]
+        assert codes == [0] * world, (folder / "log").read_text()
+        opened[world] = max(int((folder / f"opened-{rank}").read_text()) for rank in range(world))
+    assert opened[12] <= opened[4] + 4, opened
 
 
 def test_as_many_files_may_be_open_as_the_system_allows() -> None:
