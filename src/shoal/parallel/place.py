@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal import shared_gpu
+from shoal import shared_gpu, ways
 from shoal.errors import SetupError
 from shoal.parallel.groups import Groups
 from shoal.spec.mesh import Sizes
@@ -68,6 +68,8 @@ def join(run: Run) -> Place:
 
 def _meet(rank: int, world: int, device: torch.device) -> None:
     raise_open_files()
+    if world > _processes_here() and ways.ADDRESS not in os.environ and (master := os.environ.get("MASTER_ADDR")):
+        os.environ.update(ways.settings(ways.own_address(master)))  # torchrun's; our own agents have said it
     # Connections of gloo are made when they are first used: those of a ring, not one to every process.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
