@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.train.matrix import FULL, LOGITS_BAR, LOSS_BAR, NORM_BAR, QUICK, Matrix
+from tests.train.matrix import FLOAT32, FULL, QUICK, Matrix
 
 
 def main() -> int:
@@ -44,7 +44,8 @@ def main() -> int:
             took = f"{time.perf_counter() - began:>6.1f}"
             print(f"{case.name:<76}{case.processes:>3}{numbers}{took}{'' if result.good else '  MISSED'}", flush=True)
     print(
-        f"{len(cases)} meshes against one process; bars: loss {LOSS_BAR}, gradient norm {NORM_BAR}, logits {LOGITS_BAR}"
+        f"{len(cases)} meshes against one process; bars: loss {FLOAT32.loss}, gradient norm {FLOAT32.norm}, "
+        f"logits {FLOAT32.logits}"
     )
     print(f"missed: {missed} (ratio of meshes on the one-process curve: {(len(cases) - missed) / len(cases):.2f})")
     return int(missed > 0)

@@ -1,11 +1,53 @@
-"""How a process leaves once its work is on disk: at once."""
+"""How a process leaves: what it says of an end that was not meant, its exit code, and at once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
+
+from shoal.errors import TRANSIENT, ShoalError
+
+ENDED_BY = "shoal: ended by "  # a process's last line, after the traceback; `shoal.guard.classify` reads it
+TEXT_CHARS = 300
+
+
+def exit_code(do: Callable[[], int]) -> int:
+    """What a process leaves with, after one sentence on what is known and a traceback of what is not.
+
+    Whatever is raised: a SystemExit half-way is no success, and an interrupt that no signal has sent is no signal.
+    """
+    try:
+        return do()
+    except ShoalError as e:
+        print(f"shoal: {_text(e)}", file=sys.stderr)
+        return e.exit_code
+    except BaseException as e:
+        with contextlib.suppress(Exception):  # out of memory, or the stack: the line below still names it
+            traceback.print_exc()
+        print(f"{ENDED_BY}{_named(e)}", file=sys.stderr)
+        return TRANSIENT
+
+
+def _named(e: BaseException) -> str:
+    """Kind, text and place, on one line of bounded length: the traceback above may be longer than anybody reads."""
+    kind = type(e).__qualname__ if type(e).__module__ == "builtins" else f"{type(e).__module__}.{type(e).__qualname__}"
+    lines = _text(e).splitlines()
+    text = lines[0][:TEXT_CHARS] if lines else ""
+    frames = traceback.extract_tb(e.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{kind}{': ' if text else ''}{text}{where}"
+
+
+def _text(e: BaseException) -> str:
+    try:
+        return str(e)
+    except BaseException:  # of somebody's own making
+        return "its text cannot be made"
 
 
 def leave_at_once(code: int) -> NoReturn:

@@ -26,12 +26,13 @@ from shoal import wire
 from shoal.checkpoint.manifest import seal
 from shoal.checkpoint.memory import neighbour
 from shoal.checkpoint.memory.generations import Here, seal_extra
-from shoal.checkpoint.memory.keeper import reachable_address, start
+from shoal.checkpoint.memory.keeper import start
 from shoal.checkpoint.memory.neighbour import Peer
 from shoal.checkpoint.memory.ram import forget, hold, memory_folder
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import encode_part
 from shoal.errors import TransientError
+from shoal.ways import reachable_address
 
 A = Name(10, 1)
 

@@ -4,6 +4,7 @@ script.json: {"steps": 20, "save_every": 5, "faults": [{"attempt": 0, "rank": 1,
 A fault happens before its step (or after the last one), in one attempt or, if it names none, in all. `fail` knows how.
 """
 
+import builtins
 import json
 import os
 import signal
@@ -77,7 +78,7 @@ def fail(fault: dict) -> None:
         case "exit":
             os._exit(fault["code"])
         case "raise":
-            raise ValueError(fault["text"])
+            raise getattr(builtins, fault.get("kind", "ValueError"))(*filter(None, [fault["text"]]))
         case "deaf":  # hears no signal, as in a collective whose peer is gone
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)

@@ -34,6 +34,8 @@ class Cluster:
     least: int | None = None
     job: str = "job-1"
     env: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # by which the others look for node 0
+    before: dict[int, list[str]] = field(default_factory=dict)  # what a node's command is put behind
     port: int = field(default_factory=free_port)
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -49,15 +51,16 @@ class Cluster:
         env = os.environ | {
             "SHOAL_NODE": str(node),
             "SHOAL_NODES": str(self.nodes),
-            "SHOAL_HEAD": f"127.0.0.1:{self.port}",
+            "SHOAL_HEAD": f"{self.host}:{self.port}",
             "SHOAL_TOKEN": token or self.token,
             "SHOAL_JOB": self.job,
             "SHOAL_NODES_HERE": str(self.nodes),
             **self.env,
         }
         command = [
-            sys.executable, "-m", "shoal.launch.agent", str(file), "--workspace", str(workspace or self.workspace),
-            "--processes", "1", "--min-nodes", str(self.least or self.nodes),
+            *self.before.get(node, []), sys.executable, "-m", "shoal.launch.agent", str(file),
+            "--workspace", str(workspace or self.workspace), "--processes", "1",
+            "--min-nodes", str(self.least or self.nodes),
         ]  # fmt: skip
         with open(self.log(node), "ab") as out:
             self.agents[node] = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)

@@ -245,6 +245,39 @@ def test_backward_recomputed_and_compiled_computation_and_operators_of_our_own_a
         assert compiled_again == 0
 
 
+@torch.library.custom_op("shoal::test_count_joined", mutates_args=())
+def joined_within(pieces: list[torch.Tensor], more: list[torch.Tensor]) -> torch.Tensor:
+    """As fp8's casts: no argument is a tensor itself."""
+    y = torch.cat(pieces + more)
+    dist.all_reduce(y)
+    return y
+
+
+@torch.library.custom_op("shoal::test_count_none", mutates_args=())
+def made_within(size: int) -> torch.Tensor:
+    y = torch.ones(size)
+    dist.all_reduce(y)
+    return y
+
+
+def test_operators_of_our_own_whose_tensors_are_in_lists_or_nowhere_are_counted() -> None:
+    def work(rank: int, world: int) -> list[tuple[float, float]]:
+        counter, seen = Counter(lay_out(rank, world, torch.device("cpu"), Sizes(dp_shard=2))), []
+        for send in (
+            lambda: joined_within([ones(2), ones(1)], []),
+            lambda: joined_within([ones(3)], more=[ones(1)]),
+            lambda: joined_within(pieces=[ones(3)], more=[]),
+            lambda: made_within(3),
+        ):
+            with counter.counting():
+                made = send()
+            (row,) = counter.table()
+            seen.append((row["bytes"], float(made.sum())))
+        return seen
+
+    assert run_ranks(work, 2) == [[(12, 6.0), (16, 8.0), (12, 6.0), (12, 6.0)]] * 2
+
+
 def test_axes_over_the_same_processes_are_told_apart() -> None:
     def work(rank: int, world: int) -> list[str]:
         place = lay_out(rank, world, torch.device("cpu"), Sizes(cp=2, ep=2), experts=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import SetupError, SpecError
+from shoal.plan.layouts import layouts
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from shoal.spec.start_values import AUTO
 from shoal.train.decide import Decided, decide
+from shoal.train.decide_torch import impossible_schedules
+from tests.plan.asked import asked
 from tests.train.tiny import make_data, make_run
 
 
@@ -209,6 +213,36 @@ def test_more_processes_than_gpus_are_refused_with_a_mesh_for_those_there_are(
         on(run)
 
 
+def test_with_the_tests_setting_processes_share_gpus_and_their_memory(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda: [8 << 30])
+    monkeypatch.setenv("SHOAL_TEST_SHARE_GPU", "1")
+    run = make_run(data, **{"resources.device": "cuda", "mesh.dp_shard": 4, "mesh.dp_replicate": 1, "mesh.tp": 2})
+    decided = decide(run, Path.cwd())
+    assert decided.world == 8
+    assert "into 0.966" in why(decided, "mesh.recompute"), "90% of an eighth of 8 GiB"
+
+
+def test_a_schedule_that_the_installed_torch_cannot_do_is_refused_and_never_chosen(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zbv = {"model.layers": 4, "mesh.pp": 2, "mesh.schedule": "zbv", "mesh.micro_batch": 1}
+    assert on(make_run(data, **zbv), 2).mesh.schedule == "zbv"
+    for version, able in (("2.11.0+cu128", False), ("2.12.1", False), ("2.13.0", True), ("3.0", True), ("", True)):
+        monkeypatch.setattr("shoal.train.decide_torch.installed", lambda version=version: version)
+        assert impossible_schedules() == (() if able else ("zbv",))
+    monkeypatch.setattr("shoal.train.decide_torch.installed", lambda: "2.11.0+cu128")
+    with pytest.raises(SetupError, match=r"schedule zbv needs torch 2\.13 or later, and 2\.11\.0\+cu128 is installed"):
+        on(make_run(data, **zbv), 2)
+    question = asked("llama3-8b", 64, 512, pp=4)
+    assert {one.schedule for one in layouts(replace(question, without=impossible_schedules()))} == {
+        "1f1b",
+        "interleaved",
+    }
+
+
 def test_a_model_that_cannot_fit_this_machine_is_refused_before_it_starts(data: Path) -> None:
     with pytest.raises(SetupError, match=r"parameters need at least [\d,]+ GB .* this machine has \d+ GB"):
         on(make_run(data, **{"model.dim": 16384, "model.layers": 126, "model.heads": 128}))
@@ -282,7 +316,7 @@ def test_windows_at_once_fill_a_card_as_far_as_speed_and_memory_ask(
     run = make_run(data, **{**changes, "resources.device": "cuda"})
     found = {}
     for gb in (141, 8):
-        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: int(gb * 1e9))
+        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: [int(gb * 1e9)])
         decided = decide(run, data.parent)
         assert decided.run.train.batch == 1024
         assert decided.world == 1

@@ -19,6 +19,7 @@ from shoal.guard.signals import signal_name
 from shoal.guard.surroundings import Change
 from shoal.guard.symptoms import ABOUT_DATA, CONSEQUENCES, SAID
 from shoal.guard.workers import Death
+from shoal.leaving import ENDED_BY
 from shoal.masking import mask
 from shoal.observe.causes import CAUSES
 
@@ -27,7 +28,7 @@ TAIL_LINES = 20
 EVIDENCE_CHARS = 400
 NOT_RETRIED = (WRONG_USAGE, WRONG_ENVIRONMENT)
 
-# The last line of a traceback: a dotted name that ends as exceptions do.
+# A line that names an exception where no traceback stands before it: a dotted name that ends as exceptions do.
 _KINDS = "Error|Exception|Interrupt|Exit|Stopped|Warning|Timeout"
 _EXCEPTION = re.compile(rf"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:{_KINDS})\b(?:: .*)?$")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -92,12 +93,42 @@ def last_words(log: Path) -> list[str]:
     if not starts:
         return lines[-TAIL_LINES:]
     begin = starts.pop()
-    ends = next((i for i in range(begin + 1, len(lines)) if not lines[i].startswith((" ", "Traceback"))), len(lines))
-    if not lines[begin].startswith(_STARTS) and len(lines) - ends > TAIL_LINES:
+    after = lines[_names_it(lines, begin) :]
+    if not lines[begin].startswith(_STARTS) and len(after) > TAIL_LINES and not _ended_by(after):
         return lines[-TAIL_LINES:]  # it was survived: much was said after it
     while starts and any(mark in lines[begin - 1] for mark in _CHAINED):
         begin = starts.pop()
     return lines[begin:]
+
+
+def _names_it(lines: list[str], begin: int) -> int:
+    """The place of the line that names the exception of the traceback that begins there: the first after the frames,
+    which are indented."""
+    before = _before(lines[begin])
+    for i in range(begin + 1, len(lines)):
+        if not lines[i].removeprefix(before).startswith(" "):
+            return i
+    return len(lines)
+
+
+def _before(header: str) -> str:
+    """What every line of a traceback may begin with: torch's `[rank3]: `, the bar of a group."""
+    return header.partition(_TRACEBACK)[0].replace("Exception Group ", "").replace("+", "|")
+
+
+def _ended_by(lines: list[str]) -> str | None:
+    """What a worker of ours has named itself at its end."""
+    return next((line for line in reversed(lines) if line.startswith(ENDED_BY)), None)
+
+
+def _raised(lines: list[str]) -> str | None:
+    """The exception that ended it, whatever its kind is called."""
+    if ended_by := _ended_by(lines):
+        return ended_by
+    starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
+    if starts and (named := _names_it(lines, starts[-1])) < len(lines):
+        return lines[named].removeprefix(_before(lines[starts[-1]]))
+    return next((line for line in reversed(lines) if _EXCEPTION.match(line)), None)
 
 
 def _by_code(death: Death, lines: list[str], around: Change) -> tuple[str, str]:
@@ -113,7 +144,7 @@ def _by_code(death: Death, lines: list[str], around: Change) -> tuple[str, str]:
     found = _said(lines)
     if found:
         return found
-    exception = next((line for line in reversed(lines) if _EXCEPTION.match(line)), None)
+    exception = _raised(lines)
     if around.disk_is_full:  # a full disk swallows the very line that would say so
         return "disk-full", f"{around.free_bytes:,} bytes are free on the run directory's disk"
     if exception or said:
@@ -168,5 +199,5 @@ def _last(lines: list[str]) -> str | None:
 
 def _clean(line: str) -> str:
     """One journal field: bounded, on one line, and without the password of an address that an error quotes."""
-    line = mask(line.strip().removeprefix("shoal: "))
+    line = mask(line.strip().removeprefix(ENDED_BY).removeprefix("shoal: "))
     return line if len(line) <= EVIDENCE_CHARS else line[: EVIDENCE_CHARS - 1] + "…"

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
 from shoal.guard import orphans
 from shoal.guard.budget import Budget
 from shoal.guard.classify import Failure
@@ -25,7 +25,7 @@ from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
 from shoal.guard.workers import Workers, log_file, threads_for
-from shoal.leaving import leave_at_once
+from shoal.leaving import exit_code, leave_at_once
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.streams import steady
@@ -124,9 +124,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     steady()
-    try:
-        code = main(sys.argv[1:])
-    except ShoalError as e:
-        print(f"shoal: {e}", file=sys.stderr)
-        code = e.exit_code
-    leave_at_once(code)
+    leave_at_once(exit_code(lambda: main(sys.argv[1:])))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shoal import ways
 from shoal.errors import SetupError
 from shoal.guard.pulses import make_folder
 from shoal.observe.pulse import FOLDER
@@ -52,6 +53,7 @@ class Share:
     first: int  # its first rank
     count: int
     master: tuple[str, int]  # where rank 0 will listen
+    address: str | None = None  # of this node, as the others reach it
 
     @property
     def ranks(self) -> range:
@@ -162,6 +164,7 @@ def worker_env(
             "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
             "GROUP_RANK": str(share.node),
+            **({} if share.address is None else ways.settings(share.address)),
         }
     return where | {
         "RANK": str(rank),

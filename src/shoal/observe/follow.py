@@ -115,4 +115,5 @@ def _started(record: Record) -> str:
     where = f"{processes} process{'es' if processes > 1 else ''} on {record.get('device')}"
     what = f"{words.count(record.get('params') or 0)} parameters in {record.get('precision')}"
     begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
-    return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}"
+    shared = f"; {record['sharing']}" if record.get("sharing") else ""
+    return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}{shared}"

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shoal.parallel.place import Place
 
@@ -145,7 +146,7 @@ class _Mode(TorchDispatchMode):
         if func.namespace == OURS:
             # Operators of our own send from within, where this mode would be off: on again, past itself.
             with self:
-                return func.redispatch(_below(args), *args, **kwargs)
+                return func.redispatch(_below(args, kwargs), *args, **kwargs)
         if (found := _counted(func)) is not None:
             op, bytes_of, names = found
             by_name = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -155,10 +156,14 @@ class _Mode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _below(args: Iterable[Any]) -> torch._C.DispatchKeySet:
-    """The dispatch keys that follow the modes': those of a tensor's own device."""
-    tensor = next(a for a in args if isinstance(a, torch.Tensor))
-    return torch._C._dispatch_keys(tensor) & torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
+def _below(*arguments: Any) -> torch._C.DispatchKeySet:
+    """The dispatch keys that follow the modes': those of all tensors among the arguments, in lists as well. Without
+    any tensor no key is left, and the operator's kernel for every device runs."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    for leaf in tree_leaves(arguments):
+        if isinstance(leaf, torch.Tensor):
+            keys = keys | torch._C._dispatch_keys(leaf)
+    return keys & torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
 
 
 Bytes = Callable[[Args, dist.ProcessGroup], float]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime
 import os
+import resource
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from shoal import shared_gpu, ways
 from shoal.errors import SetupError
+from shoal.parallel.groups import Groups
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 
@@ -57,14 +61,30 @@ def join(run: Run) -> Place:
     device = _device(run, int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1:
         return Place(rank, world, device)
-    backend = _backend(device)
-    address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
     if not dist.is_initialized():
-        if address == "env://":
-            dist.init_process_group(backend, store=_store(), rank=rank, world_size=world, timeout=JOIN_TIMEOUT)
-        else:
-            dist.init_process_group(backend, init_method=address, rank=rank, world_size=world, timeout=JOIN_TIMEOUT)
+        _meet(rank, world, device)
     return lay_out(rank, world, device, Sizes.of(run.mesh), run.model.experts is not None)
+
+
+def _meet(rank: int, world: int, device: torch.device) -> None:
+    raise_open_files()
+    if world > _processes_here() and ways.ADDRESS not in os.environ and (master := os.environ.get("MASTER_ADDR")):
+        os.environ.update(ways.settings(ways.own_address(master)))  # torchrun's; our own agents have said it
+    # Connections of gloo are made when they are first used: those of a ring, not one to every process.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
+    way: dict[str, Any] = {"store": _store()} if address == "env://" else {"init_method": address}
+    # With its device named NCCL's communicator of all processes is made here, and those of axes are split from it.
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(_backend(device), rank=rank, world_size=world, timeout=JOIN_TIMEOUT, device_id=bound, **way)
+
+
+def raise_open_files() -> None:
+    """As many files and sockets as the system allows this process, not as few as it begins with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _store() -> dist.Store:
@@ -82,20 +102,14 @@ def lay_out(rank: int, world: int, device: torch.device, sizes: Sizes, experts: 
     if world == 1:
         return Place(rank, world, device)
     pp, copies, shard, cp, tp, ep = (getattr(sizes, name) for name in Sizes.__dataclass_fields__)
-    dense = _mesh(device, pp=pp, replicate=copies, shard=shard * cp, tp=tp)
-    context = _mesh(device, outer=pp * copies * shard, cp=cp, inner=tp).get_group("cp") if cp > 1 else None
-    expert = _mesh(device, pp=pp, replicate=copies, shard=shard * cp * tp // ep, ep=ep) if experts else None
+    groups = Groups(rank, world, device)
+    dense = groups.mesh({"pp": pp, "replicate": copies, "shard": shard * cp, "tp": tp})
+    context = groups.axis("cp", cp, tp) if cp > 1 else None
+    expert = None
+    if experts:
+        cut = {"pp": pp, "replicate": copies, "shard": shard * cp * tp // ep, "ep": ep}
+        expert = groups.mesh(cut, known={"pp": dense.get_group("pp")})
     return Place(rank, world, device, sizes, dense, context, expert)
-
-
-def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
-    """A mesh whose axes have process groups of their own.
-
-    torch would give an axis over all processes the default group. Then attention's exchanges and FSDP's would queue up
-    behind each other, and nobody could tell who sent what (`shoal.parallel.count`).
-    """
-    own: dict[int | str, Any] = dict.fromkeys(sizes, _backend(device))
-    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own)
 
 
 def _backend(device: torch.device) -> str:
@@ -104,10 +118,21 @@ def _backend(device: torch.device) -> str:
 
 
 def leave(place: Place) -> None:
-    """End together: leaving without a barrier aborts a process in 1 of 20 runs (gloo teardown race)."""
+    """End together: leaving without a barrier aborts a process in 1 of 20 runs (gloo teardown race). A sum over gloo is
+    one: torch's own would be NCCL's, and no GPU has to take part in this."""
     if place.world > 1 and dist.is_initialized():
-        dist.barrier()
+        place.sum(0.0)
         dist.destroy_process_group()
+
+
+def gpu_shared(place: Place) -> str | None:
+    """What is told of processes that share a GPU; None where each has its own."""
+    gpus, here = torch.cuda.device_count(), _processes_here()
+    return shared_gpu.sentence(here, gpus) if place.device.type == "cuda" and here > gpus else None
+
+
+def _processes_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _device(run: Run, local_rank: int) -> torch.device:
@@ -115,10 +140,11 @@ def _device(run: Run, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SetupError("resources.device is cuda but this torch sees no GPU: check the driver, or set it to cpu.")
-    if local_rank >= torch.cuda.device_count():
-        raise SetupError(
-            f"process {local_rank} has no GPU of its own ({torch.cuda.device_count()} are visible): "
-            "lower resources.processes."
-        )
+    gpus = torch.cuda.device_count()
+    if shared_gpu.sharing() and max(local_rank + 1, _processes_here()) > gpus:
+        os.environ.update(shared_gpu.settings(int(os.environ.get("RANK", "0"))))
+        local_rank %= gpus
+    if local_rank >= gpus:
+        raise SetupError(f"process {local_rank} has no GPU of its own ({gpus} are visible): lower resources.processes.")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

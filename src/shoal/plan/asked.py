@@ -48,6 +48,7 @@ class Asked:
     devices: int  # of all islands
     constants: Constants = field(default_factory=fitted)  # of this machine where it was measured, else as fitted
     documents: Documents | None = None  # of the data; None: nothing is known of it
+    without: tuple[str, ...] = ()  # schedules that the trainer's torch cannot do
 
     @property
     def island(self) -> int:

@@ -63,7 +63,7 @@ def _orders(asked: Asked, work: Work, sizes: Sizes, each: int) -> Iterator[Layou
     if sizes.pp == 1 and mesh.schedule != "auto":  # who names one wants a pipeline
         schedules = ()
     elif sizes.pp > 1 and mesh.schedule == "auto":
-        schedules = ("1f1b", "interleaved", "zbv")
+        schedules = tuple(name for name in ("1f1b", "interleaved", "zbv") if name not in asked.without)
     micros = divisors(each) if mesh.micro_batch == "auto" else [mesh.micro_batch]
     for micro, schedule in itertools.product(micros, schedules):
         if each % micro or (sizes.pp > 1 and not micro_batches_fit(each // micro, sizes.pp, schedule)):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
+from shoal.shared_gpu import ranks_per_gpu
 from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -80,8 +81,8 @@ def memory_budget(device: str, processes: int) -> int | None:
     """Bytes that one process's tensors may take; None where that cannot be told without starting CUDA."""
     if device == "cpu":
         return int(_machine_bytes() * USABLE / processes) - PROCESS_BYTES
-    smallest = _gpu_bytes()
-    return None if smallest is None else int(smallest * USABLE)
+    sizes = _gpu_bytes()
+    return int(min(sizes) * USABLE / ranks_per_gpu(processes, len(sizes))) if sizes else None
 
 
 def _with(run: Run, mode: str) -> Run:
@@ -229,12 +230,11 @@ def _machine_bytes() -> int:
     return min(whole, *allowed) if allowed else whole
 
 
-def _gpu_bytes() -> int | None:
-    """The smallest GPU's memory, asked of the driver's own tool: CUDA must not be started before the workers are."""
+def _gpu_bytes() -> list[int]:
+    """Each GPU's memory, asked of the driver's own tool: CUDA must not be started before the workers are."""
     ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    sizes = [int(line) for line in told.split("\n") if line.strip().isdigit()]
-    return min(sizes) << 20 if sizes else None
+        return []
+    return [int(line) << 20 for line in told.split("\n") if line.strip().isdigit()]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from shoal.errors import DONE
-from shoal.leaving import leave_at_once
+from shoal.leaving import exit_code, leave_at_once
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     from shoal.profile.capture import Asked, capture
     from shoal.profile.session import ASKED, SPEC
     from shoal.spec import load
-    from shoal.train.worker import StopFlag, exit_code
+    from shoal.train.worker import StopFlag
 
     stop = StopFlag()
 

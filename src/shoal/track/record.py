@@ -129,6 +129,7 @@ _SHAPES = {
             "peak_flops": _maybe(_real),
             "moved_bytes": _maybe(_real),
             "peak_bandwidth": _maybe(_real),
+            "sharing": _text,
             "resumed_from": _maybe(_count),
         },
     ),

@@ -9,19 +9,13 @@ import sys
 from pathlib import Path
 
 from shoal.errors import ShoalError
-from shoal.leaving import leave_at_once
+from shoal.leaving import exit_code, leave_at_once
 from shoal.streams import steady
 
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["--worker"]:
-        from shoal.observe.pulse import Pulse
-
-        pulse = Pulse.begin()  # before torch: importing it can hang too
-        from shoal.track.rundir import RunDir
-        from shoal.train import worker
-
-        return worker.main(RunDir(Path(argv[1])), pulse)
+        return exit_code(lambda: _worker(Path(argv[1])))  # what fails before there is a journal is named as well
     from shoal.guard import under_torchrun
 
     try:
@@ -29,6 +23,16 @@ def main(argv: list[str]) -> int:
     except ShoalError as e:
         under_torchrun.say(e)
         return e.exit_code
+
+
+def _worker(run_dir: Path) -> int:
+    from shoal.observe.pulse import Pulse
+
+    pulse = Pulse.begin()  # before torch: importing it can hang too
+    from shoal.track.rundir import RunDir
+    from shoal.train import worker
+
+    return worker.main(RunDir(run_dir), pulse)
 
 
 if __name__ == "__main__":

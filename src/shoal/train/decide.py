@@ -18,6 +18,7 @@ from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import rule_of, with_rule
 from shoal.train.decide_length import measured
 from shoal.train.decide_mesh import close_mesh, closed_mesh
+from shoal.train.decide_torch import refuse_schedule
 from shoal.train.decision import Choices, Decision
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         run = _for_islands(run, choices)
     look = partial(_documents, run, shape, opened)
     layout = close_mesh(run, shape, device, room, world, choices, [workspace / "hardware"], look)
+    if layout.sizes.pp > 1:
+        refuse_schedule(layout.schedule)
     world = layout.sizes.world
     here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world * islands))
     _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))

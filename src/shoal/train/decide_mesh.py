@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal import shared_gpu
 from shoal.errors import SetupError, SpecError
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.mesh_refusal import refusal, words
@@ -48,7 +49,7 @@ def close_mesh(
     if device == "cuda" and work.processes is not None:
         best = planned(run, shape, work.processes, folders, documents())
     layout = _layout(run.mesh, work) if best is None else best.layout
-    if device == "cuda" and world is None and layout.sizes.world > room:
+    if device == "cuda" and world is None and layout.sizes.world > room and not shared_gpu.sharing():
         fewer = nearest(run.mesh, replace(work, processes=room))
         raise SetupError(
             f"{layout.sizes.world} processes need a GPU each, and {room} are visible here: the nearest mesh that works "

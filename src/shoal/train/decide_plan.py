@@ -11,6 +11,7 @@ from shoal.errors import ShoalError
 from shoal.spec.mesh import Layout, divisors
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
+from shoal.train.decide_torch import impossible_schedules
 
 if TYPE_CHECKING:  # numpy: only those who have GPUs wait for it
     from shoal.plan.asked import Asked
@@ -53,7 +54,7 @@ def planned(
         machine = Machine.of(device, None, folders)
         if (budget := memory_budget("cuda", devices)) is not None:  # what the card says, not what its kind has
             machine = replace(machine, memory=budget / USABLE)
-        asked = Asked(run, shape, machine, everybody, calibrated(device), documents)
+        asked = Asked(run, shape, machine, everybody, calibrated(device), documents, impossible_schedules())
         found = search(asked, 2)
     except ShoalError:
         return None

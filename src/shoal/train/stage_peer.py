@@ -30,6 +30,7 @@ from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import Layout
 from shoal.fleet.stages.work import Work
+from shoal.leaving import exit_code
 from shoal.spec import load
 from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
@@ -40,7 +41,6 @@ from shoal.track.journal import Journal
 from shoal.train.decide_length import with_steps
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_local import run_here
-from shoal.train.worker import exit_code
 
 
 def main(argv: list[str]) -> int:

@@ -24,7 +24,7 @@ from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import DONE, SetupError, TransientError
 from shoal.fleet.codec import codec, warm
-from shoal.leaving import leave_at_once
+from shoal.leaving import exit_code, leave_at_once
 from shoal.parallel.place import Place, join, leave
 from shoal.spec import load
 from shoal.spec.run import Run
@@ -36,7 +36,7 @@ from shoal.train.evaluate import Evaluator
 from shoal.train.swarm_link import Gone, Link
 from shoal.train.swarm_mesh import Mesh
 from shoal.train.swarm_trainer import Trainer
-from shoal.train.worker import StopFlag, exit_code, prepare
+from shoal.train.worker import StopFlag, prepare
 
 SOCKET, FOLDER = "SHOAL_SWARM_SOCKET", "SHOAL_SWARM_FOLDER"
 PR_SET_PDEATHSIG = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +16,13 @@ from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
+from shoal.errors import DONE, Stopped
+from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
-from shoal.parallel.place import Place, join, leave
+from shoal.parallel.place import Place, gpu_shared, join, leave
 from shoal.parallel.standing import standing
 from shoal.parallel.ticks import ticks_of
 from shoal.spec import load
@@ -75,18 +75,6 @@ def outcome(
         return DONE
 
     return exit_code(do)
-
-
-def exit_code(do: Callable[[], int]) -> int:
-    """What a process leaves with, after one sentence on what is known and a traceback of what is not."""
-    try:
-        return do()
-    except ShoalError as e:
-        print(f"shoal: {e}", file=sys.stderr)
-        return e.exit_code
-    except Exception:
-        traceback.print_exc()
-        return TRANSIENT
 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
@@ -190,6 +178,7 @@ class Parts:
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **_through_memory(run, shape, device),
+            **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }
 
 

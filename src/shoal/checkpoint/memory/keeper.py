@@ -216,18 +216,6 @@ def start(folder: Path, token: bytes, host: str = "127.0.0.1", linger_s: float =
     return Started(address, process)
 
 
-def reachable_address(master: str) -> str:
-    """The address of this node that the other nodes can reach, given that of the node which they all meet at."""
-    for about in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
-        with socket.socket(about[0], socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            with contextlib.suppress(OSError):
-                probe.bind((about[4][0], 0))
-                return str(about[4][0])  # this is that node
-            probe.connect(about[4])  # sends nothing
-            return str(probe.getsockname()[0])
-    raise TransientError(f"no way leads from this node to {master}.")
-
-
 def whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
         raise ValueError("no whole number")

@@ -25,6 +25,7 @@ from shoal.checkpoint.memory.ram import Hold
 from shoal.checkpoint.memory.tier import Memory, forget, hold, memory_folder, open_folder, settle
 from shoal.checkpoint.store import Store
 from shoal.checkpoint.words import words_of
+from shoal.ways import own_address
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def join_memory(run: Path) -> Tier | str:
         if first:
             held = open_folder(run, node)
             if len(nodes) > 1:
-                started = keeper.start(held.folder, token, keeper.reachable_address(os.environ["MASTER_ADDR"]))
+                started = keeper.start(held.folder, token, own_address(os.environ["MASTER_ADDR"]))
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words = words_of(e)
     if failed := peers.first_error(words):

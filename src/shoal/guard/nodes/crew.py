@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal import ways
 from shoal.errors import SetupError, SpecError, TransientError
 from shoal.guard.begin import write_spec
 from shoal.guard.crew import Decision, Ready
@@ -90,16 +91,26 @@ class Nodes:
                     )
                 refused = refused or e
                 continue
-            first, self._world = self._world == 0, world
+            if first := self._world == 0:
+                self._say_way(say)
+            self._world = world
             write_spec(self.run_dir, decided)
             return Ready(decided, world, () if first else decisions)
         raise refused or SpecError(f"no node is here and {self.least} are needed.")
 
+    def _say_way(self, say: Callable[[str], None]) -> None:
+        """The interface that gloo and NCCL will use; one that the others cannot reach is refused here."""
+        if (address := self._address()) is not None:
+            ways.settings(address)
+            say(ways.sentence(address))
+
     def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> NodeGroup:
-        master = (self.host, _free_port())
-        seats = [Seat(None, Share(0, 0, self.processes, master))]
+        master, address = (self.host, _free_port()), self._address()
+        seats = [Seat(None, Share(0, 0, self.processes, master, address))]
         for position, node in enumerate(self._seated, 1):
-            seats.append(Seat(node, Share(position, position * self.processes, self.processes, master)))
+            # One that came over the loopback is on this machine: whoever reaches this node reaches that one too.
+            theirs = address if ways.is_loopback(node.line.own_address) else None
+            seats.append(Seat(node, Share(position, position * self.processes, self.processes, master, theirs)))
         about = {
             "run": self.run_dir.name,
             "mark": self._mark,
@@ -110,13 +121,19 @@ class Nodes:
         }
 
         def order(share: Share) -> dict[str, object]:
-            return {**about, "position": share.node, "first": share.first, "count": share.count}
+            where = {} if share.address is None else {"address": share.address}
+            return {**about, **where, "position": share.node, "first": share.first, "count": share.count}
 
         threads = threads_for(ready.run.resources.threads, self.processes)
         return NodeGroup(self.head, seats, command, ready.world, attempt, logs, threads, order, self.most)
 
+    def _address(self) -> str | None:
+        """Of this node, as the others have reached it: not the one that its name has here."""
+        reached = [node.line.own_address for node in self._seated or self.head.nodes.values()]
+        return next((one for one in reached if not ways.is_loopback(one)), reached[0] if reached else None)
+
     def hands(self, run_dir: RunDir, lock_fd: int | None) -> NodeHands:
-        here = HandsHere(run_dir, lock_fd, {FLEET_HOST: self.host})
+        here = HandsHere(run_dir, lock_fd, {FLEET_HOST: self._address() or self.host})
         return NodeHands(self.head, here, self.most, run_dir.name)
 
     def over(self, code: int, why: str) -> None:

@@ -153,7 +153,7 @@ class _Talk:
                 line.send("disk", shared=seen)
             case "start":
                 self._end_share()
-                self._share = share = RunningShare.begin(message, self._follower.workspace)
+                self._share = share = RunningShare.begin(message, self._follower.workspace, line.own_address)
                 line.send("started", attempt=share.attempt, pids={str(r): p for r, p in share.workers.pids.items()})
             case "stop" if share is not None:
                 share.workers.tell_to_stop()

@@ -32,14 +32,16 @@ class RunningShare:
     _pulsed: float = 0.0
 
     @classmethod
-    def begin(cls, order: Message, workspace: Path) -> RunningShare:
+    def begin(cls, order: Message, workspace: Path, address: str) -> RunningShare:
+        """`address` is this node's on its connection to node 0, which may know a better one."""
         run_dir = RunDir.of(str(order["run"]), workspace)
         shared = sees(run_dir.name, str(order["mark"]), workspace)
         if not shared:
             run_dir.path.mkdir(parents=True, exist_ok=True)
             run_dir.spec_file.write_text(str(order["spec"]))
         host, port = order["master"]
-        share = Share(int(order["position"]), int(order["first"]), int(order["count"]), (str(host), int(port)))
+        address = str(order.get("address") or address)
+        share = Share(int(order["position"]), int(order["first"]), int(order["count"]), (str(host), int(port)), address)
         attempt, world = int(order["attempt"]), int(order["world"])
         threads = threads_for(order["threads"], share.count)
         around = Surroundings.now(run_dir.path)
