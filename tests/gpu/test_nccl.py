@@ -22,7 +22,7 @@ from shoal.shared_gpu import SETTING
 from shoal.track import journal
 from shoal.track.rundir import RunDir
 from shoal.train.decide_torch import impossible_schedules
-from tests.gpu.one_by_one import train_all
+from tests.gpu.train_apart import train_all
 from tests.train.matrix import Case, Job, Matrix, case
 from tests.train.tiny import digest_of, losses_of, make_data, make_run
 
@@ -58,7 +58,7 @@ track: {mlflow: false}
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    """All of it trained, in four processes that start once."""
+    """All of it trained, several at a time."""
     matrix = Matrix(tmp_path_factory.mktemp("nccl"), STEPS, "cuda")
     jobs = [job for c in POSSIBLE for job in matrix.jobs(c)]
     eight = {world: {**FP8, "name": f"fp8-{world}", "mesh.dp_shard": world} for world in (1, 2)}
