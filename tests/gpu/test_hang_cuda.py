@@ -47,28 +47,30 @@ def test_ticks_come_while_kernels_end_and_not_from_an_idle_device_or_an_endless_
     torch.cuda.synchronize()
 
 
-def test_a_step_that_is_queued_as_a_whole_ticks_block_by_block() -> None:
-    """Each block takes a tenth of a second by itself; the host has queued all of them long before."""
+def test_a_pass_that_is_queued_as_a_whole_ticks_block_by_block() -> None:
+    """Each block takes a tenth of a second by itself; the host has queued all of them long before. (No backward pass:
+    with it there would be more kernels than a queue holds, and the host would wait.)"""
     device = torch.device("cuda", 0)
-    decoder = Decoder(shape_of(Model(vocab_size=64, dim=64, layers=20, heads=2, ffn_dim=64))).to(device)
+    decoder = Decoder(shape_of(Model(vocab_size=64, dim=64, layers=16, heads=2, ffn_dim=64))).to(device)
     decoder.init_weights(0)
     ticks = ticks_of(device, [decoder])
     assert ticks is not None
     tokens = torch.zeros(1, 16, dtype=torch.long, device=device)
-    decoder(tokens, targets=tokens).backward()  # what is set up the first time is not timed
+    with torch.no_grad():
+        decoder(tokens)  # what is set up the first time is not timed
+        torch.cuda.synchronize()
+        ticks()
+        before = ticks().ticks
+        for block in decoder.blocks.values():
+            block.register_forward_pre_hook(lambda module, args: torch.cuda._sleep(cycles(0.1)))
+        began = time.monotonic()
+        decoder(tokens)
+    assert time.monotonic() - began < 0.8, "the host did not run ahead: this test says nothing"
+    seen = [ticks().ticks - before for _ in range(6) if not time.sleep(0.2)]
     torch.cuda.synchronize()
-    ticks()
-    before = ticks().ticks
-    for block in decoder.blocks.values():
-        block.register_forward_pre_hook(lambda module, args: torch.cuda._sleep(cycles(0.1)))
-    began = time.monotonic()
-    decoder(tokens, targets=tokens).backward()
-    assert time.monotonic() - began < 1.0, "the host did not run ahead: this test says nothing"
-    seen = [ticks().ticks - before for _ in range(8) if not time.sleep(0.2)]
-    torch.cuda.synchronize()
-    assert len(set(seen)) >= 6
+    assert len(set(seen)) >= 5
     assert seen == sorted(seen)
-    assert seen[-1] < 20
+    assert seen[-1] < 16
 
 
 @pytest.mark.parametrize("kernels", [200, 1], ids=["many kernels", "one kernel that does not end"])
