@@ -265,6 +265,10 @@ def test_a_run_that_no_gpu_here_holds_is_refused_with_the_plans_numbers(
     for sizes in ([int(141e9)] * 2, []):  # it fits; nobody can be asked
         monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda sizes=sizes: sizes)
         assert on(run).mesh.dp_shard == 2
+    # Too many windows at once, chosen by rule on a card that nobody has described, may become fewer after a start.
+    monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda: [int(90e9)] * 2)
+    long = run.model_copy(update={"mesh": run.mesh.model_copy(update={"micro_batch": "auto", "recompute": "none"})})
+    assert on(long.model_copy(update={"data": run.data.model_copy(update={"seq_len": 1024})})).mesh.micro_batch > 1
 
 
 def test_a_gpu_that_is_not_there_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,10 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
     if device == "cuda":
-        _refuse_what_no_gpu_here_holds(closed, shape, here)
+        # Where windows at once are ours to choose, a restart that ran out of memory takes fewer of them.
+        fewer = [1] if run.mesh.micro_batch == "auto" else []
+        meshes = [closed.mesh.model_copy(update={"micro_batch": n}) for n in (layout.micro_batch, *fewer)]
+        _refuse_what_no_gpu_here_holds([closed.model_copy(update={"mesh": mesh}) for mesh in meshes], shape, here)
     return Decided(closed, world, tuple(choices.made))
 
 
@@ -168,13 +171,13 @@ def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, h
         )
 
 
-def _refuse_what_no_gpu_here_holds(run: Run, shape: Shape, here: int) -> None:
-    """What is predicted to need more than all of a GPU's memory. Between that and the share which plans fill it may
+def _refuse_what_no_gpu_here_holds(ways: Sequence[Run], shape: Shape, here: int) -> None:
+    """What is predicted to need more than all of a GPU's memory in any of these ways. Between that and the share which plans fill it may
     still go, and starts: predictions are off by some percent."""
     from shoal.plan.memory import USABLE, memory, memory_budget
 
     budget = memory_budget("cuda", here)
-    need = memory(run, shape)
+    need = min((memory(run, shape) for run in ways), key=lambda one: one.total)
     if budget is None or need.total <= budget / USABLE:
         return
     parts = {"weights": need.weights, "optimizer": need.optimizer, "gradients": need.gradients}
