@@ -172,8 +172,8 @@ def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, h
 
 
 def _refuse_what_no_gpu_here_holds(ways: Sequence[Run], shape: Shape, here: int) -> None:
-    """What is predicted to need more than all of a GPU's memory in any of these ways. Between that and the share which plans fill it may
-    still go, and starts: predictions are off by some percent."""
+    """What is predicted to need more than all of a GPU's memory in any of these ways. Between that and the share which
+    plans fill it may still go, and starts: predictions are off by some percent."""
     from shoal.plan.memory import USABLE, memory, memory_budget
 
     budget = memory_budget("cuda", here)
