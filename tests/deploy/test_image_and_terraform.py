@@ -34,6 +34,10 @@ def test_the_image_does_not_run_as_root_and_holds_only_what_it_needs() -> None:
     assert f"uv=={re.search(r'uv==([0-9.]+)', (ROOT / 'Makefile').read_text())[1]}" in text  # type: ignore[index]
 
 
+def test_the_image_has_what_nccl_needs_to_use_rdma() -> None:
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "libnuma1"} <= set(DOCKERFILE.read_text().split())
+
+
 @pytest.fixture(scope="module")
 def terraform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the example in which `terraform init` has run."""

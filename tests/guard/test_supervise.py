@@ -18,6 +18,7 @@ from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard import supervise as supervising
 from shoal.guard.budget import Budget
+from shoal.guard.workers import allocator_env
 from shoal.observe.follow import Follower
 from shoal.track.journal import Journal, Record
 
@@ -198,12 +199,18 @@ def test_workers_get_their_place_in_the_environment(fake: FakeRun) -> None:
     assert fake.supervise() == 0
     env = json.loads((fake.run_dir.path / "env-1-1.json").read_text())
     expected = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SHOAL_ATTEMPT": "1"}
-    assert expected.items() <= env.items()
+    assert (expected | allocator_env(os.environ)).items() <= env.items()
     assert int(env["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
     rank_0 = json.loads((fake.run_dir.path / "env-1-0.json").read_text())
     first = json.loads((fake.run_dir.path / "env-0-0.json").read_text())
     assert rank_0["SHOAL_RENDEZVOUS"] == env["SHOAL_RENDEZVOUS"] != first["SHOAL_RENDEZVOUS"]
     assert not os.path.exists(os.path.dirname(env["SHOAL_RENDEZVOUS"].removeprefix("file://")))
+
+
+def test_blocks_of_gpu_memory_can_grow_unless_the_user_has_said_otherwise() -> None:
+    assert allocator_env({}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert allocator_env({name: "max_split_size_mb:512"}) == {}
 
 
 def test_each_rank_of_each_attempt_has_its_log(fake: FakeRun) -> None:

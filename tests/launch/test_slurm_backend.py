@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_secrets_travel_in_the_environment_and_the_script_is_what_was_rendered(
     assert {"HF_TOKEN=hush", f"SHOAL_TOKEN={asked.token}"} <= set(env)
     assert not [line for line in env if line.startswith(("SBATCH_PARTITION", "SLURM_JOB_ID"))]
     assert (asked.bundle.place_in(tmp_path) / "run.yaml").read_text() == "run"
+
+
+SINFO = """\
+#!/bin/bash
+echo "$@" >>"$SEEN/sinfo"
+echo '128 gpu:h100:8(S:0-1),craynetwork:4'; echo '96 gpu:h100:8(S:0-1)'; echo '64 gpu:a100:4'; echo '32 (null)'
+"""
+
+
+def test_cores_go_with_the_gpus_as_the_nodes_have_them(seen: Path, tmp_path: Path) -> None:
+    def cores(**launch: object) -> list[str]:
+        asked = request(tmp_path, **{f"launch.{name}": value for name, value in launch.items()})
+        (part,) = Slurm().render(asked)
+        return re.findall(r"--cpus-per-task=(\d+)", part.text)
+
+    assert cores(gpus=8) == ["8", "8"], "no sinfo here: one core a GPU"
+    put(tmp_path / "bin/sinfo", SINFO)
+    assert cores(gpus=8, gpu_type="h100") == ["96", "96"], "the least of the nodes that fit"
+    assert cores(gpus=2, gpu_type="H100", queue="big") == ["24", "24"]
+    assert cores(gpus=4) == ["48", "48"], "half of the smaller of those with eight; the other kind has 64"
+    assert cores(gpus=8, cpus=16) == ["16", "16"]
+    assert cores(gpus=16) == ["16", "16"], "no node has as many: sbatch will say so"
+    assert cores(gpus=0, processes=3) == ["3", "3"]
+    assert "--partition=big" in (seen / "sinfo").read_text()
+    asked = request(tmp_path, **{"launch.gpus": 8})
+    Slurm().submit(asked)
+    assert [(seen / "script-0").read_text()] == [part.text for part in Slurm().render(asked)]
+    assert "--cpus-per-task=96" in (seen / "script-0").read_text()
 
 
 def test_more_than_an_array_may_hold_become_several_one_after_the_other(seen: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal.errors import SetupError
-from shoal.parallel.groups import line, lines
+from shoal.parallel.groups import line
 from shoal.parallel.place import Place, gpu_shared, join, lay_out, leave, raise_open_files
 from shoal.shared_gpu import SETTING, ranks_per_gpu
 from shoal.spec.mesh import Sizes
@@ -143,7 +143,6 @@ def test_axes_have_the_members_that_the_numbering_of_ranks_says() -> None:
             assert members(place.dense.get_group("shard")) == copy
             assert members(place.expert.get_group("ep")) == list(range(rank // 4 * 4, rank // 4 * 4 + 4))
             assert members(place.expert.get_group("replicate")) == line(rank, 2, 8)
-    assert sorted(rank for one in lines(16, 4, 2) for rank in one) == list(range(16))
 
 
 def test_gloo_connects_to_those_it_talks_to_and_not_to_everybody(tmp_path: Path) -> None:

@@ -248,6 +248,29 @@ def test_a_model_that_cannot_fit_this_machine_is_refused_before_it_starts(data: 
         on(make_run(data, **{"model.dim": 16384, "model.layers": 126, "model.heads": 128}))
 
 
+def test_a_run_that_no_gpu_here_holds_is_refused_with_the_plans_numbers(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 2)
+    model = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_dim": 14336, "vocab_size": 128256}
+    mesh = {"mesh.dp_shard": 2, "mesh.dp_replicate": 1, "mesh.micro_batch": 1, "resources.device": "cuda"}
+    run = make_run(data, **{f"model.{name}": value for name, value in model.items()}, **mesh)
+    says = (
+        r"this needs [\d.]+ GB of each GPU at the .* \(weights 16\.1, optimizer 32\.1, .*\), and there are 40 GB: raise"
+    )
+    for gb, recompute in ((40, "auto"), (40, "full")):
+        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda gb=gb: [int(gb * 1e9)])
+        with pytest.raises(SetupError, match=says):
+            on(run.model_copy(update={"mesh": run.mesh.model_copy(update={"recompute": recompute})}))
+    for sizes in ([int(141e9)] * 2, []):  # it fits; nobody can be asked
+        monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda sizes=sizes: sizes)
+        assert on(run).mesh.dp_shard == 2
+    # Too many windows at once, chosen by rule on a card that nobody has described, may become fewer after a start.
+    monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda: [int(90e9)] * 2)
+    long = run.model_copy(update={"mesh": run.mesh.model_copy(update={"micro_batch": "auto", "recompute": "none"})})
+    assert on(long.model_copy(update={"data": run.data.model_copy(update={"seq_len": 1024})})).mesh.micro_batch > 1
+
+
 def test_a_gpu_that_is_not_there_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SetupError, match="no GPU is visible here: set it to cpu or auto"):

@@ -25,7 +25,7 @@ from shoal.guard.begin import create, writing
 from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
 from shoal.guard.progress import of_attempt
-from shoal.guard.workers import log_file
+from shoal.guard.workers import allocator_env, log_file
 from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
 from shoal.spec import Run, load
@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
     local_inputs(run)
     run_dir = RunDir.of(run.name, workspace(args.workspace))
     decided = decide(run, run_dir.workspace, world)
+    os.environ.update(allocator_env(os.environ))
     from shoal.parallel.place import join  # torch: what is wrong with the run file is said before
     from shoal.train import worker
 

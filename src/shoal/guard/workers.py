@@ -20,6 +20,7 @@ from shoal.guard.pulses import make_folder
 from shoal.observe.pulse import FOLDER
 from shoal.wire import text_of
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is its older name
 TIED = Path(__file__).with_name("tied.py")
 
 
@@ -175,7 +176,14 @@ def worker_env(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker are in its log
         "PYTHONFAULTHANDLER": "1",  # … and the Python stack of one that crashed in native code
+        **allocator_env(os.environ),
     }
+
+
+def allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of torch's allocator on GPUs, before it starts; what the user has set stays. Plans fill nine tenths of a card
+    with tensors: that leaves no room for blocks of memory which no tensor fits into, so they must be able to grow."""
+    return {} if set(ALLOCATOR) & environ.keys() else {ALLOCATOR[0]: "expandable_segments:True"}
 
 
 def threads_for(asked: int | str, world: int) -> int:

@@ -28,13 +28,14 @@ from shoal.guard.nodes.crew import Nodes
 from shoal.guard.nodes.follower import Follower
 from shoal.guard.nodes.head import Head
 from shoal.guard.supervise import supervise
+from shoal.launch import fabric
 from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
 from shoal.streams import steady
 from shoal.track.rundir import RunDir, workspace
-from shoal.train.decide import decide
+from shoal.train.decide import decide, visible_gpus
 from shoal.train.decide_length import measured
 
 EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL
@@ -85,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         who = Who.of(os.environ)
         folder = workspace(args.workspace)
+        if who.nodes > who.together and visible_gpus() and (slow := fabric.problem()):
+            print(f"shoal: {slow}.", file=sys.stderr, flush=True)
         if who.node > 0:
             assert who.head is not None
             return Follower(who.head, who.token, who.node, args.processes, folder).run()

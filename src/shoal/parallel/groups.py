@@ -1,17 +1,15 @@
 """The process groups of a mesh: one for each axis that has several members, and nothing that nobody uses.
 
-On GPUs an axis is split from the communicator of all processes, which joining has made (`device_id`): one call for the
-whole axis, no new meeting through rank 0's store, and no gloo beside it. Elsewhere its members alone make it. What a
-process holds is then a function of its axes, not of how many processes there are (docs/decisions/054).
+Its members alone make it. On GPUs it is split from the communicator of all processes, which joining has made
+(`device_id`), and has no gloo beside it. What a process holds is then a function of its axes, not of how many processes
+there are (docs/decisions/054).
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,15 +28,12 @@ class Groups:
     def axis(self, name: str, size: int, stride: int) -> dist.ProcessGroup:
         """A group of its own, even over ranks that another one has: exchanges of two axes must not queue up behind each
         other, and somebody asks who sent what (`shoal.parallel.count`)."""
-        if self.device.type == "cuda":
-            # All of torch's versions that know `backend` here; the others split gloo too, which has no connections.
-            only: dict[str, Any] = {"backend": "cuda:nccl"} if "backend" in _OF_SPLIT else {}
-            every = lines(self.world, size, stride)
-            group = dist.split_group(split_ranks=every, group_desc=f"mesh_{name}", **only)
-        else:
-            mine = line(self.rank, size, stride)
-            group = dist.new_group(mine, group_desc=f"mesh_{name}", use_local_synchronization=True)
-        assert isinstance(group, dist.ProcessGroup)  # this process is in one of them
+        # NCCL alone on GPUs: all numbers of an axis are there. Every process makes one group of the axis, at the same
+        # time, so that together they are one split of the communicator of all.
+        backend = "nccl" if self.device.type == "cuda" else None
+        mine = line(self.rank, size, stride)
+        group = dist.new_group(mine, backend=backend, group_desc=f"mesh_{name}", use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)  # this process is one of its members
         return group
 
     def mesh(self, sizes: Mapping[str, int], known: Mapping[str, dist.ProcessGroup] | None = None) -> DeviceMesh:
@@ -66,11 +61,3 @@ def line(rank: int, size: int, stride: int) -> list[int]:
     """The ranks that differ from this one along an axis alone: so many, so far apart."""
     first = rank - rank // stride % size * stride
     return [first + i * stride for i in range(size)]
-
-
-def lines(world: int, size: int, stride: int) -> list[list[int]]:
-    """Of all ranks, each once."""
-    return [line(rank, size, stride) for rank in range(world) if rank // stride % size == 0]
-
-
-_OF_SPLIT = inspect.signature(dist.split_group).parameters

@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -230,8 +231,9 @@ def _machine_bytes() -> int:
     return min(whole, *allowed) if allowed else whole
 
 
+@cache
 def _gpu_bytes() -> list[int]:
-    """Each GPU's memory, asked of the driver's own tool: CUDA must not be started before the workers are."""
+    """Each GPU's memory, asked once of the driver's own tool: CUDA must not be started before the workers are."""
     ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout

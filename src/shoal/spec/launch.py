@@ -125,7 +125,9 @@ class Launch(Strict):
     processes: CountOrAuto = Field(
         "auto", description="Worker processes of each node; `auto`: one a GPU; else resources.processes / nodes, or 1."
     )
-    cpus: Positive | None = Field(None, description="Cores of each node; empty: one a process, as schedulers count.")
+    cpus: Positive | None = Field(
+        None, description="Cores of each node; empty: on Slurm the GPUs' share of the node's, else one a process."
+    )
     memory_gb: float | None = Field(None, gt=0, description="Memory of each node; empty: what the scheduler gives.")
     time_limit: Duration | None = Field(None, description="Of one start; the run saves before it and is started again.")
     queue: Line | None = Field(None, description="Slurm's partition, or Kueue's LocalQueue.")

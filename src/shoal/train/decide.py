@@ -95,6 +95,11 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     )
     recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
+    if device == "cuda":
+        # Where windows at once are ours to choose, a restart that ran out of memory takes fewer of them.
+        fewer = [1] if run.mesh.micro_batch == "auto" else []
+        meshes = [closed.mesh.model_copy(update={"micro_batch": n}) for n in (layout.micro_batch, *fewer)]
+        _refuse_what_no_gpu_here_holds([closed.model_copy(update={"mesh": mesh}) for mesh in meshes], shape, here)
     return Decided(closed, world, tuple(choices.made))
 
 
@@ -151,7 +156,7 @@ def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, h
     of a run over several machines its share of them (`here`).
     """
     if device != "cpu":
-        return  # what a GPU holds is not known without asking CUDA
+        return  # the plan knows better what a GPU must hold, once nothing is left open
     islands, saved = run.fleet.islands, 4 if run.train.optimizer.moments == "bf16" else 0
     need = round(shape.params * (STATE_BYTES - saved) * sizes.dp_replicate * islands * here)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -164,6 +169,25 @@ def _refuse_what_cannot_fit(run: Run, shape: Shape, sizes: Sizes, device: str, h
             f"{copies}, and this machine has {have / 1e9:,.0f} GB: "
             + (f"set {fewer} to 1." if need / many <= have else "take a smaller model.")
         )
+
+
+def _refuse_what_no_gpu_here_holds(ways: Sequence[Run], shape: Shape, here: int) -> None:
+    """What is predicted to need more than all of a GPU's memory in any of these ways. Between that and the share which
+    plans fill it may still go, and starts: predictions are off by some percent."""
+    from shoal.plan.memory import USABLE, memory, memory_budget
+
+    budget = memory_budget("cuda", here)
+    need = min((memory(run, shape) for run in ways), key=lambda one: one.total)
+    if budget is None or need.total <= budget / USABLE:
+        return
+    parts = {"weights": need.weights, "optimizer": need.optimizer, "gradients": need.gradients}
+    parts |= {"gathered weights": need.gathered, "activations": need.activations, "work": need.working}
+    named = ", ".join(f"{name} {size / 1e9:.3g}" for name, size in parts.items() if size > need.total / 100)
+    raise SetupError(
+        f"this needs {need.total / 1e9:.3g} GB of each GPU at {need.moment} ({named}), and there are "
+        f"{budget / USABLE / 1e9:.3g} GB: raise mesh.dp_shard or mesh.tp, lower mesh.micro_batch, or set "
+        "mesh.recompute to full; `shoal plan` lists what fits."
+    )
 
 
 def _documents(run: Run, shape: Shape, opened: Sequence[TokenShards]) -> Documents:

@@ -14,6 +14,7 @@ from shoal.launch.job import Job
 from shoal.launch.request import Request
 from shoal.launch.slurm import states
 from shoal.launch.slurm.commands import Refused, ask
+from shoal.launch.slurm.cores import with_cores
 from shoal.launch.slurm.notes import FOLDER
 from shoal.launch.slurm.refusals import refusal
 from shoal.launch.slurm.script import array_script, script
@@ -29,16 +30,17 @@ class Slurm:
     name = "slurm"
 
     def render(self, request: Request) -> list[Rendered]:
-        return [Rendered("job.sbatch", script(request))]
+        return [Rendered("job.sbatch", script(*with_cores([request])))]
 
     def submit(self, request: Request) -> Job:
+        (request,) = with_cores([request])
         text, secrets = script(request), request.secret_env()
         _place([request])
         return _job(request, _sbatch(text, secrets, request))
 
     def render_array(self, requests: Sequence[Request], at_once: int) -> list[Rendered]:
         """What `submit_array` sends; more than the cluster's MaxArraySize become several of them."""
-        return [Rendered("array.sbatch", array_script(requests, at_once))]
+        return [Rendered("array.sbatch", array_script(with_cores(requests), at_once))]
 
     def submit_array(self, requests: Sequence[Request], at_once: int) -> list[Job]:
         """Many runs as one job array, `at_once` of them at a time; the jobs in the order of the requests.
@@ -48,6 +50,7 @@ class Slurm:
         """
         if not requests:
             return []
+        requests = with_cores(requests)
         size, jobs, before = _most_tasks(), list[Job](), list[str]()
         texts = [array_script(requests[i : i + size], at_once) for i in range(0, len(requests), size)]
         secrets = requests[0].secret_env()
