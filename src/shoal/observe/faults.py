@@ -71,7 +71,7 @@ class Cost:
 
 
 def faults_of(records: Iterable[Record]) -> list[Fault]:
-    """Each `failure`, and each island that the others lost and the supervisor told nothing of. Steps may be left out."""
+    """Each `failure`, and each island that the others lost and the supervisor told nothing of. Steps tell nothing."""
     told = list(records)
     found = [(i, _failure(r, told, i)) for i, r in enumerate(told) if r.get("kind") == "failure"]
     found += [(i, _numerics(r)) for i, r in enumerate(told) if r.get("kind") in ("skip", "rewind")]

@@ -16,8 +16,10 @@ from shoal.track.told import Told, told_of
 
 # Kinds of which a report says more than when they were; of `router` it wants the newest alone.
 NEEDED = frozenset(
-    ("open", "start", "rewind", "close", "eval", "traffic", "checkpoint", "failure", "straggler", "warning", "epoch")
-    + ("finished",)
+    (
+        *("open", "start", "close", "finished", "epoch", "failure", "rewind", "straggler", "warning"),
+        *("eval", "traffic", "checkpoint"),
+    )
 )
 
 

@@ -10,6 +10,7 @@ What a failure has cost is labelled with that failure, too, so the costs of all 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -121,7 +122,7 @@ def _sessions(told: Told, others: Others) -> Iterator[Session]:
     timed = [(place, record) for place, record in others if record["kind"] not in REMARKS or record["kind"] == "exit"]
     opens = [i for i, (_, record) in enumerate(timed) if record["kind"] == "open"]
     edges = [(0, 0)] + [(i, timed[i][0]) for i in opens] + [(len(timed), told.rows)]
-    for (first, begin), (last, end) in zip(edges, edges[1:], strict=False):
+    for (first, begin), (last, end) in itertools.pairwise(edges):
         if last > first or end > begin:
             yield Session(told, timed[first:last], begin, end)
 
@@ -141,7 +142,8 @@ def _about(session: Session, faults: list[Fault], begin: int, end: int) -> Itera
     last_work = session.last_work()
     for i, first, last in session.turns():
         if first < last:  # steps, then the record
-            yield from session.about(first, last, at, end, label, owner)
+            if label != "other":
+                yield from session.about(first, last, at, end, label, owner)
             before, at = at, session.reached(first, last, at, end)
             worked = session.last_begun(first, last)
             if worked is not None and label != "stopping":

@@ -7,6 +7,7 @@ follows a `rewind` within one. A later life undoes every step after the one that
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -69,7 +70,7 @@ class Lives:
         for a, b in chunks(begin, end):
             attempts = self._told.column("attempt", a, b)
             edges = [0, *(np.flatnonzero(np.diff(attempts)) + 1).tolist(), b - a]
-            for first, last in zip(edges, edges[1:], strict=False):
+            for first, last in itertools.pairwise(edges):
                 attempt = max(0, int(attempts[first]))
                 life = (attempt, rewinds.get(attempt, 0))
                 if self.pieces and self.pieces[-1][1:] == (a + first, life):

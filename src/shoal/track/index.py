@@ -1,7 +1,7 @@
 """The index beside a journal (`journal.index`): its steps as columns, and where its other records are.
 
 Whoever reads a journal needs no index to find the truth, only to find it soon. It is written by readers, and by the
-supervisor while a run goes on: a block for every 4 MiB of journal, appended under a lock, each with its digests. One
+supervisor while a run goes on: a block for every MiB of journal, appended under a lock, each with its digests. One
 that is missing, torn, of another version, or of another journal (by size, time and the bytes at the ends) is made anew;
 where it cannot be written, a nameless file in the temporary folder takes its place. It may be deleted at any time.
 """
@@ -155,7 +155,7 @@ class _File:
         if self.end is None:
             return block
         arrays = {name: np.ascontiguousarray(block.load(name)) for name in block.arrays()}
-        header = {
+        header: dict[str, Any] = {
             "begin": block.begin,
             "end": block.end,
             "rows": block.rows,

@@ -26,7 +26,7 @@ __all__ = ["Journal", "Odd", "Record", "read", "records"]
 
 VERSION = 1
 MOST_LINE_BYTES = 16 << 20
-LONG_BYTES = 4 << 20  # a longer journal has an index (`shoal.track.index`); a shorter one is read in 0.1 s
+LONG_BYTES = 1 << 20  # a longer journal has an index (`shoal.track.index`); a shorter one is read in 0.05 s
 
 
 class Journal:
