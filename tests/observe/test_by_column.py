@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.guard import history as guard_history
@@ -27,6 +27,7 @@ from shoal.track.told import Told, told
 from shoal.train.numerics import Past
 from shoal.train.spikes import ROW, WINDOW
 from tests.observe import by_record
+from tests.observe.islands import Fleet
 from tests.observe.test_ledger import any_record
 from tests.track.journals import make_run
 
@@ -88,7 +89,7 @@ def test_a_long_run_with_saves_behind_its_steps_gives_the_same(
     monkeypatch.setattr(lives, "CHUNK", chunk)
     chance = random.Random(7)
     story = make_run(tmp_path).open().start()
-    for _ in range(40):
+    for _ in range(60):
         story.steps(story.step + chance.randint(1, 40))
         match chance.randint(0, 9):
             case 0:
@@ -104,6 +105,8 @@ def test_a_long_run_with_saves_behind_its_steps_gives_the_same(
                 story.eval()
             case 4:
                 story.write("stopping", signal="SIGTERM")
+            case 6:
+                story.wait(-chance.uniform(0.1, 12.0))  # a clock that is set back: steps lie over one another
             case 5:
                 more = {"first_layer": 0, "imbalance": [1.0], "imbalance_mean": 1.0}
                 story.write("router", attempt=story.attempt, step=story.step, **more)
@@ -133,6 +136,7 @@ def test_an_index_of_any_journal_gives_the_same_numbers(
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(any_record(), max_size=60), st.integers(0, 30))
+@example([{"kind": "step", "t": 1.0, "attempt": 0, "step": step} for step in (3, 9, 2)], 30)
 def test_a_start_learns_the_same_from_an_index_as_from_every_record(
     tmp_path_factory: pytest.TempPathFactory, written: list[Record], at: int
 ) -> None:
@@ -151,6 +155,15 @@ def test_a_start_learns_the_same_from_an_index_as_from_every_record(
     assert past.taken == [taken[step] for step in sorted(taken)][-WINDOW - ROW :]
     assert past.skipped == [r["step"] for r in plain if r["kind"] == "skip"]
     assert past.rewound == [r["step"] for r in plain if r["kind"] == "rewind"]
+
+
+def test_a_step_that_is_told_twice_counts_once_by_column_too() -> None:
+    fleet = Fleet().open().take(10)
+    fleet.begin_epoch({"0": "was silent"}, noticed=fleet.t).take()
+    fleet.tell_step(10, begin=fleet.t - 2)  # by a first member that had been stopped
+    fleet.t += 3
+    fleet.tell_step(11, begin=fleet.t - 2)
+    same(fleet.take(5).close().records, fleet.records)
 
 
 def started(record: dict[str, Any]) -> Record:
