@@ -125,9 +125,15 @@ def _curve(axes: Axes, xs: Array, ys: Array, color: str, label: str, style: str 
 def smooth(ys: Array, window: int) -> Array:
     """A centred running mean that shrinks at the ends instead of inventing points there."""
     sums = np.concatenate(([0.0], np.cumsum(np.where(np.isfinite(ys), ys, 0.0))))
-    at = np.arange(len(ys))
-    half = np.minimum(window // 2, np.minimum(at, len(ys) - 1 - at))
-    return np.asarray((sums[at + half + 1] - sums[at - half]) / (2 * half + 1))
+    half = max(0, min(window // 2, (len(ys) - 1) // 2))
+    out = np.empty(len(ys))
+    inner = slice(half, len(ys) - half)
+    np.subtract(sums[2 * half + 1 :], sums[: len(ys) - 2 * half], out=out[inner])
+    out[inner] /= 2 * half + 1
+    for i in range(half):
+        out[i] = sums[2 * i + 1] / (2 * i + 1)
+        out[-1 - i] = (sums[-1] - sums[-2 - 2 * i]) / (2 * i + 1)
+    return out
 
 
 def _mark_restarts(axes: Axes, found: History) -> None:

@@ -83,6 +83,8 @@ class Lives:
         """Rows of steps of islands that were told before in the same life, by a first member that had been stopped; the
         first one counts."""
         found = [np.empty(0, np.int64)]
+        if not self._told.has("epoch"):
+            return found[0]
         by_life: dict[Life, list[tuple[int, int]]] = {}
         for begin, end, life in self.pieces:
             by_life.setdefault(life, []).append((begin, end))

@@ -24,9 +24,12 @@ def on_device(steps: Steps | Sequence[Mapping[str, Any]]) -> dict[str, float]:
     steps = steps_of(steps)
     if not steps.told.has("device.step"):
         return {}
-    told = np.isin(np.nan_to_num(steps.column("device.step"), nan=-1.0).astype(np.int64), steps.column("step"))
-    phases = {name: steps.column(f"device.{name}")[told] for name in steps.told.columns("device") if name[-2:] == "_s"}
-    return {name: median(np.nan_to_num(seconds)) for name, seconds in phases.items() if not np.isnan(seconds).all()}
+    known = np.sort(steps.column("step"))
+    of = np.nan_to_num(steps.column("device.step"), nan=-1.0).astype(np.int64)
+    told = known[np.minimum(np.searchsorted(known, of), len(known) - 1)] == of
+    names = [name for name in steps.told.columns("device") if name.endswith("_s")]
+    phases = ((name, steps.column(f"device.{name}")[told]) for name in names)  # one at a time
+    return {name: median(np.nan_to_num(seconds)) for name, seconds in phases if not np.isnan(seconds).all()}
 
 
 def parts(steps: Steps | Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -35,5 +38,5 @@ def parts(steps: Steps | Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if phases := on_device(steps):
         grouped = {part: [phases[name] for name in names if name in phases] for part, names in PARTS.items()}
         return {part: sum(seconds) for part, seconds in grouped.items() if seconds}
-    laps = {name: steps.column(f"time.{name}") for name in steps.told.columns("time")}
-    return {name: median(told) for name, lap in laps.items() if (told := lap[~np.isnan(lap)]).size}
+    laps = ((name, steps.column(f"time.{name}")) for name in steps.told.columns("time"))
+    return {name: median(told) for name, lap in laps if (told := lap[~np.isnan(lap)]).size}

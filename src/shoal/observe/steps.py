@@ -68,19 +68,21 @@ class Steps:
 
     def utilisation(self, flops: str, starts: Mapping[Any, Record]) -> Array:
         """FLOP/s of each over the peak of its attempt's devices, of those where both are known."""
-        done, took_s = self.column(flops), self.duration_s()
-        attempts = self.column("attempt")
-        found = np.full(len(done), np.nan)
-        for attempt in np.unique(attempts).tolist():
-            start = starts.get(None if attempt < 0 else attempt) or {}
-            if not (peak := start.get("peak_flops")):
-                continue
-            of = (attempts == attempt) & (took_s > 0)
-            counted = done[of]
-            if flops == "flops" and (per_token := start.get("flops_per_token")) is not None:
-                counted = np.where(np.isnan(counted), float(per_token) * self.column("tokens")[of], counted)
-            found[of] = counted / took_s[of] / (float(peak) * int(start.get("world", 1)))
-        return found[~np.isnan(found)]
+        used, attempts = self.column(flops), self.column("attempt")
+        known = [None if attempt < 0 else attempt for attempt in np.unique(attempts).tolist()]
+        for attempt in known:
+            per_token = (starts.get(attempt) or {}).get("flops_per_token")
+            if flops == "flops" and per_token is not None:  # as older journals state them
+                of = np.isnan(used) & (attempts == (-1 if attempt is None else attempt))
+                used[of] = float(per_token) * self.column("tokens")[of]
+        took_s = self.duration_s()
+        used[took_s <= 0] = np.nan
+        np.divide(used, took_s, out=used, where=took_s > 0)
+        for attempt in known:
+            start = starts.get(attempt) or {}
+            peak = start.get("peak_flops") or np.nan
+            used[attempts == (-1 if attempt is None else attempt)] /= float(peak) * int(start.get("world", 1))
+        return used[~np.isnan(used)]
 
     def settled(self, starts: Iterable[Mapping[str, Any]]) -> Steps:
         """As `throughput.settled`: all but the first of each attempt; where there are no others, the newest."""

@@ -25,6 +25,7 @@ from shoal.data.skips import Skips, Spans
 from shoal.errors import NumericsError
 from shoal.spec.run import Guard
 from shoal.track.journal import Record
+from shoal.track.rows import Array
 from shoal.track.told import Told, told, told_of
 from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
 
@@ -73,11 +74,11 @@ class Past:
                 case "rewind":
                     past.spans.append(record["batches"])
                     past.rewound.append(record["step"])
-        steps = known.column("step")
-        rows = np.flatnonzero(steps <= step)[::-1]
-        rows = rows[np.unique(steps[rows], return_index=True)[1][-WINDOW - ROW :]]
-        columns = (steps, known.column("loss"), known.column("grad_norm"))
-        past.taken = list(zip(*(column[rows].tolist() for column in columns), strict=True))
+        rows = _newest(known.column("step"), step)
+        if rows.size:
+            first, end = int(rows.min()), int(rows.max()) + 1
+            columns = (known.column(name, first, end)[rows - first].tolist() for name in ("step", "loss", "grad_norm"))
+            past.taken = list(zip(*columns, strict=True))
         return past
 
     @classmethod
@@ -88,6 +89,16 @@ class Past:
 
     def _everywhere(self) -> Past:
         return Past(**json.loads(peers.text_from_rank_0(json.dumps(asdict(self)))))
+
+
+def _newest(steps: Array, step: int) -> Array:
+    """Where the last steps up to that one are told, each as it was done last."""
+    rows = np.flatnonzero((steps <= step) & (steps > step - 4 * (WINDOW + ROW)))[::-1]
+    numbers, first = np.unique(steps[rows], return_index=True)
+    if len(numbers) < WINDOW + ROW:  # few steps, or few of them told
+        rows = np.flatnonzero(steps <= step)[::-1]
+        numbers, first = np.unique(steps[rows], return_index=True)
+    return np.asarray(rows[first[-WINDOW - ROW :]])
 
 
 class Numerics:
