@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.errors import SetupError
 from shoal.track.index import BLOCK_BYTES, blocks_of, index_file
-from shoal.track.journal import opened
+from shoal.track.journal import MOST_LINE_BYTES, opened
 from shoal.track.record import Odd, Record, parse
 from shoal.track.rows import Array, Block, Builder, missing
 
@@ -120,11 +120,12 @@ class Told:
         wanted: list[tuple[int, int, int]] = []
         for block, first in zip(self._blocks, self._starts, strict=False):
             names = ("kind", "place", "t", "begin", "attempt", "step", "offset", "bytes")
+            kinds = dict(enumerate(block.kinds))
             for kind, place, t, begin, attempt, step, offset, size in zip(
                 *(block.other(name).tolist() for name in names), strict=True
             ):
-                record: Record = {"kind": block.kinds[kind], "t": t}
-                if block.kinds[kind] in whole:
+                record: Record = {"kind": kinds.get(kind, ""), "t": t}
+                if record["kind"] in whole:
                     if offset in self._whole:
                         record = self._whole[offset]
                     else:
@@ -162,7 +163,8 @@ class Told:
         assert self._path is not None  # else the records are at hand
         with opened(self._path) as f:
             for i, offset, size in wanted:
-                record = parse(os.pread(f.fileno(), size, offset))
+                fits = 0 <= size <= MOST_LINE_BYTES and offset >= 0
+                record = parse(os.pread(f.fileno(), size, offset)) if fits else None
                 if record is None or record["kind"] != of[i][1]["kind"]:
                     index = index_file(self._path)
                     index.unlink(missing_ok=True)
