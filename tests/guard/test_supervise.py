@@ -20,7 +20,10 @@ from shoal.guard import supervise as supervising
 from shoal.guard.budget import Budget
 from shoal.guard.workers import allocator_env
 from shoal.observe.follow import Follower
+from shoal.track.index import blocks_of
 from shoal.track.journal import Journal, Record
+from shoal.track.keep import Keeper
+from shoal.track.told import told
 
 
 def test_killed_worker_is_restarted_from_the_newest_checkpoint_and_the_run_finishes(fake: FakeRun) -> None:
@@ -54,6 +57,16 @@ def test_budget_spent_without_progress_gives_up_with_75_and_one_sentence(
     said = capsys.readouterr().err
     assert said.count("gave up after 2 restarts") == 1
     assert said.count("restart 1 of 2") == 1
+
+
+def test_the_supervisor_keeps_the_index_of_its_journal(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "Keeper", lambda path: Keeper(path, 500))
+    fake.plan()
+    assert fake.supervise() == 0
+    journal = fake.run_dir.journal_file
+    indexed = blocks_of(journal, 1 << 40)[:-1]  # the last one is what no index has yet
+    assert indexed, "blocks were written while the run went on"
+    assert told(journal).column("step").tolist() == [r["step"] for r in fake.records("step")]
 
 
 def test_progress_refills_the_budget(fake: FakeRun) -> None:

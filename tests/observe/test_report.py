@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.cli.main import main
@@ -112,9 +113,11 @@ def test_an_unknown_run_is_refused_with_the_nearest_name(tmp_path: Path, capsys:
 def test_a_step_done_twice_counts_as_it_was_done_last(tmp_path: Path) -> None:
     story = make_run(tmp_path).open().start().steps(20).failure().start(at_step=10).steps(30, loss_shift=1.0).close()
     found = history(story.records)
-    assert [r["step"] for r in found.steps] == list(range(1, 31))
-    assert [r["loss"] - loss_at(r["step"]) for r in found.steps] == pytest.approx([0.0] * 10 + [1.0] * 20)
-    assert [r["step"] for r in found.lost] == list(range(11, 21))
+    assert found.steps.column("step").tolist() == list(range(1, 31))
+    assert [
+        loss - loss_at(step) for step, loss in zip(*map(found.steps.column, ("step", "loss")), strict=True)
+    ] == pytest.approx([0.0] * 10 + [1.0] * 20)
+    assert found.lost.column("step").tolist() == list(range(11, 21))
     assert [(b.reached, b.resumed_at, b.failed) for b in found.breaks] == [(20, 10, True)]
     measured = speed(found)
     assert measured is not None
@@ -231,8 +234,8 @@ def test_several_curves_have_their_own_letters_and_the_first_is_on_top() -> None
 
 
 def test_smoothing_keeps_the_ends_and_the_mean() -> None:
-    straight = [(x, float(x)) for x in range(50)]
-    assert [y for _, y in smooth(straight, 9)] == pytest.approx([y for _, y in straight])
+    straight = np.arange(50.0)
+    assert smooth(straight, 9) == pytest.approx(straight)
 
 
 def test_nothing_of_track_and_observe_imports_torch() -> None:
@@ -299,9 +302,9 @@ def test_of_few_points_none_lies_above_the_picture(tmp_path: Path) -> None:
 
     for points in ([9.0], [9.0, 8.0], [9.0, 1.0, 1.0, 1.0], [2.0] * 5, [9.0] + [1.0] * 400):
         axes = Figure().add_subplot()
-        curves._fit(axes, points)
+        curves._fit(axes, np.array(points))
         low, high = axes.get_ylim()
         assert low < min(points) <= max(points) < high
     axes = Figure().add_subplot()
-    curves._fit(axes, [1e9] + [1.0] * 999)
+    curves._fit(axes, np.array([1e9] + [1.0] * 999))
     assert axes.get_ylim()[1] < 2.0, "one spike among a thousand does not flatten the rest"

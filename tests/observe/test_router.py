@@ -11,6 +11,7 @@ import torch
 
 from shoal.cli.main import main
 from shoal.observe import router
+from shoal.observe.steps import steps_of
 from shoal.track.events import Reader
 from shoal.track.to_tensorboard import TAGS
 from tests.track.journals import Story, make_run
@@ -89,7 +90,7 @@ def test_the_report_does_not_hide_a_collapse_between_two_router_records() -> Non
         {"step": 15, "expert_imbalance": 8.0, "expert_dead": 0.6875},
         {"step": 60, "expert_imbalance": 2.3, "expert_dead": 0.0},
     ]
-    assert router.lines([], steps) == [
+    assert router.lines(None, steps_of(steps)) == [
         "experts     the busiest has 2.30x the mean load of its layer, 0.0% have no token at step 60; "
         "at worst the busiest has 8.00x the mean load of its layer, 68.8% have no token at step 15"
     ]

@@ -76,7 +76,7 @@ def test_a_spike_rewinds_and_goes_around_its_batches(
     said = sentence(rewind, "spiked") or ""
     assert f"step {SEEN_AT}: back to step {back_to}, around batches {back_to} to {SEEN_AT - 1}: loss" in said
     seen = history(records(run_dir.journal_file))
-    assert [r["step"] for r in seen.steps] == list(range(1, STEPS + 1))
+    assert seen.steps.column("step").tolist() == list(range(1, STEPS + 1))
     assert len(seen.lost) == SEEN_AT - back_to
 
     told_to = train_on(small(data, "told", **changes, **around(back_to, SEEN_AT - 1)), tmp_path, world)

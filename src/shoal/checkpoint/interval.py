@@ -10,14 +10,15 @@ C is measured. M is learnt: what this run has seen of failures, starting from wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.plan.failures import DEFAULT, HOUR_S
 from shoal.plan.renewal import young_interval_s
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
+from shoal.track.journal import Record
+from shoal.track.told import Told, told_of
 
 # What that knowledge weighs against what the run sees itself; the shape of Jeffreys' prior for a rate. Simulated with 2
 # to 60 failures, 20 minutes to 10 days apart: 1 learns slowly from many failures (7.3% of the time lost where 5.4% is
@@ -31,6 +32,7 @@ WEIGHT = 0.3  # of the newest save in the averages: the first one is slow, since
 
 # These say something about the input and nothing about how long a run lives.
 _NOT_BY_CHANCE = ("user-error", "environment", "data")
+_NEEDED = ("start", "failure")  # kinds of which more is asked than when
 
 
 def expected_per_hour(devices: int) -> float:
@@ -46,18 +48,21 @@ class Seen:
     expected: float = 0.0
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> Seen:
+    def of(cls, records: Told | Iterable[Record]) -> Seen:
         """From the journal. An attempt that took no step lost none; one that was told to stop has no `failure`."""
-        failures, expected = 0, 0.0
+        told = told_of(records)
+        ends = told.column("t")
+        failures, expected, at = 0, 0.0, 0
         devices, began, last = 1, None, None
-        for record in records:
+        for place, record in [*told.others(_NEEDED), (told.rows, {})]:
             kind = record.get("kind")
+            if place > at and began is not None:
+                since = began if last is None else last
+                last = max(since, float(ends[at:place].max()))  # a clock that was set back tells no time
+                expected += (last - since) / 3600 * expected_per_hour(devices)
+            at = place
             if kind == "start":
                 devices, began, last = int(record.get("world", 1)), float(record["t"]), None
-            elif kind == "step" and began is not None:
-                since = began if last is None else last
-                last = max(since, float(record["t"]))  # a clock that was set back tells no time
-                expected += (last - since) / 3600 * expected_per_hour(devices)
             elif kind == "failure":
                 failures += last is not None and record.get("cause") not in _NOT_BY_CHANCE
                 began = last = None

@@ -117,19 +117,18 @@ def _one(name: str, folder: Path, as_json: bool) -> int:
     from shoal.launch.why import answer
     from shoal.observe.status import status_of
     from shoal.spec import load
-    from shoal.track.journal import Odd, records
     from shoal.track.rundir import find_run
+    from shoal.track.told import Told, told
 
     job = launched(name, folder)
     seen = None if job is None else look([job], folder)[job.run]
     run_dir = find_run(name, folder) if job is None else visible(job, folder)
     status = status_of(run_dir) if seen is None else seen.status
-    odd = Odd()
-    told = records(run_dir.journal_file, odd) if run_dir.exists() else []
-    if odd.count:
-        print(f"shoal: {odd}.", file=sys.stderr)
+    known = told(run_dir.journal_file) if run_dir.exists() else Told([])
+    if known.odd.count:
+        print(f"shoal: {known.odd}.", file=sys.stderr)
     file = run_dir.spec_file if job is None else run_file(job, folder)
     spec = load(file).run if file.exists() else None
-    said = answer(status, seen, told, spec)
+    said = answer(status, seen, known, spec)
     print(json.dumps({**(seen or status).as_json(), **said.as_json()}, indent=2) if as_json else said)
     return 0

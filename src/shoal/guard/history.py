@@ -1,7 +1,9 @@
-"""What the journal says about a run so far, read once and then as it grows."""
+"""What the journal says about a run so far, read once and then as it grows. Of a long one only the index is read."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +11,10 @@ from shoal.checkpoint.find import published
 from shoal.checkpoint.memory.tier import Memory, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.errors import ShoalError
-from shoal.track.journal import Record, read
+from shoal.track.journal import LONG_BYTES, Record, read
 from shoal.track.rundir import RunDir
+
+KINDS = frozenset(("start", "rewind", "failure", "checkpoint", "finished", "attempt", "open", "close", "decision"))
 
 
 @dataclass
@@ -38,10 +42,35 @@ class History:
         return history
 
     def refresh(self) -> None:
-        if self.path.exists():
-            for record, after in read(self.path, self._offset):
-                self._take(record)
-                self._offset = after
+        if not self.path.exists():
+            return
+        if self.path.stat().st_size - self._offset >= LONG_BYTES and not self._offset:
+            self._take_all()
+        for record, after in read(self.path, self._offset):
+            self._take(record)
+            self._offset = after
+
+    def _take_all(self) -> None:
+        """As `_take` of one record after the other, the steps between two others at once."""
+        from shoal.track.told import told  # numpy: only those who look at a long run wait for it
+
+        known, at = told(self.path), 0
+        steps, losses = known.column("step"), known.column("loss")
+
+        def take_steps(end: int) -> None:
+            if end > at:
+                loss = float(losses[end - 1])
+                self._stands(int(steps[end - 1]), loss if math.isfinite(loss) else str(loss))
+                self._reach(int(steps[at:end].max()))
+
+        for place, record in known.others(KINDS):
+            take_steps(place)
+            at = place
+            self._take(record)
+        take_steps(known.rows)
+        for islands, step in known.islands():
+            self._took_part(islands, step)
+        self._offset = known.end
 
     @property
     def finished(self) -> bool:
@@ -50,12 +79,9 @@ class History:
     def _take(self, record: Record) -> None:
         match record["kind"]:
             case "step":
-                for island in record.get("islands", ()):
-                    self.by_island[island] = max(record["step"], self.by_island.get(island, 0))
+                self._took_part(record.get("islands", ()), record["step"])
                 self._stands(record["step"], record["loss"])
-                if record["step"] > self.step:
-                    self.step = record["step"]
-                    self.failed_in_a_row = 0
+                self._reach(record["step"])
             case "start":
                 self._stands(record.get("step") or 0)
             case "rewind":
@@ -83,6 +109,15 @@ class History:
                     self.auto.pop(record["key"], None)
                 else:
                     self.auto[record["key"]] = record
+
+    def _took_part(self, islands: Iterable[int], step: int) -> None:
+        for island in islands:
+            self.by_island[island] = max(step, self.by_island.get(island, 0))
+
+    def _reach(self, step: int) -> None:
+        if step > self.step:
+            self.step = step
+            self.failed_in_a_row = 0
 
     def _stands(self, step: int, loss: float | str | None = None) -> None:
         if loss is not None or step != self.at:  # who goes on from where it stood has its loss still

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
-from shoal.track.journal import Journal, Record, records
+from shoal.track.journal import Journal, Record
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 
 
 def agents_of(run_dir: RunDir) -> list[int]:
     """The living agents of a run, also where its supervisor has died: they go on without it."""
-    newest = {r["island"]: int(r["agent"]) for r in records(run_dir.journal_file) if r["kind"] == "island"}
+    said = [record for _, record in told(run_dir.journal_file).others(("island",)) if record["kind"] == "island"]
+    newest = {record["island"]: int(record["agent"]) for record in said}
     return [pid for pid in newest.values() if _is_agent(pid, run_dir)]
 
 
@@ -35,12 +37,12 @@ def ended(run_dir: RunDir, journal: Journal, island: int, code: int, steps: int)
         return
     with _one_at_a_time(run_dir):
         journal.append("ended", island=island, agent=os.getpid(), exit_code=code)
-        told = _session(run_dir)
-        codes = {int(r["agent"]): int(r["exit_code"]) for r in told if r["kind"] == "ended"}
-        if any(r["kind"] == "close" for r in told) or set(agents_of(run_dir)) - set(codes):
+        said = _session(run_dir)
+        codes = {int(r["agent"]): int(r["exit_code"]) for r in said if r["kind"] == "ended"}
+        if any(r["kind"] == "close" for r in said) or set(agents_of(run_dir)) - set(codes):
             return
         status, code, reason = _how(set(codes.values()), steps)
-        journal.append("close", session=told[0]["session"], status=status, exit_code=code, reason=reason)
+        journal.append("close", session=said[0]["session"], status=status, exit_code=code, reason=reason)
 
 
 def _how(codes: set[int], steps: int) -> tuple[str, int, str]:
@@ -52,10 +54,10 @@ def _how(codes: set[int], steps: int) -> tuple[str, int, str]:
 
 
 def _session(run_dir: RunDir) -> list[Record]:
-    """From its `open` on."""
-    told = list(records(run_dir.journal_file))
-    begin = max((i for i, r in enumerate(told) if r["kind"] == "open"), default=len(told))
-    return told[begin:]
+    """From its `open` on; without the steps."""
+    said = [record for _, record in told(run_dir.journal_file).others(("open", "close", "ended"))]
+    begin = max((i for i, r in enumerate(said) if r["kind"] == "open"), default=len(said))
+    return said[begin:]
 
 
 def _orphan(session: list[Record]) -> bool:

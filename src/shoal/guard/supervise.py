@@ -36,6 +36,7 @@ from shoal.masking import mask_arguments
 from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
 from shoal.track.journal import Journal
+from shoal.track.keep import Keeper
 from shoal.track.rundir import RunDir
 
 MIRROR_WAIT_S = 20.0  # after a finished run; a stopped one waits less, since a scheduler is counting
@@ -123,6 +124,7 @@ class Session:
         self._said_unwritten = False  # that the journal cannot be written
         self._left: str | None = None  # why the last group was put apart
         self._journal = Journal(run_dir.journal_file)
+        self._index = Keeper(run_dir.journal_file)
 
     def open(self, decisions: Iterable[Decision], asked: Iterable[Decision]) -> None:
         before = self.history.open
@@ -219,9 +221,14 @@ class Session:
     def _tick(self, team: Team) -> Callable[[], None]:
         def tick() -> None:
             team.look()
-            self.console.tick()
+            self._look()
 
         return tick
+
+    def _look(self) -> None:
+        """Follows the journal, a few times a second."""
+        self.console.tick()
+        self._index.look()
 
     def _islands(self, attempt: int, world: int) -> Ended:
         def failed(island: int, failure: Failure, action: str) -> None:
@@ -231,7 +238,7 @@ class Session:
         hands = self.crew.hands(self.run_dir, lock.fd_of(self.run_dir))
         with closing(Agents(self.run_dir, fleet.islands, guard, failed, hands=hands)) as agents:
             self._note("attempt", attempt=attempt, world=world, agents=list(agents.pids.values()), pids=[])
-            return agents.watch(self.signals, guard.grace_s, self._stopping, self.console.tick)
+            return agents.watch(self.signals, guard.grace_s, self._stopping, self._look)
 
     def _if_over(self, ended: Ended, attempt: int) -> End | None:
         """The end of the run, if this was it."""

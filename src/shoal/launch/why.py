@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ from shoal.launch.backend import State
 from shoal.launch.watch import Seen
 from shoal.observe import words
 from shoal.observe.causes import CAUSES
-from shoal.observe.ledger import Ledger, ledger
+from shoal.observe.ledger import NEEDED, Ledger, ledger
 from shoal.observe.status import Status
 from shoal.spec import Run
 from shoal.track.journal import Record
 from shoal.track.tail import REMARKS
+from shoal.track.told import Told, told_of
 
 STUCK_S = 600.0  # a live run that says nothing for so long is worth a look
 LOOPS = 3  # restarts by the scheduler without an end
@@ -57,9 +59,16 @@ class Answer:
         return {"now": self.now, "died": self.died, "cost": cost}
 
 
-def answer(status: Status, seen: Seen | None, told: list[Record], run: Run | None, now: float | None = None) -> Answer:
-    """`told` is the journal, `run` the run file; empty and None where they are out of sight."""
+def answer(
+    status: Status,
+    seen: Seen | None,
+    records: Told | Iterable[Record],
+    run: Run | None,
+    now: float | None = None,
+) -> Answer:
+    """`records` is the journal, `run` the run file; empty and None where they are out of sight."""
     now = time.time() if now is None else now
+    told = told_of(records)
     died = _died(seen, told)
     return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, run, now))
 
@@ -79,12 +88,13 @@ def _now(status: Status, seen: Seen | None, now: float, told_below: bool) -> str
     return f"{status.status}{where}{step}{why}{hint}"
 
 
-def _died(seen: Seen | None, told: list[Record]) -> str | None:
+def _died(seen: Seen | None, told: Told) -> str | None:
     """By the journal, which knows the cause; by the scheduler where nobody came to write it down."""
-    own = _last_end(told)
+    others = told.others(NEEDED)
+    own = _last_end([record for _, record in others])
     if seen is not None and seen.state.phase in ("failed", "gone"):
-        last = next((r for r in reversed(told) if r.get("kind") not in REMARKS), {})
-        if last.get("kind") != "close" or float(last["t"]) < seen.job.submitted:
+        place, last = next(((p, r) for p, r in reversed(others) if r["kind"] not in REMARKS), (0, {}))
+        if place < told.rows or last.get("kind") != "close" or float(last["t"]) < seen.job.submitted:
             return _by_scheduler(seen.state, seen.job.backend)
     return own
 
@@ -127,13 +137,13 @@ def _when(record: Record) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(float(record['t'])))} "
 
 
-def _cost(status: Status, seen: Seen | None, told: list[Record], run: Run | None, now: float) -> Cost:
+def _cost(status: Status, seen: Seen | None, told: Told, run: Run | None, now: float) -> Cost:
     accounts: Ledger | None = None
-    if told:
+    if not told.empty:
         accounts = ledger(told, now if status.status == "running" else None)
     hours = (accounts.total_s if accounts else 0.0 if seen is None else _since_start_s(seen.state, now)) / 3600
     nodes = 1 if seen is None else seen.job.nodes
-    start: Record = next((r for r in reversed(told) if r.get("kind") == "start"), {})
+    start: Record = next((r for _, r in reversed(told.others(NEEDED)) if r["kind"] == "start"), {})
     device = str(start.get("device", "cpu"))
     gpus = seen.job.gpus if seen is not None else int(start.get("world", 0)) if device != "cpu" else 0
     devices = gpus or (1 if run is not None and run.plan.price else 0)  # a price of a CPU is that of its node

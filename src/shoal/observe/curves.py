@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shoal.observe import words
 from shoal.observe.history import History
-from shoal.observe.throughput import tokens_per_s
+from shoal.track.rows import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ SMOOTH_OVER = 40  # the bold line is a running mean over this fraction of the ru
 
 def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
     """Writes loss.png and throughput.png; nothing to draw gives nothing."""
-    if not found.steps:
+    if not len(found.steps):
         return []
 
     def of(content: Callable[[Axes, History], None]) -> Callable[[Axes], None]:
@@ -46,11 +47,12 @@ def draw_many(runs: Sequence[tuple[str, History]], about: str, path: Path) -> Pa
     def losses(axes: Axes) -> None:
         ends = []
         for place, (label, found) in enumerate(runs):
-            points = [(int(r["step"]), float(r["loss"])) for r in found.steps]
-            _curve(axes, points, f"C{place % 10}", label, "-" if place < 10 else "--", 20 - place)
-            ends += [y for _, y in points]
+            losses = found.steps.column("loss")
+            style, above = "-" if place < 10 else "--", 20 - place
+            _curve(axes, found.steps.column("step"), losses, f"C{place % 10}", label, style, above)
+            ends.append(losses)
         axes.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
-        _fit(axes, ends)
+        _fit(axes, np.concatenate(ends))
 
     return _picture(path, f"loss of {len(runs)} runs", about, losses)
 
@@ -85,53 +87,52 @@ def _picture(path: Path, title: str, about: str, content: Callable[[Axes], None]
 
 
 def _loss(axes: Axes, found: History) -> None:
-    points = [(int(r["step"]), float(r["loss"])) for r in found.steps]
-    _curve(axes, points, BLUE, "training")
-    lost = [(int(r["step"]), float(r["loss"])) for r in found.lost]
-    if lost:
-        axes.plot(*_columns(lost), ".", color=GREY, markersize=2.5, label=f"{len(lost)} steps done again", zorder=1)
-    if found.evals:
-        evals = [(int(r["step"]), float(r["loss"])) for r in found.evals]
-        axes.plot(*_columns(evals), "o-", color=ORANGE, markersize=4, linewidth=1.2, label="evaluation", zorder=4)
+    losses = found.steps.column("loss")
+    _curve(axes, found.steps.column("step"), losses, BLUE, "training")
+    if lost := len(found.lost):
+        points = thinned(found.lost.column("step"), found.lost.column("loss"))
+        axes.plot(*points, ".", color=GREY, markersize=2.5, label=f"{lost} steps done again", zorder=1)
+    evals = np.array([(int(r["step"]), float(r["loss"])) for r in found.evals]).reshape(-1, 2)
+    if len(evals):
+        axes.plot(*evals.T, "o-", color=ORANGE, markersize=4, linewidth=1.2, label="evaluation", zorder=4)
     axes.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
-    _fit(axes, [y for _, y in (*points, *(evals if found.evals else ()))])
+    _fit(axes, np.concatenate((losses, evals[:, 1])))
 
 
 def _throughput(axes: Axes, found: History) -> None:
-    points = [(int(r["step"]), tokens_per_s(r)) for r in found.steps]
-    _curve(axes, points, BLUE, "tokens/s")
-    ordered = sorted(y for _, y in points)
-    median = ordered[len(ordered) // 2]
+    rates = found.steps.tokens_per_s()
+    _curve(axes, found.steps.column("step"), rates, BLUE, "tokens/s")
+    middle, high = len(rates) // 2, len(rates) - 1 - len(rates) // SPIKE_AMONG
+    median, most = np.partition(rates, [middle, high])[[middle, high]].tolist()
     axes.axhline(median, color=ORANGE, linewidth=1, linestyle="-", label=f"median {words.count(median)} tokens/s")
-    axes.set_ylim(0, max(ordered[-1 - len(ordered) // SPIKE_AMONG] * 1.15, 1e-9))
+    axes.set_ylim(0, max(most * 1.15, 1e-9))
     axes.yaxis.set_major_formatter(lambda y, _: words.count(y))
     axes.set_ylabel("tokens/s", color=INK, fontsize=9)
 
 
-def _curve(
-    axes: Axes, points: list[tuple[int, float]], color: str, label: str, style: str = "-", above: float = 3
-) -> None:
+def _curve(axes: Axes, xs: Array, ys: Array, color: str, label: str, style: str = "-", above: float = 3) -> None:
     """Every point faint, a running mean bold; short runs need no smoothing."""
-    window = len(points) // SMOOTH_OVER
-    xs, ys = _columns(_thin(points))
+    window = len(xs) // SMOOTH_OVER
+    points = thinned(xs, ys)
     if window < 3:
-        few = "o" if len(points) <= FEW else ""  # a line between two points, or of one, is hard to see
-        axes.plot(xs, ys, style, color=color, linewidth=1.6, marker=few, markersize=3.5, label=label, zorder=above)
+        few = "o" if len(xs) <= FEW else ""  # a line between two points, or of one, is hard to see
+        axes.plot(*points, style, color=color, linewidth=1.6, marker=few, markersize=3.5, label=label, zorder=above)
         return
-    axes.plot(xs, ys, color=color, linewidth=0.7, alpha=0.3, zorder=2)
-    smoothed = _columns(_thin(smooth(points, window)))
-    axes.plot(*smoothed, style, color=color, linewidth=1.8, label=label, zorder=above)
+    axes.plot(*points, color=color, linewidth=0.7, alpha=0.3, zorder=2)
+    axes.plot(*thinned(xs, smooth(ys, window)), style, color=color, linewidth=1.8, label=label, zorder=above)
 
 
-def smooth(points: list[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+def smooth(ys: Array, window: int) -> Array:
     """A centred running mean that shrinks at the ends instead of inventing points there."""
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + (y if math.isfinite(y) else 0.0))
-    out = []
-    for i, (x, _) in enumerate(points):
-        half = min(window // 2, i, len(points) - 1 - i)
-        out.append((x, (sums[i + half + 1] - sums[i - half]) / (2 * half + 1)))
+    sums = np.concatenate(([0.0], np.cumsum(np.where(np.isfinite(ys), ys, 0.0))))
+    half = max(0, min(window // 2, (len(ys) - 1) // 2))
+    out = np.empty(len(ys))
+    inner = slice(half, len(ys) - half)
+    np.subtract(sums[2 * half + 1 :], sums[: len(ys) - 2 * half], out=out[inner])
+    out[inner] /= 2 * half + 1
+    for i in range(half):
+        out[i] = sums[2 * i + 1] / (2 * i + 1)
+        out[-1 - i] = (sums[-1] - sums[-2 - 2 * i]) / (2 * i + 1)
     return out
 
 
@@ -145,27 +146,35 @@ def _mark_restarts(axes: Axes, found: History) -> None:
                 axes.axvspan(b.resumed_at, b.reached, color=color, alpha=0.06, linewidth=0, zorder=0)
 
 
-def _fit(axes: Axes, ys: list[float]) -> None:
+def _fit(axes: Axes, ys: Array) -> None:
     """A single spike among very many must not flatten the rest of the curve; of few points none is left out."""
-    finite = sorted(y for y in ys if math.isfinite(y))
-    if not finite:
+    finite = ys[np.isfinite(ys)]
+    if not finite.size:
         return
-    low, high = finite[0], finite[-1 - len(finite) // SPIKE_AMONG]
+    highest = len(finite) - 1 - len(finite) // SPIKE_AMONG
+    low, high = float(finite.min()), float(np.partition(finite, highest)[highest])
     pad = 0.05 * ((high - low) or abs(low) or 1.0)
     axes.set_ylim(low - pad, high + pad)
 
 
-def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Keeps the lowest and the highest of each bucket, so that no spike is thinned away."""
-    if len(points) <= MOST_POINTS:
-        return points
-    bucket = -(-2 * len(points) // MOST_POINTS)
-    out: list[tuple[int, float]] = []
-    for i in range(0, len(points), bucket):
-        part = points[i : i + bucket]
-        out += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
-    return out
+def thinned(xs: Array, ys: Array) -> tuple[Array, Array]:
+    """Keeps the lowest and the highest of each bucket, so that no spike is thinned away, and one that is no number, so
+    that no gap in the line is."""
+    if len(xs) <= MOST_POINTS:
+        return xs, ys
+    bucket = -(-2 * len(xs) // MOST_POINTS)
+    begins = np.arange(0, len(xs), bucket)
+    kept = [
+        _first_in_each(begins, ys == np.repeat(best, bucket)[: len(ys)])
+        for best in (np.fmin.reduceat(ys, begins), np.fmax.reduceat(ys, begins))
+    ]
+    kept.append(_first_in_each(begins, np.isnan(ys)))
+    rows = np.unique(np.concatenate(kept))
+    return xs[rows], ys[rows]
 
 
-def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
+def _first_in_each(begins: Array, which: Array) -> Array:
+    """The first place of each bucket where it is true, of those that have one."""
+    places = np.flatnonzero(which)
+    _, first = np.unique(np.searchsorted(begins, places, side="right"), return_index=True)
+    return places[first]

@@ -1,12 +1,8 @@
-"""The faults that a journal tells of, and which steps each of them undid.
-
-A *life* is a stretch in which steps follow one another: an attempt (of a fleet of islands: one life of it), or what
-follows a `rewind` within one. A later life undoes every step after the one that it goes on from.
-"""
+"""The faults that a journal tells of. Which steps each of them undid is in `shoal.observe.lives`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +12,6 @@ NOBODY = -1  # time that no fault has cost
 LEFT = "left"  # why an island is gone that was told to stop
 SAME_S = 120.0  # the supervisor and the other islands tell of the same loss within this
 UNSEEN = ("hang",)  # causes whose `at` is when somebody lost patience, not when it happened
-_NEVER = 1 << 62
-
-Life = tuple[int, int]  # attempt, rewinds within it
-Owners = Callable[[Life, int], int]
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Cost:
 
 
 def faults_of(records: Iterable[Record]) -> list[Fault]:
-    """Each `failure`, and each island that the others lost and the supervisor told nothing of."""
+    """Each `failure`, and each island that the others lost and the supervisor told nothing of. Steps tell nothing."""
     told = list(records)
     found = [(i, _failure(r, told, i)) for i, r in enumerate(told) if r.get("kind") == "failure"]
     found += [(i, _numerics(r)) for i, r in enumerate(told) if r.get("kind") in ("skip", "rewind")]
@@ -147,78 +139,3 @@ def _told_of(found: list[tuple[int, Fault]], island: int, noticed: float) -> int
     }
     nearest = min(apart, key=lambda i: apart[i], default=None)
     return nearest if nearest is not None and apart[nearest] < SAME_S else None
-
-
-class Lives:
-    """Which steps count, and which were undone."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._of: dict[int, Life] = {}
-        self._again: set[int] = set()
-        self._limits: dict[Life, int] = {}  # the life went on from this step, or one before it
-        self._begins: dict[Life, int] = {}  # number of its first record
-        self._steps: dict[Life, set[int]] = {}
-        self._order: dict[int, int] = {}
-        rewinds: dict[int, int] = {}
-        for i, record in enumerate(records):
-            self._order[id(record)] = i
-            kind = record.get("kind")
-            if kind not in ("start", "step", "eval", "checkpoint", "checkpoint_failed", "skip", "rewind"):
-                continue
-            attempt = int(record.get("attempt", 0))
-            if kind == "rewind":
-                rewinds[attempt] = rewinds.get(attempt, 0) + 1
-            life = self._of[id(record)] = (attempt, rewinds.get(attempt, 0))
-            self._begins.setdefault(life, i)
-            if kind in ("start", "rewind"):
-                self._limit(life, int(record.get("to" if kind == "rewind" else "step", 0) or 0))
-            elif kind == "step":  # also without a `start`: a step that is done proves that it is done
-                step, taken = int(record["step"]), self._steps.setdefault(life, set())
-                if step in taken and "epoch" in record:
-                    self._again.add(id(record))  # by a first member that had been stopped; the first one counts
-                    continue
-                taken.add(step)
-                self._limit(life, step - 1)
-        self._kept: dict[Life, int] = {}
-        limit = _NEVER
-        for life in sorted(self._limits, reverse=True):
-            self._kept[life] = limit
-            limit = min(limit, self._limits[life])
-
-    def has(self, record: Record) -> bool:
-        """Whether it is one that belongs to a life; others are remarks, or of a newer Shoal."""
-        return id(record) in self._of
-
-    def of(self, record: Record) -> Life:
-        return self._of[id(record)]
-
-    def counts(self, life: Life, step: int) -> bool:
-        """Whether no later life did that step again."""
-        return step <= self._kept.get(life, _NEVER)
-
-    def told_before(self, record: Record) -> bool:
-        return id(record) in self._again
-
-    def lost_steps(self) -> Iterator[tuple[Life, int]]:
-        """Steps that were done again."""
-        for life, steps in self._steps.items():
-            for step in steps:
-                if not self.counts(life, step):
-                    yield life, step
-
-    def owners(self, faults: list[Fault]) -> Owners:
-        """Says which fault undid a step of a life: the last one before the life that went on from an earlier step."""
-        lives, before, since = sorted(self._limits), dict.fromkeys(self._limits, NOBODY), 0
-        places = [self._order[id(fault.record)] for fault in faults]
-        for life in lives:  # a life that began without a fault before it: somebody had stopped the run
-            place = self._begins[life]
-            here = [n for n in range(len(faults)) if since <= places[n] < place + (life[1] > 0)]  # a rewind is its own
-            before[life], since = here[-1] if here else NOBODY, place
-
-        def owner(life: Life, step: int) -> int:
-            return next((before[b] for b in lives if b > life and self._limits[b] < step), NOBODY)
-
-        return owner
-
-    def _limit(self, life: Life, step: int) -> None:
-        self._limits[life] = min(self._limits.get(life, _NEVER), step)

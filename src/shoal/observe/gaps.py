@@ -7,67 +7,77 @@ what its joining costs the others is told as recovery, too.
 
 from __future__ import annotations
 
-import itertools
-import statistics
+import bisect
+
+import numpy as np
 
 from shoal.observe.faults import NOBODY, Fault
+from shoal.observe.lives import Others
+from shoal.observe.steps import median
 from shoal.track.journal import Record
+from shoal.track.rows import Array
+from shoal.track.told import Told
 
 Span = tuple[int, int, str, int]  # begin and end in microseconds, label, number of the fault that has cost it
-Gaps = dict[int, list[Span]]  # id of a `step` record → what lies before its end
+Gaps = dict[int, list[Span]]  # row of a `step` → what lies before its end
+
+_MOST_US = 4e18  # fits into 64 bits, and is longer than anything
 
 
 def us(seconds: float) -> int:
     return round(float(seconds) * 1e6)
 
 
-def gaps(records: list[Record], faults: list[Fault]) -> Gaps:
-    steps = [r for r in records if r.get("kind") == "step" and "epoch" in r and "begin" in r]
-    if not steps:
+def all_us(seconds: Array) -> Array:
+    """As `us`, to the microsecond."""
+    return np.rint(np.clip(seconds * 1e6, -_MOST_US, _MOST_US)).astype(np.int64)
+
+
+def gaps(told: Told, others: Others, faults: list[Fault]) -> Gaps:
+    if not told.has("epoch"):
         return {}
-    usual, epochs = _usual(steps), {r.get("number"): r for r in records if r.get("kind") == "epoch"}
+    rows = np.flatnonzero((told.column("epoch") >= 0) & ~np.isnan(told.column("begin")))
+    if not rows.size:
+        return {}
+    epochs, ends, begins = told.column("epoch")[rows], all_us(told.column("t")[rows]), told.column("begin")[rows]
+    islands = told.island_counts()[rows]
+    usual = _usual(epochs, ends, begins, islands)
+    told_epochs = {record.get("number"): record for _, record in others if record.get("kind") == "epoch"}
+    opens = [place for place, record in others if record.get("kind") == "open"]
+    evals = [(place, us(record["t"])) for place, record in others if record.get("kind") == "eval"]
     found: Gaps = {}
-    worked: int | None = None
-    before: Record | None = None
-    for record in records:
-        if record.get("kind") == "open":
-            worked, before = None, None  # its first step is the start of the session
-        if record.get("kind") == "eval":
-            worked = us(record["t"])
-        if record.get("kind") != "step" or "epoch" not in record or "begin" not in record:
-            continue
-        if before is not None and worked is not None and record["epoch"] != before["epoch"]:
-            to, usually = us(record["t"]), usual.get(_islands(record), usual[0])
-            late = max(0, to - worked - usually)
-            # A step that had begun before the fault ends late; one that began after it begins late.
-            begin = to - late if us(record["begin"]) <= to - late else max(worked, to - usually - late)
-            found[id(record)] = _split(begin, begin + late, worked, _cause(before, record, faults, epochs))
-        worked, before = us(record["t"]), record
+    for i in (np.flatnonzero(np.diff(epochs)) + 1).tolist():
+        before, row = int(rows[i - 1]), int(rows[i])
+        if bisect.bisect_right(opens, row) > bisect.bisect_right(opens, before):
+            continue  # its first step is the start of the session
+        evaluated = evals[bisect.bisect_right(evals, (before, 1 << 63)) : bisect.bisect_right(evals, (row, 1 << 63))]
+        worked = evaluated[-1][1] if evaluated else int(ends[i - 1])
+        to, usually = int(ends[i]), usual.get(int(islands[i]), usual[0])
+        late = max(0, to - worked - usually)
+        # A step that had begun before the fault ends late; one that began after it begins late.
+        begin = to - late if us(begins[i]) <= to - late else max(worked, to - usually - late)
+        t = float(told.column("t", row, row + 1)[0])
+        cause = _cause(int(epochs[i - 1]), int(epochs[i]), t, faults, told_epochs)
+        found[row] = _split(begin, begin + late, worked, cause)
     return found
 
 
-def _usual(steps: list[Record]) -> dict[int, int]:
+def _usual(epochs: Array, ends: Array, begins: Array, islands: Array) -> dict[int, int]:
     """By number of islands, from one end to the next; 0: whatever the number."""
-    took: dict[int, list[int]] = {0: [0]}
-    for before, step in itertools.pairwise(steps):
-        if before["epoch"] == step["epoch"]:
-            for n in (0, _islands(step)):
-                took.setdefault(n, []).append(us(step["t"]) - us(before["t"]))
-    took[0] = took[0][1:] or [max(0, us(s["t"]) - us(s["begin"])) for s in steps]
-    return {n: max(0, round(statistics.median(durations))) for n, durations in took.items()}
+    same = np.diff(epochs) == 0
+    took, of = np.diff(ends)[same], islands[1:][same]
+    whatever = np.concatenate((took, took[of == 0])) if took.size else np.maximum(0, ends - all_us(begins))
+    by_number = {int(n): took[of == n] for n in np.unique(of) if n}
+    return {n: max(0, round(median(durations))) for n, durations in {0: whatever, **by_number}.items()}
 
 
-def _islands(step: Record) -> int:
-    return len(step.get("islands") or ())
-
-
-def _cause(before: Record, step: Record, faults: list[Fault], epochs: dict[int | None, Record]) -> Fault | None:
-    """The newest fault between the two steps; for a newcomer, the one that it comes back from."""
-    between = [f for f in faults if f.epoch is not None and before["epoch"] < f.epoch <= step["epoch"]]
+def _cause(before: int, epoch: int, t: float, faults: list[Fault], epochs: dict[int | None, Record]) -> Fault | None:
+    """The newest fault between two epochs; for a newcomer, the one that it comes back from."""
+    between = [f for f in faults if f.epoch is not None and before < f.epoch <= epoch]
     if between:
         return between[-1]
-    joined = (epochs.get(step["epoch"]) or {}).get("joined") or ()
-    back = [f for f in faults if f.island in joined and float(f.record["t"]) <= float(step["t"])]
+    joined = (epochs.get(epoch) or {}).get("joined") or ()
+    back = [f for f in faults if f.island in joined and float(f.record["t"]) <= t]
     return back[-1] if back else None
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from shoal.observe.faults import Lives
+import numpy as np
+
+from shoal.observe.lives import Lives
 from shoal.observe.phases import on_device
-from shoal.observe.throughput import duration_s, mfu, of_peak, settled, tokens_per_s
+from shoal.observe.steps import Steps, median, nearest
 from shoal.track.journal import Record
+from shoal.track.rows import Array
+from shoal.track.told import Told, told_of
+
+# Kinds of which a report says more than when they were; of `router` it wants the newest alone.
+NEEDED = frozenset(
+    (
+        *("open", "start", "close", "finished", "epoch", "failure", "rewind", "straggler", "warning"),
+        *("eval", "traffic", "checkpoint"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -24,11 +34,11 @@ class Break:
 
 @dataclass
 class History:
-    steps: list[Record] = field(default_factory=list)  # in order; a step that was done twice counts as it was done last
-    lost: list[Record] = field(default_factory=list)  # the other times
+    steps: Steps  # in order; a step that was done twice counts as it was done last
+    lost: Steps  # the other times
     epochs: list[Record] = field(default_factory=list)  # of islands: who took part, from when on
     evals: list[Record] = field(default_factory=list)
-    routers: list[Record] = field(default_factory=list)
+    router: Record | None = None  # the newest
     traffic: list[Record] = field(default_factory=list)  # of counted steps
     checkpoints: list[Record] = field(default_factory=list)
     last_saves: list[Record] = field(default_factory=list)  # those after which a session took no further step
@@ -47,41 +57,37 @@ class History:
         return self.starts[-1] if self.starts else {}
 
 
-def history(records: Iterable[Record]) -> History:
-    found = History()
-    told = list(records)
-    lives = Lives(told)
-    steps: dict[int, Record] = {}
+def history(records: Told | Iterable[Record]) -> History:
+    told = told_of(records)
+    others = told.others(NEEDED)
+    again = Lives(told, others).again
+    rewinds = [(place, int(record.get("to", 0))) for place, record in others if record["kind"] == "rewind"]
+    counted, lost = _counted(told, again, rewinds)
+    found = History(counted, lost, router=told.newest("router"))
+    reached = _Reached(told, again)
     evals: dict[int, Record] = {}
-    routers: dict[int, Record] = {}
-    last_save: Record | None = None
-    for record in told:
-        match record.get("kind"):
-            case "step" if not lives.told_before(record):
-                last_save = None if last_save and int(record["step"]) > int(last_save["step"]) else last_save
-                if (before := steps.pop(int(record["step"]), None)) is not None:
-                    found.lost.append(before)
-                steps[int(record["step"])] = record
+    last_save: tuple[int, Record] | None = None
+    for place, record in others:
+        match record["kind"]:
             case "eval":
                 evals[int(record["step"])] = record
-            case "router":
-                routers[int(record["step"])] = record
             case "traffic":
                 found.traffic.append(record)
             case "start":
                 if found.starts:
                     failed = any(f.get("attempt") == found.starts[-1].get("attempt") for f in found.failures)
-                    found.breaks.append(Break(max(steps, default=0), int(record.get("step", 0)), failed))
+                    found.breaks.append(Break(reached.by(place), int(record.get("step", 0)), failed))
                 found.starts.append(record)
             case "rewind":
                 to = int(record.get("to", 0))
-                found.breaks.append(Break(max(steps, default=0), to, failed=True))
-                found.lost += [steps.pop(step) for step in sorted(steps) if step > to]
+                found.breaks.append(Break(reached.by(place), to, failed=True))
+                reached.undo(place, to)
             case "checkpoint":
                 found.checkpoints.append(record)
-                last_save = record
+                last_save = (place, record)
             case "close":
-                found.last_saves += [last_save] if last_save else []
+                if last_save and reached.between(last_save[0], place) <= int(last_save[1]["step"]):
+                    found.last_saves.append(last_save[1])
                 last_save = None
             case "checkpoint_failed":
                 found.checkpoints_failed += 1
@@ -97,10 +103,57 @@ def history(records: Iterable[Record]) -> History:
                 found.sessions += 1
             case "finished":
                 found.digest = record.get("digest")
-    found.steps = [steps[step] for step in sorted(steps)]
     found.evals = [evals[step] for step in sorted(evals)]
-    found.routers = [routers[step] for step in sorted(routers)]
     return found
+
+
+def _counted(told: Told, again: Array, rewinds: list[tuple[int, int]]) -> tuple[Steps, Steps]:
+    """The steps that count, by number, and the others."""
+    steps = told.column("step")
+    if not again.size and not rewinds and (np.diff(steps) > 0).all():
+        return Steps(told), Steps(told, np.empty(0, np.int64))
+    seen = np.ones(len(steps), bool)
+    seen[again] = False
+    rows = np.flatnonzero(seen)
+    rows = rows[np.argsort(steps[rows], kind="stable")]
+    last = np.append(np.diff(steps[rows]) != 0, True)[: len(rows)]  # of each number the one that was done last
+    counts = last & _stands(steps, rewinds)[rows]
+    return Steps(told, rows[counts]), Steps(told, np.sort(rows[~counts]))
+
+
+def _stands(steps: Array, rewinds: list[tuple[int, int]]) -> Array:
+    """Which rows no later rewind has undone."""
+    stands = np.ones(len(steps), bool)
+    for place, to in rewinds:
+        stands[:place] &= steps[:place] <= to
+    return stands
+
+
+class _Reached:
+    """The furthest step so far that counts, for one who goes through the journal."""
+
+    def __init__(self, told: Told, again: Array) -> None:
+        self._told, self._again = told, again
+        self._at, self._furthest = 0, 0
+        self._undone: list[tuple[int, int]] = []
+
+    def by(self, row: int) -> int:
+        self._furthest = max(self._furthest, self.between(self._at, row))
+        self._at = row
+        return self._furthest
+
+    def undo(self, row: int, to: int) -> None:
+        """A rewind."""
+        self._undone.append((row, to))
+        steps = self._told.column("step", 0, row)
+        stands = _stands(steps, self._undone)
+        stands[self._again[self._again < row]] = False
+        self._at, self._furthest = row, int(steps[stands].max(initial=0))
+
+    def between(self, first: int, last: int) -> int:
+        steps = self._told.column("step", first, last)
+        a, b = np.searchsorted(self._again, [first, last])
+        return int(np.delete(steps, self._again[a:b] - first).max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -121,40 +174,26 @@ class Speed:
 
 
 def speed(found: History) -> Speed | None:
-    if not found.steps:
+    if not len(found.steps):
         return None
     starts = {start.get("attempt"): start for start in found.starts}
-    counted = settled(found.steps, found.starts)
-    durations = sorted(duration_s(r) for r in counted)
-    step_s = statistics.median(durations)
-    waited_s = sum(float(r.get("time", {}).get("data_s", 0.0)) for r in counted)
+    counted = found.steps.settled(found.starts)
+    durations = counted.duration_s()
+    step_s, whole_s = median(durations), float(durations.sum())
+    p5_s, p95_s = nearest(durations, (0.05, 0.95))
     moved, peak = found.start.get("moved_bytes"), found.start.get("peak_bandwidth")
     moved_s = float(moved) / step_s if moved and step_s > 0 else None
+    mfu, hfu = (counted.utilisation(name, starts) for name in ("flops", "hardware_flops"))
     return Speed(
-        tokens=sum(int(r.get("tokens", 0)) for r in found.steps),
-        tokens_per_s=statistics.median(tokens_per_s(r) for r in counted),
-        mfu=_median(mfu(r, starts.get(r.get("attempt"))) for r in counted),
-        hfu=_median(_hfu(r, starts.get(r.get("attempt"))) for r in counted),
+        tokens=found.steps.total_tokens(),
+        tokens_per_s=median(counted.tokens_per_s()),
+        mfu=median(mfu) if mfu.size else None,
+        hfu=median(hfu) if hfu.size else None,
         memory_bytes_per_s=moved_s,
         memory_share=moved_s / float(peak) if moved_s and peak else None,
         step_s=step_s,
-        step_p5_s=_quantile(durations, 0.05),
-        step_p95_s=_quantile(durations, 0.95),
-        data_wait_share=waited_s / sum(durations) if sum(durations) else 0.0,
+        step_p5_s=p5_s,
+        step_p95_s=p95_s,
+        data_wait_share=counted.data_wait_s() / whole_s if whole_s else 0.0,
         device_s=on_device(counted),
     )
-
-
-def _hfu(step: Mapping[str, Any], start: Record | None) -> float | None:
-    done, took_s = step.get("hardware_flops"), duration_s(step)
-    return None if done is None or took_s <= 0 else of_peak(float(done) / took_s, start)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _quantile(ordered: list[float], q: float) -> float:
-    """The nearest rank: a value that was measured."""
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

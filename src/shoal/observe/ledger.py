@@ -10,16 +10,23 @@ What a failure has cost is labelled with that failure, too, so the costs of all 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shoal.observe import gaps
-from shoal.observe.faults import NOBODY, Cost, Fault, Lives, Owners, faults_of
+import numpy as np
+
+from shoal.observe import gaps, timeline
+from shoal.observe.faults import NOBODY, Cost, Fault, faults_of
 from shoal.observe.gaps import Span, us
+from shoal.observe.lives import Lives, Others, Owners
+from shoal.observe.timeline import Session
 from shoal.track.journal import Record
 from shoal.track.tail import REMARKS
+from shoal.track.told import Told, told_of
 
-# In order of precedence, where two overlap: a checkpoint that is written while training goes on costs nothing.
+# In order of precedence (`timeline.PRECEDENCE`), where two overlap: a checkpoint that is written while training goes on
+# costs nothing.
 PARTS = {
     "training": "steps that count, data wait excluded",
     "lost": "steps that were done again later, and the step that a failure broke off",
@@ -32,8 +39,24 @@ PARTS = {
     "stopping": "from the last step or the request to stop to the end of the process",
     "other": "between the steps",
 }
-_RANK = {part: i for i, part in enumerate(PARTS)}
 _DOES = {"eval": "evaluation", "checkpoint": "checkpoint", "checkpoint_failed": "checkpoint"}
+# Kinds of which more is asked than when, in which attempt and at which step.
+NEEDED = frozenset(
+    (
+        "open",
+        "attempt",
+        "start",
+        "failure",
+        "skip",
+        "rewind",
+        "epoch",
+        "island",
+        "hang",
+        "straggler",
+        "stopping",
+        "close",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -57,75 +80,81 @@ class Ledger:
         return self.parts_us["training"] / self.total_us if self.total_us else 0.0
 
 
-def ledger(records: Iterable[Record], now: float | None = None) -> Ledger:
+def ledger(records: Told | Iterable[Record], now: float | None = None) -> Ledger:
     """`now` is given while the run is alive: the time since its last record belongs to it too."""
-    told = list(records)
-    faults, lives = faults_of(told), Lives(told)
+    told = told_of(records)
+    others = told.others(NEEDED)
+    faults, lives = faults_of(record for _, record in others), Lives(told, others)
     owners = lives.owners(faults)
     costs = [Cost(fault) for fault in faults]
-    for life, step in lives.lost_steps():
-        if (owner := owners(life, step)) != NOBODY:
-            costs[owner].lost_steps += 1
-    sessions = list(_sessions(told))
-    islands = gaps.gaps(told, faults)
+    for life, steps in lives.lost_steps():
+        for owner, count in zip(*np.unique(owners.many(life, steps), return_counts=True), strict=True):
+            if owner != NOBODY:
+                costs[owner].lost_steps += int(count)
+    sessions = list(_sessions(told, others))
+    islands = gaps.gaps(told, others, faults)
     parts = dict.fromkeys(PARTS, 0)
     total = between = 0
     end_before: int | None = None
     for i, session in enumerate(sessions):
-        begin, end = _bounds(session, sessions[i + 1] if i + 1 < len(sessions) else None, now, end_before)
+        begin, end = session.bounds(sessions[i + 1] if i + 1 < len(sessions) else None, now, end_before)
         spans = [*_background(session, faults, begin, end)]
-        spans += _foreground(session, lives, faults, owners, islands, begin, end)
-        for label, owner, duration in _measure(spans):
+        spans += _done(session, lives, faults, owners, begin, end)
+        labelled = 0
+        for label, owner, duration in timeline.measure(session, lives, owners, islands, spans, begin, end):
             parts[label] += duration
+            labelled += duration
             if owner != NOBODY:
                 costs[owner].add(label, duration)
+        parts["other"] += end - begin - labelled  # it lies below all else, and is nobody's
         total += end - begin
         away = max(0, begin - end_before) if end_before is not None else 0
         between += away
         for fault in faults:
-            if fault.cause == "supervisor-lost" and any(r is fault.record for r in session):
+            if fault.cause == "supervisor-lost" and any(r is fault.record for _, r in session.others):
                 costs[fault.number].away_us += away
         end_before = max(end, end_before or end)
     return Ledger(parts, total, between, len(sessions), costs)
 
 
-def _sessions(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records of one session after the other; remarks tell no time, but for the last: when its process left."""
-    session: list[Record] = []
-    for record in records:
-        if record.get("kind") in REMARKS and record.get("kind") != "exit":
-            continue
-        if record.get("kind") == "open" and session:
-            yield session
-            session = []
-        session.append(record)
-    if session:
-        yield session
+def _sessions(told: Told, others: Others) -> Iterator[Session]:
+    """One session after the other; remarks tell no time, but for the last: when its process left."""
+    timed = [(place, record) for place, record in others if record["kind"] not in REMARKS or record["kind"] == "exit"]
+    opens = [i for i, (_, record) in enumerate(timed) if record["kind"] == "open"]
+    edges = [(0, 0)] + [(i, timed[i][0]) for i in opens] + [(len(timed), told.rows)]
+    for (first, begin), (last, end) in itertools.pairwise(edges):
+        if last > first or end > begin:
+            yield Session(told, timed[first:last], begin, end)
 
 
-def _bounds(
-    session: list[Record], following: list[Record] | None, now: float | None, before: int | None
-) -> tuple[int, int]:
-    """From when its process was started. A clock that was set back must not make a session longer than the time until
-    the next one began, and none begins before the last one's end (`before`)."""
-    begin, end = us(session[0]["t"]), max(us(r["t"]) for r in session)
-    if session[0].get("began") is not None:
-        began = us(session[0]["began"])
-        begin = min(begin, began if before is None else max(began, before))
-    if following is not None:
-        end = min(end, max(begin, us(following[0]["t"])))
-    elif now is not None and not any(r["kind"] == "close" for r in session):
-        end = max(end, us(now))
-    return begin, max(begin, end)
+def _background(session: Session, faults: list[Fault], begin: int, end: int) -> Iterator[Span]:
+    """What the run was about, from one record to the next; `other` is left out."""
+    for a, b, label, owner in _about(session, faults, begin, end):
+        if a < b and label != "other":
+            yield a, b, label, owner
 
 
-def _background(session: list[Record], faults: list[Fault], begin: int, end: int) -> Iterator[Span]:
-    """What the run was about, from one record to the next."""
+def _about(session: Session, faults: list[Fault], begin: int, end: int) -> Iterator[Span]:
     by_record = {id(fault.record): fault for fault in faults}
     at, label, owner = begin, "startup", NOBODY
-    last_attempt_work = max((i for i, r in enumerate(session) if "begin" in r), default=-1)
-    for i, record in enumerate(session):
-        kind, t = record["kind"], min(max(us(record["t"]), at), end)
+    kinds = [record["kind"] for _, record in session.others]
+    last_attempt = max((i for i, kind in enumerate(kinds) if kind == "attempt"), default=-1)
+    last_work = session.last_work()
+    for i, first, last in session.turns():
+        if first < last:  # steps, then the record
+            if label != "other":
+                yield from session.about(first, last, at, end, label, owner)
+            before, at = at, session.reached(first, last, at, end)
+            worked = session.last_begun(first, last)
+            if worked is not None and label != "stopping":
+                ends = last_work == (-1, worked) and _ends(session, i)
+                if ends:  # then come steps that do not say when they began
+                    yield session.reached(first, worked + 1, before, end), at, "stopping", NOBODY
+                label, owner = "stopping" if ends else "other", NOBODY
+        if i == len(kinds):
+            break
+        record, kind = session.others[i][1], kinds[i]
+        t = min(max(us(record["t"]), at), end)
         ended = kind == "failure" and record.get("island") is None  # an island's end does not end the others
         if ended:
             fault = by_record[id(record)]
@@ -137,72 +166,36 @@ def _background(session: list[Record], faults: list[Fault], begin: int, end: int
             at, label, owner = noticed, "recovery", fault.number
         began = min(max(us(record["begin"]), at), t) if "begin" in record else t
         yield at, began, label, owner
-        if began < t:  # under the foreground, which is laid over it
-            yield began, t, "other", NOBODY
         at = t
         if kind == "stopping":
             label, owner = "stopping", NOBODY
         elif ended:
-            goes_on = last_attempt_work > i or any(r["kind"] == "attempt" for r in session[i + 1 :])
+            goes_on = last_work[0] > i or last_work[1] >= session.others[i][0] or last_attempt > i
             label, owner = ("recovery", owner) if goes_on else ("stopping", NOBODY)
         elif "begin" in record and label != "stopping":
-            label = "other" if i < last_attempt_work or not _ends(session, i) else "stopping"
+            label = "stopping" if last_work == (i, -1) and _ends(session, i + 1) else "other"
             owner = NOBODY
     yield at, end, label, owner
 
 
-def _ends(session: list[Record], i: int) -> bool:
-    """Whether after record `i` the session only finishes: it was closed, and no failure came before that."""
-    rest = [r["kind"] for r in session[i + 1 :] if r.get("island") is None]
+def _ends(session: Session, i: int) -> bool:
+    """Whether from the other record `i` on the session only finishes: it was closed, and no failure came before."""
+    rest = [record["kind"] for _, record in session.others[i:] if record.get("island") is None]
     return "close" in rest and "failure" not in rest
 
 
-def _foreground(
-    session: list[Record], lives: Lives, faults: list[Fault], owners: Owners, islands: gaps.Gaps, begin: int, end: int
-) -> Iterator[Span]:
+def _done(session: Session, lives: Lives, faults: list[Fault], owners: Owners, begin: int, end: int) -> Iterator[Span]:
+    """What other records than steps say was done from `begin` to `t`."""
     numbers = {id(fault.record): fault.number for fault in faults}
-    for record in session:
-        if "begin" not in record or not lives.has(record) or lives.told_before(record):
+    for _, record in session.others:
+        if "begin" not in record or not lives.has(record):
             continue
         to = min(max(us(record["t"]), begin), end)
         since = min(max(us(record["begin"]), begin), to)
         life, step = lives.of(record), int(record.get("step", 0))
-        counts = lives.counts(life, step)
         if record["kind"] in _DOES:
             label = _DOES[record["kind"]]
-            kept = counts or label == "checkpoint"
+            kept = step <= lives.kept(life) or label == "checkpoint"
             yield since, to, *((label, NOBODY) if kept else ("lost", owners(life, step)))
         elif record["kind"] in ("skip", "rewind"):  # a step that was not taken; the way back to an earlier one
             yield since, to, "lost" if record["kind"] == "skip" else "recovery", numbers[id(record)]
-        elif record["kind"] == "step" and not counts:
-            yield since, to, "lost", owners(life, step)
-        elif record["kind"] == "step":
-            waited = min(to, since + max(0, us(record.get("time", {}).get("data_s", 0.0))))
-            yield since, waited, "data_wait", NOBODY
-            for a, b, label, owner in islands.get(id(record), ()):  # what an island's fault has cost the others
-                a, b = min(max(a, begin), to), min(max(b, begin), to)
-                yield a, b, label, owner
-                yield waited, a, "training", NOBODY
-                waited = max(waited, b)
-            yield waited, to, "training", NOBODY
-
-
-def _measure(spans: list[Span]) -> Iterator[tuple[str, int, int]]:
-    """Sweeps over the time line: each piece between two edges goes to the label that takes precedence there."""
-    labels = list(PARTS)
-    edges = sorted(
-        edge
-        for a, b, label, owner in spans
-        if a < b
-        for edge in ((a, 1, _RANK[label], owner), (b, -1, _RANK[label], owner))
-    )
-    active: dict[tuple[int, int], int] = {}
-    at = edges[0][0] if edges else 0
-    for t, change, rank, owner in edges:
-        if t > at:
-            first = min(active)
-            yield labels[first[0]], first[1], t - at
-            at = t
-        active[rank, owner] = active.get((rank, owner), 0) + change
-        if not active[rank, owner]:
-            del active[rank, owner]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from shoal.observe import phases, words
-from shoal.observe.throughput import FIRST, duration_s, settled
+from shoal.observe.steps import Steps, median, steps_of
+from shoal.observe.throughput import FIRST
 from shoal.plain_file import read_object
 from shoal.track.rundir import RunDir
 
@@ -66,16 +66,16 @@ class Compared:
 
 
 def compared(
-    run_dir: RunDir, steps: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
+    run_dir: RunDir, steps: Steps | Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]
 ) -> Compared | str | None:
     """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
-    counted = settled(steps, starts)
     try:
         plan = read_object(run_dir.plan_file)
     except (OSError, ValueError):
         return None
     if "none" in plan:
         return f"none: {plan['none']}"
+    counted = steps_of(steps).settled(starts)
     if len(counted) < FIRST:
         return None
     measured = phases.parts(counted)
@@ -83,7 +83,7 @@ def compared(
     if "exchange_s" in measured:  # of islands: what they trade
         planned["exchange_s"] = float(plan["parts_s"].get("islands", 0.0))
     planned["compute_s"] = float(plan["step_s"]) - sum(planned.values())
-    whole = median(duration_s(record) for record in counted)
+    whole = median(counted.duration_s())
     parts = tuple(
         Part(_CALLED[name], planned[name], measured.get(name, 0.0))
         for name in ("data_s", "compute_s", "exchange_s", "optimizer_s")

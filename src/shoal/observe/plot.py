@@ -1,13 +1,16 @@
-"""Curves in the terminal: braille dots, 2 x 4 of them a character, with the numbers on the axes. No dependency."""
+"""Curves in the terminal: braille dots, 2 x 4 of them a character, with the numbers on the axes."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal.observe import words
+from shoal.track.rows import Array
 
 Points = Sequence[tuple[float, float]]
 # Unicode numbers the dots of a braille cell column by column, with the lowest row added later.
@@ -18,6 +21,27 @@ _POINT = "•"
 _LOG_FROM = 1000.0  # largest over smallest value: from here on a linear axis shows one point and a flat line
 _LARGEST = 1e150  # beyond it the difference of two numbers may be none
 NOTHING = "(nothing to draw)"
+WIDTH = 64  # characters
+
+
+def shown(xs: Array, ys: Array, among: Iterable[float] = (), columns: int = 2 * WIDTH) -> Points:
+    """Of very many points those that a plot of so many columns shows: of each column, and each stretch of numbers in
+    it, the first, the lowest, the highest and the last. A line through them looks as one through all of them does (M4:
+    Jugel et al., VLDB 7(10), 2014). `xs` ascend; `among` are the x of what else is in the plot."""
+    if len(xs) <= 4 * columns:
+        return list(zip(xs.tolist(), ys.tolist(), strict=True))
+    finite = np.isfinite(ys)
+    edge = np.array([*xs[finite][:1].tolist(), *xs[finite][-1:].tolist(), *among] or [0.0])
+    column = np.rint((xs - edge.min()) / (np.ptp(edge) or 1.0) * (columns - 1))
+    edges = np.flatnonzero((np.diff(column) != 0) | (np.diff(finite) != 0)) + 1
+    begins = np.concatenate(([0], edges))
+    lengths = np.diff(np.append(begins, len(xs)))
+    kept = [begins, begins + lengths - 1]
+    for best in (np.fmin.reduceat(ys, begins), np.fmax.reduceat(ys, begins)):
+        places = np.flatnonzero(ys == np.repeat(best, lengths))
+        kept.append(places[np.unique(np.searchsorted(begins, places, side="right"), return_index=True)[1]])
+    rows = np.unique(np.concatenate(kept))
+    return list(zip(xs[rows].tolist(), ys[rows].tolist(), strict=True))
 
 
 def plot(
@@ -25,7 +49,7 @@ def plot(
     marks: Points = (),
     breaks: Sequence[float] = (),
     from_zero: bool = False,
-    width: int = 64,
+    width: int = WIDTH,
     height: int = 10,
 ) -> str:
     """`line` is joined up (not over what is no number), `marks` are drawn as o, `breaks` are x where a vertical line
@@ -56,7 +80,7 @@ def plot(
     return frame.around(text)
 
 
-def plot_many(lines: Sequence[tuple[str, Points]], width: int = 64, height: int = 14) -> str:
+def plot_many(lines: Sequence[tuple[str, Points]], width: int = WIDTH, height: int = 14) -> str:
     """Several curves, each in its own letter; where they meet the first one is seen."""
     pieces = [(mark, _pieces(line)) for mark, line in lines]
     every = [p for _, parts in pieces for piece in parts for p in piece]

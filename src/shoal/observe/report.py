@@ -15,12 +15,13 @@ from shoal.observe.faults import Cost
 from shoal.observe.history import History, Speed, history, speed
 from shoal.observe.ledger import PARTS, Ledger, ledger
 from shoal.observe.planned import Compared, compared
-from shoal.observe.plot import plot
+from shoal.observe.plot import plot, shown
 from shoal.observe.status import Status, status_of
-from shoal.observe.throughput import CONVENTION, tokens_per_s
+from shoal.observe.throughput import CONVENTION
 from shoal.plain_file import read_object
-from shoal.track.journal import Odd, records
+from shoal.track.record import Odd
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 MOST_FAILURES = 20  # on the page; --json has them all
@@ -43,21 +44,20 @@ class Report:
 
 
 def report(run_dir: RunDir, pictures: bool = True) -> Report:
-    odd = Odd()
-    told = records(run_dir.journal_file, odd)
+    known = told(run_dir.journal_file)
     status = status_of(run_dir)
-    found = history(told)
+    found = history(known)
     identity = _identity(run_dir, found)
-    drawn, undrawn = [], None
+    made, undrawn = [], None
     if pictures:
         try:
-            drawn = draw(found, run_dir.name, identity, run_dir.report)
+            made = draw(found, run_dir.name, identity, run_dir.report)
         except OSError as e:  # somebody else's run, or a full disk: what there is to read can be read all the same
             undrawn = f"no pictures: {nearby(Path(e.filename or run_dir.report))} cannot be written ({e.strerror})"
     # While it runs, the time since the last record is part of it.
-    accounts = ledger(told, time.time() if status.status == "running" else None)
+    accounts = ledger(known, time.time() if status.status == "running" else None)
     beside, said = compared(run_dir, found.steps, found.starts), advice(accounts, found)
-    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, drawn, odd, undrawn)
+    return Report(run_dir, identity, status, accounts, found, speed(found), said, beside, made, known.odd, undrawn)
 
 
 def as_json(r: Report) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def as_json(r: Report) -> dict[str, Any]:
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
         "plan": r.planned.as_json() if isinstance(r.planned, Compared) else r.planned,
-        "final_loss": words.json_number(r.history.steps[-1]["loss"]) if r.history.steps else None,
+        "final_loss": words.json_number(r.history.steps.last("loss")) if len(r.history.steps) else None,
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
-        "router": r.history.routers[-1] if r.history.routers else None,
+        "router": r.history.router,
         "checkpoints": [
             {k: c.get(k) for k in ("step", "bytes", "path", "stall_s", "persist_s")} for c in r.history.checkpoints
         ],
@@ -190,12 +190,12 @@ def _results(r: Report) -> str:
         *_device(s),
         *([] if r.planned is None else planned.lines(r.planned)),
         f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
-        f"loss        {words.number(found.steps[-1]['loss'])} at the last step",
+        f"loss        {words.number(found.steps.last('loss'))} at the last step",
     ]
     if best := best_eval(found):
         final = words.number(found.evals[-1]["loss"])
         lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
-    lines += router.lines(found.routers, found.steps)
+    lines += router.lines(found.router, found.steps)
     if found.checkpoints:
         last = found.checkpoints[-1]
         failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""
@@ -240,11 +240,12 @@ _PHASES = {
 
 
 def _curves(found: History) -> list[str]:
-    if not found.steps:
+    if not len(found.steps):
         return []
-    losses = [(float(r["step"]), float(r["loss"])) for r in found.steps]
+    steps = found.steps.column("step")
     evals = [(float(r["step"]), float(r["loss"])) for r in found.evals]
-    rates = [(float(r["step"]), tokens_per_s(r)) for r in found.steps]
+    losses = shown(steps, found.steps.column("loss"), [x for x, y in evals if math.isfinite(y)])
+    rates = shown(steps, found.steps.tokens_per_s())
     breaks = [float(b.reached) for b in found.breaks]
     legend = ("  (o evaluation)" if evals else "") + ("  (dotted line: restart)" if breaks else "")
     return [

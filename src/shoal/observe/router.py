@@ -7,11 +7,13 @@ top_k experts), summed over the whole batch of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # nothing in observe imports torch when it is imported; tensors bring their methods with them
     from torch import Tensor
+
+    from shoal.observe.steps import Steps
 
 EVERY = 50  # steps between two `router` records
 MOST_LOADS = 256  # numbers: a record carries the load of each expert only when there are at most so many
@@ -69,15 +71,12 @@ def record(step: int, loads: Tensor, biases: Tensor | None = None, ep: int = 1, 
     return fields
 
 
-def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def lines(record: Mapping[str, Any] | None, steps: Steps | None = None) -> list[str]:
     """For a report: the newest `router` record, and what the step records say of the worst step and the last."""
     told = []
-    counted = [r for r in steps if "expert_imbalance" in r and "expert_dead" in r]
-    if counted:
-        last, worst = counted[-1], max(counted, key=lambda r: (r["expert_dead"], r["expert_imbalance"]))
-        told.append(f"experts     {_step(last)}" + (f"; at worst {_step(worst)}" if worst is not last else ""))
-    if records:
-        record = records[-1]
+    if steps is not None and steps.told.has("expert_imbalance") and steps.told.has("expert_dead"):
+        told += _of_steps(steps)
+    if record is not None:
         where = record["first_layer"] + record["imbalance"].index(max(record["imbalance"]))
         told.append(
             f"{'' if told else 'experts':<12}at step {record['step']} {record['imbalance_mean']:.2f}x the mean load "
@@ -88,6 +87,23 @@ def lines(records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any
                 f"            and the busiest of {record['ep']} processes {record['ep_imbalance_max']:.2f}x their mean"
             )
     return told
+
+
+def _of_steps(steps: Steps) -> list[str]:
+    import numpy as np
+
+    imbalance, dead = steps.column("expert_imbalance"), steps.column("expert_dead")
+    counted = np.flatnonzero(~np.isnan(imbalance) & ~np.isnan(dead))
+    if not counted.size:
+        return []
+    fewest = counted[dead[counted] == dead[counted].max()]  # experts at work
+    last, worst = int(counted[-1]), int(fewest[imbalance[fewest].argmax()])
+
+    def tell(i: int) -> str:
+        named = {"expert_imbalance": imbalance, "expert_dead": dead, "step": steps.column("step")}
+        return _step({name: values[i].item() for name, values in named.items()})
+
+    return [f"experts     {tell(last)}" + (f"; at worst {tell(worst)}" if worst != last else "")]
 
 
 def _step(record: Mapping[str, Any]) -> str:

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.errors import ShoalError
 from shoal.observe import words
 from shoal.observe.curves import draw_many, smooth
 from shoal.observe.history import History, history, speed
-from shoal.observe.plot import Points, plot_many
+from shoal.observe.plot import WIDTH, Points, plot_many, shown
 from shoal.observe.report import best_eval, nearby
 from shoal.observe.status import Status, status_of
 from shoal.spec import load
 from shoal.spec.describe import as_written
 from shoal.spec.history import flat
-from shoal.track.journal import records
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 
 MOST_DRAWN = 12  # curves in one picture; the table has all
 MARKS = string.ascii_uppercase + string.ascii_lowercase
@@ -36,7 +38,7 @@ class One:
 
     @property
     def loss(self) -> float | None:
-        last = [float(r["loss"]) for r in self.history.steps[-LAST:]]
+        last = self.history.steps.newest(LAST).column("loss").tolist()
         return sum(last) / len(last) if last else None
 
     @property
@@ -67,7 +69,7 @@ def several(run_dirs: Sequence[RunDir], pictures: bool = True) -> Several:
         for key in keys
         if key != "name" and any(s.get(key) != known[0].get(key) for s in known)
     }
-    shown = [one for one in runs if one.history.steps][:MOST_DRAWN]
+    shown = [one for one in runs if len(one.history.steps)][:MOST_DRAWN]
     if not (pictures and shown):
         return Several(runs, differ, None)
     labels = [(f"{MARKS[i]}  {one.status.name}", one.history) for i, one in enumerate(shown)]
@@ -106,9 +108,9 @@ def as_text(s: Several) -> str:
         sections.append("\n".join(_aligned(table)))
     else:
         sections.append("their settings are the same")
-    curves = [(mark, _curve(one.history)) for mark, one in zip(marks, s.runs, strict=True) if one.history.steps]
+    curves = [(mark, one.history) for mark, one in zip(marks, s.runs, strict=True) if len(one.history.steps)]
     if curves:
-        sections.append(f"loss\n{plot_many(curves[:MOST_DRAWN])}")
+        sections.append(f"loss\n{plot_many(_curves(curves[:MOST_DRAWN]))}")
     if s.picture is not None:
         sections.append(f"drawn: {nearby(s.picture)}")
     return "\n\n".join(sections)
@@ -119,12 +121,17 @@ def _one(run_dir: RunDir) -> One:
         settings = flat(load(run_dir.spec_file).run.model_dump(mode="json"))
     except ShoalError:
         settings = {}  # of another version, or gone: its journal is still worth a look
-    return One(status_of(run_dir), history(records(run_dir.journal_file)), settings)
+    return One(status_of(run_dir), history(told(run_dir.journal_file)), settings)
 
 
-def _curve(found: History) -> Points:
-    points = [(int(r["step"]), float(r["loss"])) for r in found.steps if math.isfinite(float(r["loss"]))]
-    return smooth(points, len(points) // 40)
+def _curves(runs: list[tuple[str, History]]) -> list[tuple[str, Points]]:
+    smoothed = []
+    for mark, found in runs:
+        steps, losses = found.steps.column("step"), found.steps.column("loss")
+        finite = np.isfinite(losses)
+        smoothed.append((mark, steps[finite], smooth(losses[finite], int(finite.sum()) // 40)))
+    ends = [float(step) for _, steps, _ in smoothed for step in (*steps[:1], *steps[-1:])]
+    return [(mark, shown(steps, losses, ends, WIDTH)) for mark, steps, losses in smoothed]
 
 
 def _place(workspace: Path, runs: list[One]) -> Path:

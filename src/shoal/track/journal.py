@@ -26,6 +26,7 @@ __all__ = ["Journal", "Odd", "Record", "read", "records"]
 
 VERSION = 1
 MOST_LINE_BYTES = 16 << 20
+LONG_BYTES = 1 << 20  # a longer journal has an index (`shoal.track.index`); a shorter one is read in 0.05 s
 
 
 class Journal:
@@ -68,24 +69,31 @@ def read(path: Path, offset: int = 0, odd: Odd | None = None) -> Iterator[tuple[
     """Records from a byte offset on, each with the offset after it, so that a follower can stop and go on. The lines
     that are none are passed over, and counted in `odd`."""
     with opened(path) as f:
-        f.seek(offset)
-        while line := f.readline(MOST_LINE_BYTES):
-            if not line.endswith(b"\n"):
-                if len(line) < MOST_LINE_BYTES:
-                    return  # still being written, or torn by a crash
-                while line and not line.endswith(b"\n"):  # no record is so long
-                    offset += len(line)
-                    line = f.readline(MOST_LINE_BYTES)
-            begin, offset = offset, offset + len(line)
-            record = parse(line)
-            if record is None:
-                if odd is not None and line.strip():
-                    odd.add(begin)
-                continue
-            if record.get("v", 0) > VERSION:
-                newer = f"a newer Shoal (journal version {record['v']})"
-                raise SetupError(f"{path} was written by {newer}; upgrade Shoal to read it.")
-            yield record, offset
+        for record, begin, after in lines(f, path, offset):
+            if record is not None:
+                yield record, after
+            elif odd is not None:
+                odd.add(begin)
+
+
+def lines(f: BinaryIO, path: Path, offset: int) -> Iterator[tuple[Record | None, int, int]]:
+    """The whole lines of an open journal, each with the offsets of its begin and end; None for one that is no record.
+    Empty ones are left out."""
+    f.seek(offset)
+    while line := f.readline(MOST_LINE_BYTES):
+        if not line.endswith(b"\n"):
+            if len(line) < MOST_LINE_BYTES:
+                return  # still being written, or torn by a crash
+            while line and not line.endswith(b"\n"):  # no record is so long
+                offset += len(line)
+                line = f.readline(MOST_LINE_BYTES)
+        begin, offset = offset, offset + len(line)
+        record = parse(line)
+        if record is not None and record.get("v", 0) > VERSION:
+            newer = f"a newer Shoal (journal version {record['v']})"
+            raise SetupError(f"{path} was written by {newer}; upgrade Shoal to read it.")
+        if record is not None or line.strip():
+            yield record, begin, offset
 
 
 def records(path: Path, odd: Odd | None = None) -> list[Record]:

@@ -12,6 +12,8 @@ TAIL_BYTES = 64 * 1024
 # Written by others beside the session's own records, also after its end; they say nothing about its state.
 REMARKS = ("warning", "hang", "slow", "straggler", "exit")
 
+_OPEN = b'"open"'
+
 
 def tail(path: Path, n_bytes: int = TAIL_BYTES) -> list[Record]:
     """The whole records within the last `n_bytes`."""
@@ -47,19 +49,15 @@ def newest_session_offset(path: Path, block_bytes: int = 1 << 20) -> int:
             begin = max(0, end - block_bytes)
             f.seek(begin)
             block = f.read(end - begin) + rest
-            first_line_end = block.find(b"\n") + 1
             at = len(block)
-            while at > 0:
-                line_begin = block.rfind(b"\n", 0, at - 1) + 1
-                if (line_begin > 0 or begin == 0) and _is_open(block[line_begin:at]):
-                    return begin + line_begin
-                at = line_begin
-            rest, end = block[:first_line_end], begin
+            while (named := block.rfind(_OPEN, 0, at)) >= 0:  # few lines have the word at all
+                at = block.rfind(b"\n", 0, named) + 1
+                if (at > 0 or begin == 0) and _is_open(block[at : block.find(b"\n", named) + 1 or None]):
+                    return begin + at
+            rest, end = block[: block.find(b"\n") + 1], begin
     return 0
 
 
 def _is_open(line: bytes) -> bool:
-    if b'"open"' not in line:
-        return False
     record = parse(line)
     return record is not None and record["kind"] == "open"

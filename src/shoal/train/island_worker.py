@@ -15,8 +15,9 @@ from shoal.fleet.inner import Inner
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Journal, Record, records
+from shoal.track.journal import Journal, Record
 from shoal.track.rundir import RunDir
+from shoal.track.told import EVERY, told
 from shoal.train import takeover
 from shoal.train.clock import timeline_of
 from shoal.train.islands import train
@@ -140,17 +141,21 @@ class Scribe:
     def _make_up_for_the_one_before(self, step: int) -> None:
         """Whoever was first may have died before it wrote what was decided."""
         life = self._fleet.epoch.life if self._fleet.epoch else 1
-        everything = list(records(self._run_dir.journal_file))
-        self._tell_how_the_last_life_ended(life, {r["begin"] for r in everything if r["kind"] == "rewind"})
-        told = [r for r in everything if r.get("attempt") == life - 1]
-        if not any(r["kind"] == "start" for r in told):
+        known = told(self._run_dir.journal_file)
+        said = [record for _, record in known.others(EVERY)]
+        self._tell_how_the_last_life_ended(life, {r["begin"] for r in said if r["kind"] == "rewind"})
+        said = [r for r in said if r.get("attempt") == life - 1]
+        if not any(r["kind"] == "start" for r in said):
             fleet, place, saved = self._parts.run.fleet, self._parts.place, step or None
             world = place.world * fleet.islands
             about = self._parts.about()
             self.tell("start", step=step, world=world, islands=fleet.islands, resumed_from=saved, **about)
-        known = {_subject(r["kind"], r) for r in told}
+        subjects = {_subject(r["kind"], r) for r in said}
+        taken = known.column("step")[known.column("attempt") == life - 1]
         for kind, record in self.recent:
-            if kind != "rewind" and _subject(kind, record) not in known:
+            if kind == "step" and record["step"] in taken:
+                continue
+            if kind != "rewind" and _subject(kind, record) not in subjects:
                 self.tell(kind, **record)
 
     def _tell_how_the_last_life_ended(self, life: int, known: set[float]) -> None:

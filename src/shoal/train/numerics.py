@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from shoal.checkpoint import peers
 from shoal.data.skips import Skips, Spans
 from shoal.errors import NumericsError
 from shoal.spec.run import Guard
-from shoal.track import journal as track
 from shoal.track.journal import Record
+from shoal.track.rows import Array
+from shoal.track.told import Told, told, told_of
 from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
 
 Tell = Callable[..., None]
@@ -60,30 +63,42 @@ class Past:
     in_a_row: int = 0  # batches that were left out since the last step
 
     @classmethod
-    def of(cls, records: Iterable[Record], step: int) -> Past:
+    def of(cls, records: Told | Iterable[Record], step: int) -> Past:
         """From the journal; the run goes on from `step`. The last record of a step is the one that counts."""
-        past, taken = cls(), {}
-        for record in records:
+        past, known = cls(), told_of(records)
+        for _, record in known.others(("skip", "rewind")):
             match record["kind"]:
-                case "step" if record["step"] <= step:
-                    taken[record["step"]] = (record["step"], float(record["loss"]), float(record["grad_norm"]))
                 case "skip":
                     past.spans.append([record["batch"]] * 2)
                     past.skipped.append(record["step"])
                 case "rewind":
                     past.spans.append(record["batches"])
                     past.rewound.append(record["step"])
-        past.taken = [taken[i] for i in sorted(taken)[-WINDOW - ROW :]]
+        rows = _newest(known.column("step"), step)
+        if rows.size:
+            first, end = int(rows.min()), int(rows.max()) + 1
+            columns = (known.column(name, first, end)[rows - first].tolist() for name in ("step", "loss", "grad_norm"))
+            past.taken = list(zip(*columns, strict=True))
         return past
 
     @classmethod
     def of_journal(cls, journal: Path, step: int) -> Past:
         """As rank 0 reads it, on every rank. Collective."""
         here = peers.here()[0] == 0 and journal.exists()
-        return (cls.of(track.records(journal), step) if here else cls())._everywhere()
+        return (cls.of(told(journal), step) if here else cls())._everywhere()
 
     def _everywhere(self) -> Past:
         return Past(**json.loads(peers.text_from_rank_0(json.dumps(asdict(self)))))
+
+
+def _newest(steps: Array, step: int) -> Array:
+    """Where the last steps up to that one are told, each as it was done last."""
+    rows = np.flatnonzero((steps <= step) & (steps > step - 4 * (WINDOW + ROW)))[::-1]
+    numbers, first = np.unique(steps[rows], return_index=True)
+    if len(numbers) < WINDOW + ROW:  # few steps, or few of them told
+        rows = np.flatnonzero(steps <= step)[::-1]
+        numbers, first = np.unique(steps[rows], return_index=True)
+    return np.asarray(rows[first[-WINDOW - ROW :]])
 
 
 class Numerics:

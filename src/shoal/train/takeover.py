@@ -20,8 +20,8 @@ from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, SetupError, TransientError
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import records
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 from shoal.train.loop import Tell
 from shoal.train.saves import Saves, Writer
 from shoal.train.state import State
@@ -48,7 +48,7 @@ def saves_of_first(run: Run, run_dir: RunDir, place: Place, state: State, step: 
     writer: Writer = AtOnce(setup, stores)
     if run.checkpoint.background:
         writer = Background(Saver(setup, state.tensors(), state.holders()), None, hurry_s=run.guard.grace_s / 3)
-    seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
+    seen = Seen.of(told(run_dir.journal_file)) if place.rank == 0 else Seen()
     cadence = Cadence.of(run, step, time.monotonic(), place.world, seen)
     return Saves(state, writer, cadence, tell, max([s for s in saved if s <= step], default=-1))
 
@@ -119,7 +119,7 @@ def take_over(
             room = "the memory folder has no room for a snapshot (in a container: a larger /dev/shm, or SHOAL_MEMORY)"
             tell("warning", text=f"{room}; saves go on, and a restart reads them from the disk")
         writer = Background(saver, tier, hurry_s=run.guard.grace_s / 3)
-    seen = Seen.of(records(run_dir.journal_file)) if place.rank == 0 else Seen()
+    seen = Seen.of(told(run_dir.journal_file)) if place.rank == 0 else Seen()
     cadence = Cadence.of(run, max(from_step, 0), time.monotonic(), place.world, seen)
     only_in_memory = found is not None and isinstance(found.store, Memory)
     if only_in_memory and found is not None:
@@ -176,7 +176,7 @@ def _by_rank_0(work: Callable[[], int]) -> int:
 
 def _refuse_lost_history(run_dir: RunDir) -> None:
     """A run that has saved something and has nothing to restore does not quietly begin again."""
-    saved = [r["step"] for r in records(run_dir.journal_file) if r["kind"] == "checkpoint"]
+    saved = [record["step"] for _, record in told(run_dir.journal_file).others() if record["kind"] == "checkpoint"]
     if saved:
         raise CheckpointError(
             f"run '{run_dir.name}' had a checkpoint of step {max(saved)}, and {run_dir.checkpoints} is empty: put it "

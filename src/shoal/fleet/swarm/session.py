@@ -14,14 +14,15 @@ from pathlib import Path
 
 from shoal.errors import DONE, TRANSIENT, ShoalError, Stopped
 from shoal.masking import mask_arguments
-from shoal.track.journal import Journal, records
+from shoal.track.journal import Journal
+from shoal.track.told import told
 
 
 class Session:
     def __init__(self, journal_file: Path) -> None:
-        told = list(records(journal_file)) if journal_file.exists() else []
-        self.number = 1 + max((r["session"] for r in told if r["kind"] == "open"), default=-1)
-        self._attempts = 1 + max((r["attempt"] for r in told if r["kind"] == "attempt"), default=-1)
+        said = [record for _, record in told(journal_file).others(("open",))] if journal_file.exists() else []
+        self.number = 1 + max((r["session"] for r in said if r["kind"] == "open"), default=-1)
+        self._attempts = 1 + max((r["attempt"] for r in said if r["kind"] == "attempt"), default=-1)
         self._journal = Journal(journal_file)
         self._journal.note(
             "open",

@@ -11,9 +11,10 @@ from typing import Any
 
 from shoal.data.skips import Skips
 from shoal.guard.drill.means import Broken
-from shoal.observe.faults import Lives
 from shoal.observe.history import history
+from shoal.observe.lives import Life, Lives
 from shoal.track.journal import Record
+from shoal.track.told import Told
 
 # By what the run tells that it has noticed a fault of that kind.
 _TELLS = {
@@ -116,9 +117,25 @@ def _is_about(fault: Broken, record: Record) -> bool:
 
 def _ends(records: Iterable[Record]) -> list[float]:
     """When steps ended, each once."""
+    return [float(record["t"]) for record, _ in _taken(records)]
+
+
+def _taken(records: Iterable[Record]) -> list[tuple[Record, Life]]:
+    """The steps, each once a life."""
     told = list(records)
-    lives = Lives(told)
-    return [float(r["t"]) for r in told if r["kind"] == "step" and not lives.told_before(r)]
+    known = Told.of(told)
+    lives = Lives(known, known.others())
+    steps = [record for record in told if record["kind"] == "step"]
+    of = [life for begin, end, life in lives.pieces for _ in range(begin, end)]
+    again = lives.is_again(0, len(steps))
+    return [(record, life) for record, life, twice in zip(steps, of, again, strict=True) if not twice]
+
+
+def _counted(records: Iterable[Record]) -> list[Record]:
+    """The steps that count, in order."""
+    told = list(records)
+    steps = [record for record in told if record["kind"] == "step"]
+    return [steps[row] for row in history(told).steps.rows.tolist()]
 
 
 def _usual_s(records: Sequence[Record]) -> float:
@@ -150,13 +167,10 @@ def _evaluating(records: Iterable[Record], begin: float, end: float) -> float:
 def _lost_steps(fault: Broken, records: Sequence[Record], before: float) -> int:
     """Steps that were done before it and had to be done again: those after the one that the run went on from. They may
     be done again as late as after the next fault, which is not to blame for them."""
-    lives = Lives(records)
     counts: set[int] = set()  # steps done so far that nobody has undone
     last, lost = None, 0
-    for record in records:
-        if record["kind"] != "step" or lives.told_before(record):
-            continue
-        step, life = int(record["step"]), lives.of(record)
+    for record, life in _taken(records):
+        step = int(record["step"])
         if life != last:
             undone = {done for done in counts if done >= step}
             counts -= undone
@@ -169,7 +183,7 @@ def _lost_steps(fault: Broken, records: Sequence[Record], before: float) -> int:
 def samples(records: Iterable[Record], calm: Iterable[Record]) -> Samples:
     """Which samples the steps that count have read, against those of the run that nobody broke."""
     told = list(records)
-    expected = [(int(r["position"]), int(r["samples"]), int(r["step"])) for r in history(calm).steps]
+    expected = [(int(r["position"]), int(r["samples"]), int(r["step"])) for r in _counted(calm)]
     if not expected:
         return Samples([], [], 0)
     batch = expected[0][1]
@@ -179,7 +193,7 @@ def samples(records: Iterable[Record], calm: Iterable[Record]) -> Samples:
             skips.add(int(record["batch"]))
         elif record["kind"] == "rewind":
             skips.add(*(int(b) for b in record["batches"]))
-    steps = history(told).steps
+    steps = _counted(told)
     used = [(int(r["position"]), int(r["position"]) + int(r["samples"]), int(r["step"])) for r in steps]
     out = [(first * batch, (last + 1) * batch, 0) for first, last in skips.spans]
     end = max(position + n for position, n, _ in expected)

@@ -16,8 +16,8 @@ from pathlib import Path
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.launch.slurm import notes
 from shoal.launch.slurm.notes import Notes
-from shoal.track.journal import records
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 
 NEVER_AGAIN = (WRONG_USAGE, WRONG_ENVIRONMENT)
 # Slurm itself waits for two minutes. A node that is given the job again within the second in which it was told to end
@@ -171,7 +171,8 @@ def main(argv: list[str] | None = None) -> int:
 def _furthest(workspace: Path, run: str, otherwise: int) -> int:
     path = RunDir.of(run, workspace).journal_file
     try:
-        return max((record["step"] for record in records(path) if record["kind"] == "step"), default=otherwise)
+        steps = told(path).column("step")
+        return int(steps.max()) if steps.size else otherwise
     except (OSError, ValueError, KeyError):  # none yet, or it cannot be read now
         return otherwise
 
