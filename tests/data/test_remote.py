@@ -199,9 +199,10 @@ def test_of_a_data_set_larger_than_the_cache_a_fixed_share_is_kept_and_nothing_i
     every = np.arange((data.tokens - 1) // LENGTH)
     for _ in range(3):
         Windows([data], LENGTH, True).batch(np.zeros(len(every), int), every)
-    assert puts
-    assert len(set(puts)) == len(puts)  # each once: it was still there the next time
-    assert all(cache.has(key) for key in puts)
+    pieces = [key for key in puts if "-" in key]  # and not what every shard has, which two threads may fetch at once
+    assert pieces
+    assert len(set(pieces)) == len(pieces)  # each once: it was still there the next time
+    assert all(cache.has(key) for key in pieces)
 
 
 # The cache alone.
