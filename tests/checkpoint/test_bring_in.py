@@ -26,7 +26,7 @@ from shoal.checkpoint import boxes
 from shoal.checkpoint.foreign.bring_in import Brought, bring_in, open_source
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import load_weights
-from shoal.checkpoint.manifest import Slice
+from shoal.checkpoint.rows import Slice
 from shoal.errors import CheckpointError, DataError, ShoalError, UsageError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_weights as load_hf

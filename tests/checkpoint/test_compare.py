@@ -16,7 +16,8 @@ from shoal import checkpoint
 from shoal.checkpoint import compare as comparing
 from shoal.checkpoint.compare import Comparison, compare
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.manifest import Corrupt, Slice
+from shoal.checkpoint.manifest import Corrupt
+from shoal.checkpoint.rows import Slice
 from shoal.cli.main import main
 
 Captured = pytest.CaptureFixture[str]

@@ -43,7 +43,7 @@ def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Man
         saved_at=round(time.time(), 3),
         extra=extra,
         files={rank_file(part.rank): part.file for part in in_order},
-        tensors=merge(part.tensors for part in in_order),
+        layout=merge((part.rank, part.layout) for part in in_order),
     )
     check(manifest)
     return manifest

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from shoal.checkpoint import peers
 from shoal.checkpoint.boxes import read_box
 from shoal.checkpoint.find import Found, open_checkpoint
+from shoal.checkpoint.grids import Dims
 from shoal.checkpoint.locate import place_of
-from shoal.checkpoint.manifest import Dims
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, DataError, ShoalError

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,16 +66,25 @@ class Memory:
 
     readers = 4
 
-    def __init__(self, folder: Path, peers: Sequence[Source], durable: Sequence[Store], second: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        peers: Sequence[Source],
+        durable: Sequence[Store],
+        second: bool = False,
+        address: str = "",
+    ) -> None:
+        """`address` is that of this node's own keeper, by which the other nodes know it."""
         self._sources: list[Source] = [Here(folder), *peers]
+        self._addresses = [address, *(getattr(peer, "address", "") for peer in peers)]
         self._durable = durable
         self._second = second
         self._seen: dict[Name, _Spread] = {}
 
     @classmethod
-    def tiers(cls, folder: Path, peers: Sequence[Source], durable: Sequence[Store]) -> list[Memory]:
+    def tiers(cls, folder: Path, peers: Sequence[Source], durable: Sequence[Store], address: str = "") -> list[Memory]:
         """Twice: the second reads the other copy of everything, should one be damaged."""
-        return [cls(folder, peers, durable), cls(folder, peers, durable, second=True)]
+        return [cls(folder, peers, durable, second, address) for second in (False, True)]
 
     @property
     def where(self) -> str:
@@ -122,6 +132,31 @@ class Memory:
 
     def sweep(self) -> None:
         raise _read_only()
+
+    # Between ranks
+
+    def tell(self, name: Name) -> str:
+        """Who has what of a checkpoint, for `hear` on another rank: one rank asks the keepers, not each of a thousand
+        ranks each of a hundred keepers."""
+        spread = self._seen[name]
+        where = {source: i for i, source in enumerate(self._sources)}
+        ranks = [(rank, spread.bytes[rank], [where[s] for s in sources]) for rank, sources in spread.ranks.items()]
+        return json.dumps({"addresses": self._addresses, "ranks": ranks})
+
+    def hear(self, name: Name, said: str) -> None:
+        """What `tell` said on rank 0. FileNotFoundError where something is out of this node's reach."""
+        fields = json.loads(said)
+        mine = dict(zip(self._addresses, self._sources, strict=True))
+        sources = [mine.get(address) for address in fields["addresses"]]
+        spread = _Spread({}, {}, [])
+        for rank, size, holders in fields["ranks"]:
+            reached = [source for i in holders if (source := sources[i]) is not None]
+            if not reached:
+                raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node can reach")
+            near = reached[0] if self._second else self._sources[0]
+            spread.ranks[rank] = sorted(reached, key=lambda source: source is not near)
+            spread.bytes[rank] = size
+        self._seen[name] = spread
 
     # What there is
 
