@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shoal.checkpoint import Name
+from shoal.checkpoint import Found, Name, read_full
 from shoal.checkpoint.layout import bytes_of, local_of, view_of
 from shoal.checkpoint.part import write_part
 from shoal.checkpoint.publish import complete
@@ -96,3 +96,11 @@ def write(root: Path, piece_bytes: int = 100, block_bytes: int = 64) -> None:
             ]
             write_part(store, NAME, rank, WORLD, contents, slices)
     complete(store, NAME, WORLD, EXTRA)
+
+
+def assert_all_values(found: Found) -> None:
+    values = read_full(found, prefix="")
+    assert values.keys() == STATE.keys()
+    for name, value in values.items():
+        assert value.dtype == STATE[name][1]
+        assert torch.equal(value, value_of(name)), name

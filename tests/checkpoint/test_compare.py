@@ -24,8 +24,14 @@ Captured = pytest.CaptureFixture[str]
 Tensors = dict[str, torch.Tensor]
 
 
-def saved(root: Path, tensors: Tensors, extra: dict[str, object] | None = None, piece_bytes: int = 1 << 20) -> Found:
-    checkpoint.save(root, 1, tensors, extra or {}, piece_bytes=piece_bytes)
+def saved(
+    root: Path,
+    tensors: Tensors,
+    extra: dict[str, object] | None = None,
+    piece_bytes: int = 1 << 20,
+    block_bytes: int = 1 << 20,
+) -> Found:
+    checkpoint.save(root, 1, tensors, extra or {}, piece_bytes=piece_bytes, block_bytes=block_bytes)
     found = checkpoint.newest(root)
     assert found is not None
     return found
@@ -129,9 +135,9 @@ def test_equal_checksums_are_not_read_and_others_a_slice_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(100, 10)
-    a = saved(tmp_path / "a", {"w": weight, "x": weight}, piece_bytes=400)
-    b = saved(tmp_path / "b", {"w": weight, "x": weight + 1}, piece_bytes=400)
-    cut = saved(tmp_path / "c", {"w": weight, "x": weight + 1}, piece_bytes=520)
+    a = saved(tmp_path / "a", {"w": weight, "x": weight}, piece_bytes=400, block_bytes=400)
+    b = saved(tmp_path / "b", {"w": weight, "x": weight + 1}, piece_bytes=400, block_bytes=400)
+    cut = saved(tmp_path / "c", {"w": weight, "x": weight + 1}, piece_bytes=520, block_bytes=400)
     sizes = counted(monkeypatch)
     assert compare(a, b).equal == 1
     assert sum(sizes) == 2 * weight.nbytes

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from xxhash import xxh3_128_hexdigest
-
 from shoal.checkpoint.blocks import File
 from shoal.checkpoint.faulty import Corrupt
 from shoal.checkpoint.fields import file_fields, file_from, layout_fields, layout_from
 from shoal.checkpoint.names import RANK_FILE, rank_file
 from shoal.checkpoint.rows import Derived, Entry, Layout, Listed, Rows
+from shoal.checkpoint.seals import seal, sealed
 from shoal.checkpoint.version_1 import tables_of
 from shoal.errors import CheckpointError
 
@@ -99,7 +98,7 @@ def decode(data: bytes, checked: bool = False) -> Manifest:
             listed=listed,
             data=data,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise Corrupt(f"its manifest.json cannot be understood ({type(e).__name__}: {e})") from e
     if not checked:
         check(manifest)
@@ -166,17 +165,6 @@ def merge(layouts: Iterable[tuple[int, Layout]]) -> Layout:
             raise Corrupt(f"the slices of tensor '{name}' do not cover it exactly once")
     piece_bytes, block_bytes = sizes.pop()
     return Layout(dict(sorted(merged.items())), piece_bytes, block_bytes)
-
-
-def seal(head: bytes) -> bytes:
-    """The end of a JSON object: its last member is the checksum of all bytes before the last comma."""
-    return b',\n"xxh3_128":"%s"}\n' % xxh3_128_hexdigest(head).encode()
-
-
-def sealed(data: bytes) -> bool:
-    """Whether no byte has changed since."""
-    head, _, tail = data.rpartition(b",")
-    return b"," + tail == seal(head)
 
 
 def _lines(table: dict[str, Any]) -> str:

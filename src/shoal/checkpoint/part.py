@@ -4,7 +4,6 @@ file until all parts are put together. Ranks that hold the same tensors say the 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import math
@@ -106,7 +105,7 @@ def unpack(packed: str, world: int) -> Layout:
         if not inflate.eof:
             raise ValueError("it is cut off, or too long")
         return layout_from(json.loads(text), world)
-    except (binascii.Error, zlib.error, KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
+    except (zlib.error, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise Corrupt(f"the layout that a rank says cannot be understood ({type(e).__name__}: {e})") from e
 
 

@@ -180,7 +180,7 @@ class Persister:
             patience_s = self.setup.patience_s + SLOWER * (time.perf_counter() - began)
             _await_parts(store, name, self.setup.world, patience_s, hopeless)
         found = complete(store, name, self.setup.world, extra)
-        if self.setup.read_back_of(store) == "full":
+        if self.setup.verifies(store):
             self.known_good.setdefault(store.where, set()).add(name)
         return found
 

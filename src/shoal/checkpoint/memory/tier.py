@@ -65,6 +65,7 @@ class Memory:
     """
 
     readers = 4
+    compares = False
 
     def __init__(
         self,
@@ -99,6 +100,13 @@ class Memory:
         self._look()
         terms = {claim.term for store in self._durable for claim in ledger.read(store).claims}
         return [str(name) for name in self._seen if name.term in terms and self._whole(name)]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        try:
+            _, spread = self._spread(folder)
+        except FileNotFoundError:
+            return {}
+        return {rank_file(rank): size for rank, size in spread.bytes.items()}
 
     def size(self, name: str) -> int:
         _, spread, rank = self._file(name)
@@ -137,14 +145,22 @@ class Memory:
 
     def tell(self, name: Name) -> str:
         """Who has what of a checkpoint, for `hear` on another rank: one rank asks the keepers, not each of a thousand
-        ranks each of a hundred keepers."""
+        ranks each of a hundred keepers. Nothing where a node has no address."""
+        if len(self._addresses) > 1 and "" in self._addresses:
+            return ""
         spread = self._seen[name]
         where = {source: i for i, source in enumerate(self._sources)}
         ranks = [(rank, spread.bytes[rank], [where[s] for s in sources]) for rank, sources in spread.ranks.items()]
         return json.dumps({"addresses": self._addresses, "ranks": ranks})
 
     def hear(self, name: Name, said: str) -> None:
-        """What `tell` said on rank 0. FileNotFoundError where something is out of this node's reach."""
+        """What `tell` said on rank 0; where it said nothing, this rank looks by itself. FileNotFoundError where
+        something is out of this node's reach."""
+        if not said:
+            self._look()
+            if name not in self._seen or not self._whole(name):
+                raise FileNotFoundError(errno.ENOENT, "it is in memory no more", str(name))
+            return
         fields = json.loads(said)
         mine = dict(zip(self._addresses, self._sources, strict=True))
         sources = [mine.get(address) for address in fields["addresses"]]
@@ -152,10 +168,10 @@ class Memory:
         for rank, size, holders in fields["ranks"]:
             reached = [source for i in holders if (source := sources[i]) is not None]
             if not reached:
-                raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node can reach")
-            near = reached[0] if self._second else self._sources[0]
-            spread.ranks[rank] = sorted(reached, key=lambda source: source is not near)
-            spread.bytes[rank] = size
+                raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node knows")
+            # Its own memory is the nearest, and has been tried when second copies are asked for.
+            reached.sort(key=lambda source: (source is self._sources[0]) == self._second)
+            spread.ranks[rank], spread.bytes[rank] = reached, size
         self._seen[name] = spread
 
     # What there is
