@@ -16,6 +16,7 @@ from xxhash import xxh3_128
 # have to read beyond its own part, twice a slice, when the next run is cut differently.
 BLOCK_BYTES = 1 << 20
 DIGEST_BYTES = 16
+Raw = bytes  # `File` has a member of that name
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class File:
     header_bytes: int
     header_xxh3_128: str
     starts: Sequence[int]  # of the blocks: a range; in version 1 of the format a block is a slice, and this a list
-    digests: bytes
+    digests: Raw
 
     def blocks(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int, str]]:
         """(first byte, bytes, checksum) of the blocks that hold something of a stretch; of all unless told."""

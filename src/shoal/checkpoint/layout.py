@@ -69,7 +69,7 @@ def held_boxes(name: str, tensor: torch.Tensor) -> list[Held]:
     held_shape = tuple(local_of(tensor).shape)
     ends = [tuple(start + n for start, n in zip(box.start, box.shape, strict=True)) for box in boxes]
     local_shape = tuple(max(end) for end in zip(*ends, strict=True))
-    if local_shape != held_shape and (boxes or math.prod(held_shape)):
+    if local_shape != held_shape and (boxes or 0 not in held_shape):
         raise CheckpointError(
             f"tensor '{name}' holds {held_shape} here, where {tensor.placements} over {tensor.device_mesh.shape} "
             f"gives {local_shape}: unknown layout."

@@ -65,7 +65,7 @@ class Contents:
         )
 
     @property
-    def bytes(self) -> int:
+    def data_bytes(self) -> int:
         """Of the tensors, without the header."""
         return sum(item.bytes for item in self.items)
 

@@ -210,7 +210,7 @@ class Persister:
     def _take_in(self, job: Job, rests: float = 0.0) -> Part:
         """Takes the checksums of a snapshot. From then on a restart on this node finds it in memory."""
         header, block_bytes = self.contents.header(Name(job.step, self.setup.term)), self.contents.layout.block_bytes
-        size = self.header_bytes + self.contents.bytes
+        size = self.header_bytes + self.contents.data_bytes
         digests = _digests(memoryview(self.slots[job.slot])[self.header_bytes : size], block_bytes, rests)
         file = file_of(size, self.header_bytes, xxh3_128_hexdigest(header), block_bytes, digests)
         part = Part(self.setup.rank, self.setup.world, file, self.contents.packed)

@@ -63,7 +63,7 @@ class Saver:
         """Reserves the memory, which takes a moment: before the training and not in its midst."""
         self.setup = setup
         contents = contents_of(tensors, holders, piece_bytes)
-        size = len(contents.header(Name(0, 0))) + contents.bytes
+        size = len(contents.header(Name(0, 0))) + contents.data_bytes
         self.bytes = size
         self.in_memory = setup.memory is not None
         self.slots = self._reserve(slots, size)
