@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.checkpoint import Corrupt, Name, publish
+from shoal.checkpoint import Name, publish
 from shoal.checkpoint.bucket import Bucket
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.layout import bytes_of
 from shoal.checkpoint.names import rank_file
 from shoal.checkpoint.part import write_part
+from shoal.checkpoint.publish import complete
 from shoal.checkpoint.saving import contents_of
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder
-from shoal.checkpoint.uploads import as_written, open_upload
+from shoal.checkpoint.uploads import Uploads, open_upload
 from shoal.train.writers import AtOnce
 
 NAME = Name(10, 1)
@@ -70,16 +71,31 @@ def test_s3_compares_and_a_folder_does_not(tmp_path: Path) -> None:
     assert not setup.verifies(Bucket(tmp_path.as_uri()))
 
 
-@pytest.mark.parametrize("at", [3, -1, -4000])
-def test_what_the_disk_gives_back_otherwise_than_it_was_written_is_not_copied(tmp_path: Path, at: int) -> None:
-    store, weights = Folder(tmp_path), torch.arange(3000.0)
+@pytest.mark.parametrize("at", [None, 3, -1, -4000])
+def test_what_the_disk_gives_back_otherwise_than_it_was_written_is_not_copied(tmp_path: Path, at: int | None) -> None:
+    here, there, weights = Folder(tmp_path / "here"), Folder(tmp_path / "there"), torch.arange(3000.0)
     contents = contents_of({"w": weights}, block_bytes=1024)
-    part = write_part(store, NAME, 0, 1, contents, [bytes_of(weights)])
-    path = tmp_path / store.staging(str(NAME)) / rank_file(0)
-    whole = path.read_bytes()
-    assert b"".join(as_written(open_upload(store, NAME, part, {}))) == whole
-    damaged = bytearray(whole)
-    damaged[at] ^= 8
-    path.write_bytes(damaged)
-    with pytest.raises(Corrupt, match="is on the disk no more as it was written to it"):
-        list(as_written(open_upload(store, NAME, part, {})))
+    part = write_part(here, NAME, 0, 1, contents, [bytes_of(weights)])
+    path = here.path(f"{here.staging(str(NAME))}/{rank_file(0)}")
+    if at is not None:
+        damaged = bytearray(path.read_bytes())
+        damaged[at] ^= 8
+        path.write_bytes(damaged)
+    said: list[tuple[str, str]] = []
+
+    def say(kind: str, step: int, **about: Any) -> None:
+        said.append((kind, about.get("error", "")))
+
+    def published(*about: object) -> Found:
+        return complete(there, NAME, 1, {})
+
+    uploads = Uploads(there, here, 1, say, published, lambda store: None)
+    uploads.add(open_upload(here, NAME, part, {}))
+    uploads.finish()
+    if at is None:
+        assert said == [("uploaded", "")]
+        assert there.path(f"{NAME}/{rank_file(0)}").read_bytes() == path.read_bytes()
+    else:
+        assert [kind for kind, _ in said] == ["upload-failed"]
+        assert "is on the disk no more as it was written to it" in said[0][1]
+        assert str(NAME) not in there.list()

@@ -33,6 +33,7 @@ from shoal.checkpoint.manifest import Corrupt, Manifest, decode
 from shoal.checkpoint.memory.tier import Memory
 from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.rows import Slice
+from shoal.checkpoint.store import Store
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
 # The first word of what travels between ranks: which error all of them raise. A rank that has lost the network must not
@@ -151,13 +152,11 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
         spread = peers.text_from_rank_0(store.tell(name) if rank == 0 and isinstance(store, Memory) else "")
         if rank > 0:
             try:
-                # Not its headers: rank 0 has looked at all of them, and a thousand ranks need not look at a thousand.
-                # Only whether this node sees the same folder: what is missing here is no damage.
                 if isinstance(store, Memory):
                     store.hear(name, spread)
-                elif store.size(f"{name}/{MANIFEST}") != len(sent):
-                    raise CheckpointError("its manifest.json is another one here")
-                found = Found(store, name, decode(sent, checked=True))
+                    found = Found(store, name, decode(sent, checked=True))
+                else:
+                    found = sent_by_rank_0(store, name, sent)
             except TransientError as e:
                 words = _words(e)
             except Exception as e:
@@ -169,6 +168,15 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
             return found
         # Memory is what may be gone the next moment, or out of one node's reach. The next tier is not.
         skipped.append(Skipped(store, name, f"it is not in the reach of rank {failed[0]}"))
+
+
+def sent_by_rank_0(store: Store, name: Name, sent: bytes, folder: str = "") -> Found:
+    """What rank 0 has opened, on another rank: by the manifest that it sent. Not its headers: rank 0 has looked at all
+    of them, and a thousand ranks need not look at a thousand. Only whether this node sees the same folder: what is
+    missing here is no damage."""
+    if store.size(f"{folder or name}/{MANIFEST}") != len(sent):
+        raise CheckpointError("its manifest.json is another one here")
+    return Found(store, name, decode(sent, checked=True), folder=folder)
 
 
 def _words(e: Exception) -> str:
