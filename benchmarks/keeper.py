@@ -22,13 +22,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.checkpoint.manifest import Entry
+from shoal.checkpoint.grids import alone
 from shoal.checkpoint.memory import keeper
 from shoal.checkpoint.memory.generations import remember
 from shoal.checkpoint.memory.neighbour import Peer, replicate
 from shoal.checkpoint.memory.ram import forget, hold, memory_folder
 from shoal.checkpoint.names import Name, rank_file
-from shoal.checkpoint.part import Contents, Piece, encode_part, write_part
+from shoal.checkpoint.part import Contents, encode_part, write_part
+from shoal.checkpoint.rows import Entry, Layout
 from shoal.checkpoint.store import Folder
 
 SLICE_BYTES = 64 << 20  # as a save cuts them
@@ -38,10 +39,7 @@ NAME = Name(1, 1)
 def make(folder: Path, rank: int, size: int) -> tuple[memoryview, bytes]:
     """(the rank's file, its part), which lie in the folder then."""
     store, rows = Folder(folder), size // SLICE_BYTES
-    contents = Contents(
-        {"w": Entry("U8", (rows, SLICE_BYTES), ())},
-        tuple(Piece("w", (row, 0), (1, SLICE_BYTES)) for row in range(rows)),
-    )
+    contents = Contents(Layout({"w": Entry("U8", (rows, SLICE_BYTES), alone(rank))}), rank)
     noise = memoryview(os.urandom(SLICE_BYTES))
     part = write_part(store, NAME, rank, 1, contents, (noise for _ in range(rows)))
     home = folder / str(NAME)

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.grids import Cut, Grid
 from shoal.checkpoint.layout import bytes_of, local_of, view_of
-from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.memory import keeper
 from shoal.checkpoint.memory.generations import remember
 from shoal.checkpoint.memory.neighbour import Peer, replicate
 from shoal.checkpoint.names import Name, rank_file
-from shoal.checkpoint.part import Contents, Part, Piece, encode_part, write_part
+from shoal.checkpoint.part import Contents, Part, encode_part, write_part
+from shoal.checkpoint.rows import Entry, Layout
 from shoal.checkpoint.saving import contents_of
 from shoal.checkpoint.store import Folder
 
@@ -44,17 +45,16 @@ class Left:
 
 def leave(folder: Path, name: Name, rank: int, world: int, value: float | None = None) -> Left:
     """A rank's rows of one matrix, all of them `value` (the step unless told)."""
-    entry = Entry("F32", (world * ROWS, COLUMNS), ())
-    contents = Contents({"model.w": entry}, (Piece("model.w", (rank * ROWS, 0), (ROWS, COLUMNS)),))
+    grid = Grid((Cut(0, world),), tuple(range(world)))
+    contents = Contents(Layout({"model.w": Entry("F32", (world * ROWS, COLUMNS), grid)}), rank)
     rows = array.array("f", [name.step if value is None else value]) * (ROWS * COLUMNS)
     return _leave(folder, name, rank, world, contents, [memoryview(rows).cast("B")], {"step": name.step})
 
 
 def leave_state(folder: Path, name: Name, rank: int, world: int, tensors: Mapping[str, torch.Tensor]) -> Left:
     """What a save would write of this rank's state. Collective, as the layout is."""
-    contents, boxes = contents_of(tensors, None, piece_bytes=100)
-    pairs = zip(contents.pieces, boxes, strict=True)
-    slices = [bytes_of(view_of(local_of(tensors[p.tensor]), b.start, b.shape).contiguous()) for p, b in pairs]
+    contents = contents_of(tensors, None, piece_bytes=100, block_bytes=64)
+    slices = [bytes_of(view_of(local_of(tensors[p.tensor]), p.start, p.shape).contiguous()) for p in contents.pieces]
     return _leave(folder, name, rank, world, contents, slices, {"step": name.step})
 
 

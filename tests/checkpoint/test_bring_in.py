@@ -22,11 +22,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from shoal import checkpoint
-from shoal.checkpoint import boxes
+from shoal.checkpoint import boxes, find
 from shoal.checkpoint.foreign.bring_in import Brought, bring_in, open_source
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import load_weights
-from shoal.checkpoint.manifest import Slice
+from shoal.checkpoint.rows import Slice
 from shoal.errors import CheckpointError, DataError, ShoalError, UsageError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_weights as load_hf
@@ -204,9 +204,14 @@ def test_ranks_read_the_slices_of_their_own_part_and_no_others(tmp_path: Path) -
     tensors |= {f"optim.{name}.exp_avg": t for name, t in original.named_parameters()}
     checkpoint.save(tmp_path / "run", 5, tensors, {}, piece_bytes=256)
 
-    def work(rank: int, world: int) -> tuple[dict[str, torch.Tensor], int]:
-        read_bytes = 0
-        read_slice = boxes.read_slice
+    def work(rank: int, world: int) -> tuple[dict[str, torch.Tensor], int, int]:
+        read_bytes = opened = 0
+        read_slice, check_headers = boxes.read_slice, find.check_headers
+
+        def looked(found: checkpoint.Found) -> None:
+            nonlocal opened
+            opened += 1
+            check_headers(found)
 
         def counted(found: checkpoint.Found, name: str, s: Slice) -> torch.Tensor:
             nonlocal read_bytes
@@ -214,7 +219,7 @@ def test_ranks_read_the_slices_of_their_own_part_and_no_others(tmp_path: Path) -
             read_bytes += data.nbytes
             return data
 
-        boxes.read_slice = counted
+        boxes.read_slice, find.check_headers = counted, looked
         model = made(shape, seed=99)
         mesh = init_device_mesh("cpu", (world,))
         for block in model.blocks.values():
@@ -222,12 +227,14 @@ def test_ranks_read_the_slices_of_their_own_part_and_no_others(tmp_path: Path) -
         fully_shard(model, mesh=mesh)
         load_weights(model, tmp_path / "run")
         state = model.state_dict()
-        return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in state.items()}, read_bytes
+        return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in state.items()}, read_bytes, opened
 
     size_bytes = sum(t.nbytes for name, t in tensors.items() if name.startswith("model."))
-    for state, read_bytes in run_ranks(work, 2):
+    done = run_ranks(work, 2)
+    for state, read_bytes, _ in done:
         assert same_bits(state, original.state_dict())
         assert size_bytes * 0.5 <= read_bytes < size_bytes * 0.6
+    assert [opened for _, _, opened in done] == [1, 0], "rank 0 opens it, and sends the manifest"
 
 
 Change = Callable[[dict[str, torch.Tensor]], object]

@@ -16,15 +16,22 @@ from shoal import checkpoint
 from shoal.checkpoint import compare as comparing
 from shoal.checkpoint.compare import Comparison, compare
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.manifest import Corrupt, Slice
+from shoal.checkpoint.manifest import Corrupt
+from shoal.checkpoint.rows import Slice
 from shoal.cli.main import main
 
 Captured = pytest.CaptureFixture[str]
 Tensors = dict[str, torch.Tensor]
 
 
-def saved(root: Path, tensors: Tensors, extra: dict[str, object] | None = None, piece_bytes: int = 1 << 20) -> Found:
-    checkpoint.save(root, 1, tensors, extra or {}, piece_bytes=piece_bytes)
+def saved(
+    root: Path,
+    tensors: Tensors,
+    extra: dict[str, object] | None = None,
+    piece_bytes: int = 1 << 20,
+    block_bytes: int = 1 << 20,
+) -> Found:
+    checkpoint.save(root, 1, tensors, extra or {}, piece_bytes=piece_bytes, block_bytes=block_bytes)
     found = checkpoint.newest(root)
     assert found is not None
     return found
@@ -128,9 +135,9 @@ def test_equal_checksums_are_not_read_and_others_a_slice_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(100, 10)
-    a = saved(tmp_path / "a", {"w": weight, "x": weight}, piece_bytes=400)
-    b = saved(tmp_path / "b", {"w": weight, "x": weight + 1}, piece_bytes=400)
-    cut = saved(tmp_path / "c", {"w": weight, "x": weight + 1}, piece_bytes=520)
+    a = saved(tmp_path / "a", {"w": weight, "x": weight}, piece_bytes=400, block_bytes=400)
+    b = saved(tmp_path / "b", {"w": weight, "x": weight + 1}, piece_bytes=400, block_bytes=400)
+    cut = saved(tmp_path / "c", {"w": weight, "x": weight + 1}, piece_bytes=520, block_bytes=400)
     sizes = counted(monkeypatch)
     assert compare(a, b).equal == 1
     assert sum(sizes) == 2 * weight.nbytes

@@ -254,7 +254,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none_is_said(root: Path) -> No
 
 def test_a_checkpoint_of_a_newer_shoal_is_not_passed_over_in_silence(root: Path) -> None:
     path = newest_folder(root) / MANIFEST
-    head = path.read_bytes().rpartition(b",")[0].replace(b'"version":1', b'"version":2')
+    head = path.read_bytes().rpartition(b",")[0].replace(b'"version":2', b'"version":3')
     path.write_bytes(head + manifests.seal(head))
     with pytest.raises(CheckpointError, match="newer Shoal"):
         checkpoint.newest(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -13,8 +14,10 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from tests.checkpoint.nodes import TOKEN, Left, Node, leave, nodes
 from tests.patience import Stopwatch, limit
 
 from shoal import wire
+from shoal.checkpoint.fields import layout_fields
 from shoal.checkpoint.manifest import seal
 from shoal.checkpoint.memory import neighbour
 from shoal.checkpoint.memory.generations import Here, seal_extra
@@ -30,7 +34,8 @@ from shoal.checkpoint.memory.keeper import start
 from shoal.checkpoint.memory.neighbour import Peer
 from shoal.checkpoint.memory.ram import forget, hold, memory_folder
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.part import encode_part
+from shoal.checkpoint.part import encode_part, pack
+from shoal.checkpoint.rows import Layout
 from shoal.errors import TransientError
 from shoal.ways import reachable_address
 
@@ -135,14 +140,17 @@ def test_a_copy_that_is_not_what_its_checksums_say_is_not_kept(node: Node, here:
     left = leave(elsewhere, A, rank=0, world=1)
     whole, part = left.path.read_bytes(), encode_part(left.part)
     fields = json.loads(part)
-    slices = fields["tensors"]["model.w"]["slices"]
+    file, layout = fields["file"], left.part.layout
 
     def changed(**changes: Any) -> bytes:
         head = json.dumps({**fields, **changes, "xxh3_128": None}).encode().removesuffix(b', "xxh3_128": null}')
         return head + seal(head)
 
-    def with_slices(*some: dict[str, Any]) -> bytes:
-        return changed(tensors={"model.w": {"dtype": "F32", "shape": [4, 300], "slices": list(some)}})
+    def with_layout(text: str) -> bytes:
+        return changed(layout=base64.b64encode(zlib.compress(text.encode())).decode())
+
+    def with_shape(*shape: int) -> bytes:
+        return changed(layout=pack(Layout({"model.w": replace(layout.tensors["model.w"], shape=shape)})))
 
     rng = random.Random(3)
     for _ in range(20):
@@ -154,17 +162,26 @@ def test_a_copy_that_is_not_what_its_checksums_say_is_not_kept(node: Node, here:
         "another rank": changed(rank=1),
         "another world": changed(world=2),
         "not JSON": b"{" + seal(b"{"),
-        "not sealed": part.replace(b"F32", b"F64"),
-        "a hole": with_slices(),
-        "twice the same": with_slices(*slices, *slices),
-        "before the file": with_slices(slices[0] | {"at": -1}),
-        "no number": with_slices(slices[0] | {"at": "0"}),
-        "an unknown dtype": changed(tensors={"model.w": {"dtype": "F3", "shape": [4, 300], "slices": slices}}),
+        "not sealed": part.replace(b'"world":1', b'"world":2'),
+        "a row too few": with_shape(3, 300),
+        "a row too many": with_shape(5, 300),
+        "no tensor": changed(layout=pack(Layout({}))),
+        "a layout that is none": changed(layout="bm90aGluZw=="),
+        "a layout that is cut off": changed(layout=fields["layout"][:-8]),
+        "not the members of a layout": with_layout("{}"),
+        "a rank that is none": with_layout(
+            json.dumps(layout_fields(layout)).replace('"ranks": {"first": 0', '"ranks": {"first": 1')
+        ),
+        "an unknown dtype": with_layout(json.dumps(layout_fields(layout)).replace("F32", "F3")),
+        "a checksum too few": changed(file=file | {"blocks": ""}),
+        "a header that is longer than the file": changed(file=file | {"header_bytes": file["bytes"] + 8}),
+        "no number": changed(file=file | {"header_bytes": "8"}),
+        "blocks of nothing": changed(block_bytes=0),
     }
     for what, table in wrong.items():
         with pytest.raises(TransientError, match="the part of rank 0 cannot be used") as e:
             neighbour.replicate(node.address, TOKEN, A, 0, 1, memoryview(whole), table, b"{}")
-        assert ("checksum" in str(e.value)) == (what == "not sealed"), e.value
+        assert ("checksum does not match" in str(e.value)) == (what == "not sealed"), e.value
         assert not node.peer().kept(), what
     assert list((here / "copies").glob("step-*")) == []
     left.send(node.address)

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.checkpoint.layout import Held, pieces
-from shoal.checkpoint.manifest import tiles
+from shoal.checkpoint.grids import Held, pieces, tiles
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 quick = settings(max_examples=60, deadline=None)  # the machine may be busy

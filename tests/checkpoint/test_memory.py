@@ -21,7 +21,7 @@ from tests.ranks import rank_outcomes, run_ranks
 
 from shoal import checkpoint
 from shoal.checkpoint import ledger
-from shoal.checkpoint.memory.generations import Here, open_folder, remember, retire, settle
+from shoal.checkpoint.memory.generations import Generation, Here, open_folder, remember, retire, settle
 from shoal.checkpoint.memory.neighbour import Peer
 from shoal.checkpoint.memory.tier import Memory, forget, hold, memory_folder, sweep
 from shoal.checkpoint.names import Name, part_file, rank_file
@@ -74,10 +74,10 @@ def save(run: Path, step: int, term: int) -> None:
     checkpoint.save(disk(run), step, tensors, {"step": step}, term)
 
 
-def restored(run: Path, mine: Path, *peers: Peer) -> tuple[int, str, str]:
+def restored(run: Path, mine: Path, *peers: Peer, address: str = "") -> tuple[int, str, str]:
     """(step, where it came from, what was said about newer ones) of a restore in this process"""
     tensors = {"model.w": torch.zeros(2 * ROWS, COLUMNS)}
-    found = checkpoint.restore([*Memory.tiers(mine, peers, [disk(run)]), disk(run)], tensors)
+    found = checkpoint.restore([*Memory.tiers(mine, peers, [disk(run)], address), disk(run)], tensors)
     assert found is not None
     assert found.extra == {"step": found.step}
     assert (tensors["model.w"] == found.step).all(), "not the bytes of one step"
@@ -144,6 +144,29 @@ def test_each_rank_reads_its_own_node_and_asks_the_keeper_for_the_rest(run: Path
         return restored(run, two[rank].folder, two[1 - rank].peer())
 
     assert run_ranks(work, 2) == [(7, "memory", "")] * 2
+
+
+class Counting(Peer):
+    """Counts how often a keeper is asked what it has."""
+
+    asked = 0
+
+    def kept(self) -> dict[Name, Generation]:
+        type(self).asked += 1
+        return super().kept()
+
+
+def test_rank_0_asks_the_keepers_and_tells_the_others(run: Path, two: tuple[Node, Node]) -> None:
+    """Each of a thousand ranks asking each of a hundred keepers would be more than those let in."""
+    spread(two, Name(7, 3), copies=False)
+
+    def work(rank: int, world: int) -> tuple[tuple[int, str, str], int]:
+        there = restored(run, two[rank].folder, Counting(two[1 - rank].address, TOKEN), address=two[rank].address)
+        return there, Counting.asked
+
+    (first, asked), (second, asked_by_1) = run_ranks(work, 2)
+    assert first == second == (7, "memory", "")
+    assert (asked > 0, asked_by_1) == (True, 0)
 
 
 def test_a_node_that_gets_another_number_after_a_loss_brings_its_memory_along(run: Path) -> None:

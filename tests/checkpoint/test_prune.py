@@ -167,3 +167,48 @@ def test_a_save_that_turns_out_damaged_is_told_and_costs_no_older_one(tmp_path: 
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.step == 20
+
+
+class Reading(Folder):
+    """Notes what is read whole."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.manifests: list[str] = []
+
+    def read(self, name: str) -> bytes:
+        if name.endswith("manifest.json"):
+            self.manifests.append(name)
+        return super().read(name)
+
+
+def test_pruning_reads_no_manifest_of_what_it_keeps(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        checkpoint.save(tmp_path, step, {"w": torch.ones(3)}, {"eval_loss": float(step)})
+    store = Reading(tmp_path)
+    assert checkpoint.prune(store, 2, keep_best=1, known_good={Name(6, 0)}) == [Name(n, 0) for n in (2, 3, 4)]
+    assert store.manifests == []
+    assert ledger.summary(store, Name(6, 0)) is not None
+    checkpoint.prune(store, 2, keep_best=1)
+    assert store.manifests == ["step-00000006-term-0/manifest.json"], "one of those that stay is read to its last byte"
+
+
+@pytest.mark.parametrize("entry", [b"{}\n", b"", b'{"world": 1}', None])
+def test_what_the_ledger_does_not_know_is_read_and_noted_again(tmp_path: Path, entry: bytes | None) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"w": torch.ones(3)}, {"eval_loss": 0.5})
+    path = tmp_path / ledger.LEDGER / "published-step-00000002-term-0.json"
+    path.unlink() if entry is None else path.write_bytes(entry)
+    store = Reading(tmp_path)
+    for times in (1, 0):
+        store.manifests.clear()
+        checkpoint.prune(store, 3, known_good={Name(3, 0)})
+        assert store.manifests == ["step-00000002-term-0/manifest.json"] * times
+
+
+def test_one_whose_bytes_are_not_all_there_does_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"w": torch.ones(3)}, {})
+    path = tmp_path / "step-00000002-term-0" / "rank-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoint.prune(tmp_path, 2) == []

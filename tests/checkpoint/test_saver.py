@@ -35,8 +35,8 @@ from xxhash import xxh3_128_hexdigest
 
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
-from shoal.checkpoint.manifest import File
-from shoal.checkpoint.part import part_of, write_known
+from shoal.checkpoint.blocks import Digests, file_of
+from shoal.checkpoint.part import Part, write_known
 from shoal.checkpoint.publish import complete
 from shoal.checkpoint.saving import contents_of
 from shoal.checkpoint.store import Folder
@@ -138,10 +138,12 @@ def test_a_snapshot_is_the_state_of_its_step_however_soon_the_next_one_changes_i
 def test_what_a_dead_persister_has_written_is_not_written_again(tmp_path: Path) -> None:
     """Rank 0 may be reading it, or just renaming the folder around it."""
     store, name, said = Folder(tmp_path), Name(7, 1), []
-    contents, _ = contents_of({"w": torch.ones(8)})
+    contents = contents_of({"w": torch.ones(8)}, block_bytes=64)
     data = memoryview(contents.header(name) + bytes(32))
-    file = File(data.nbytes, data.nbytes - 32, xxh3_128_hexdigest(data[:-32]))
-    part = part_of(0, 1, contents, [xxh3_128_hexdigest(bytes(32))], file)
+    digests = Digests(64)
+    digests.update(data[-32:])
+    file = file_of(data.nbytes, data.nbytes - 32, xxh3_128_hexdigest(data[:-32]), 64, digests.finish())
+    part = Part(0, 1, file, contents.packed)
 
     def chunks() -> Iterator[memoryview]:
         said.append("written")

@@ -174,7 +174,7 @@ def test_tied_weights_on_two_stages_are_written_by_their_owner_and_read_by_both(
     said, right = zip(*run_ranks(work, 4), strict=True)
     assert all(right)
     assert len(set(said)) == 1
-    assert "'embed' do not cover it exactly once" in said[0]
+    assert "the ranks do not agree on who writes tensor 'embed'" in said[0]
 
 
 def test_a_tensor_that_nobody_wrote_is_found_before_publishing(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tests.guard.fake import KILL, FakeRun, alive, until
 from tests.patience import Stopwatch, limit
 
+from shoal.checkpoint.memory.ram import hold, memory_folder
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard import supervise as supervising
@@ -419,3 +421,16 @@ def test_the_supervisor_never_imports_torch() -> None:
     modules = "shoal.guard.supervise, shoal.cli.train, shoal.cli.resume, shoal.cli.stop"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=limit(60)).returncode == 0
+
+
+def test_a_supervisor_that_gives_up_gives_back_the_memory_of_its_killed_workers(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOAL_MEMORY", str(tmp_path / "ram"))
+    left = hold(memory_folder(fake.run_dir.path, 0))
+    (left.folder / "step-00000001-term-1").mkdir()
+    (left.folder / "step-00000001-term-1" / "rank-00000.safetensors").write_bytes(b"gigabytes")
+    left.close()
+    fake.plan({"rank": 0, "step": 1, "do": "signal", "signal": KILL}, world=1, guard={"restarts": 0})
+    assert fake.supervise() == 75
+    assert not left.folder.exists()

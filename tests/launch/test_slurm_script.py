@@ -15,6 +15,7 @@ import pytest
 from tests.patience import Stopwatch, limit
 from tests.train.tiny import make_run
 
+from shoal.checkpoint.memory.ram import hold, memory_folder
 from shoal.errors import SpecError, UsageError
 from shoal.launch.bundle import Bundle
 from shoal.launch.request import Request
@@ -87,6 +88,24 @@ def test_secrets_are_not_in_it_and_images_go_to_pyxis() -> None:
 def test_what_slurm_cannot_do_is_said_before_it_is_asked(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         script(request(**wrong))
+
+
+def test_a_node_is_left_without_what_the_run_held_in_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its agent has ended: the shell around it is what outlives it."""
+    monkeypatch.setenv("SHOAL_MEMORY", str(tmp_path / "ram"))
+    held = hold(memory_folder(tmp_path / "runs" / "demo", 3))
+    held.close()
+    found = re.search(r"agent=\$\(cat <<'END_OF_AGENT'\n(.*?)END_OF_AGENT", script(request(tmp_path)), re.S)
+    assert found is not None
+    killed = re.sub(r"^.*shoal\.launch\.agent.*$", "bash -c 'kill -9 $$'", found[1], flags=re.M)
+    assert killed != found[1]
+    told = f"run=demo workspace={tmp_path} ended=ended SLURM_NODEID=0"
+    done = subprocess.run(["bash", "-c", f"{told}\n{killed}"], capture_output=True, text=True, timeout=limit(60))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert (tmp_path / "ended").read_text() == "137\n"
+    assert not held.folder.exists()
 
 
 def test_an_array_is_one_script_with_a_name_and_a_bundle_for_each_task() -> None:

@@ -50,12 +50,23 @@ class Bucket:
     def __repr__(self) -> str:
         return f"Bucket({self.where})"
 
+    @property
+    def compares(self) -> bool:
+        """Of every part that is sent to S3 a checksum goes with it; what is different is refused (decision 019)."""
+        return self._is_s3
+
     def list(self, folder: str = "") -> list[str]:
         import obstore
 
         found = self._ask(folder, lambda: obstore.list_with_delimiter(self._reads, folder or None))
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return [path.rpartition("/")[2] for path in paths if path != folder]  # some stores list the folder itself
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        import obstore
+
+        found = self._ask(folder, lambda: obstore.list_with_delimiter(self._reads, folder))
+        return {entry["path"].rpartition("/")[2]: int(entry["size"]) for entry in found["objects"]}
 
     def size(self, name: str) -> int:
         import obstore

@@ -1,7 +1,7 @@
 """Where two checkpoints differ: tensors by their numbers, whatever mesh saved them, and what is written beside them.
 
-Tensors that were cut alike and have the same checksums are equal, and are not read. Of the others a slice at a time is
-in memory, never a model.
+Tensors that were cut alike and lie in blocks with the same checksums are equal, and are not read. Of the others a slice
+at a time is in memory, never a model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 
 from shoal.checkpoint.boxes import read_slice
 from shoal.checkpoint.find import Found
+from shoal.checkpoint.grids import Dims, intersect
 from shoal.checkpoint.layout import view_of
-from shoal.checkpoint.manifest import Dims, Entry, Slice, intersect
+from shoal.checkpoint.rows import Entry, Slice
 
 # Numbers that are compared as float64 at a time: what a core's cache holds, and what torch does on one thread. Above
 # it, on a machine that trains beside, threads wait for each other: 18 times slower (measured, 2 cores, load 15).
@@ -80,7 +81,7 @@ def compare(a: Found, b: Found, prefix: str = "", on_bytes: Callable[[int], None
         kinds = (_kind(of_a[name]), _kind(of_b[name]))
         if kinds[0] != kinds[1]:
             changed.append(Changed(name, kinds, None))
-        elif _digests(of_a[name]) != _digests(of_b[name]):
+        elif _digests(a, name) != _digests(b, name):
             numbers = _numbers(a, b, name, on_bytes)
             if numbers.count:
                 changed.append(Changed(name, None, numbers))
@@ -92,8 +93,14 @@ def _kind(entry: Entry) -> str:
     return f"{entry.dtype} {list(entry.shape)}"
 
 
-def _digests(entry: Entry) -> set[tuple[Dims, Dims, str]]:
-    return {(s.offset, s.shape, s.xxh3_128) for s in entry.slices}
+def _digests(found: Found, name: str) -> set[tuple[Dims, Dims, tuple[tuple[int, int, str], ...]]]:
+    """Which boxes it is cut into, and the blocks that hold each: their place beside it, their size, their checksum."""
+    manifest, item_bytes = found.manifest, found.manifest.tensors[name].item_bytes
+    digests = set()
+    for s in manifest.rows.slices(name):
+        blocks = manifest.files[s.file].blocks(s.at, s.at + math.prod(s.shape) * item_bytes)
+        digests.add((s.offset, s.shape, tuple((at - s.at, count, digest) for at, count, digest in blocks)))
+    return digests
 
 
 def _numbers(a: Found, b: Found, name: str, on_bytes: Callable[[int], None]) -> Numbers:
@@ -125,15 +132,15 @@ def _pairs(a: Found, b: Found, name: str) -> Iterator[tuple[torch.Tensor, torch.
     def of_b(s: Slice) -> torch.Tensor:
         return read_slice(b, name, s)
 
-    others = b.manifest.tensors[name].slices
-    for s in a.manifest.tensors[name].slices:
+    for s in a.manifest.rows.slices(name):
         mine = read_slice(a, name, s)
-        for other in others:
-            if (shared := intersect(s.offset, s.shape, other.offset, other.shape)) is not None:
-                at, shape = shared
-                x = view_of(mine, _minus(at, s.offset), shape).reshape(-1)
-                y = view_of(of_b(other), _minus(at, other.offset), shape).reshape(-1)
-                yield from zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True)
+        for other in b.manifest.rows.slices_in(name, s.offset, s.shape):
+            shared = intersect(s.offset, s.shape, other.offset, other.shape)
+            assert shared is not None
+            at, shape = shared
+            x = view_of(mine, _minus(at, s.offset), shape).reshape(-1)
+            y = view_of(of_b(other), _minus(at, other.offset), shape).reshape(-1)
+            yield from zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True)
 
 
 def _minus(a: Dims, b: Dims) -> Dims:

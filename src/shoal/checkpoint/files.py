@@ -1,4 +1,4 @@
-"""A rank's file: a safetensors header, then slices, each with its checksum.
+"""A rank's file: a safetensors header, then slices; a checksum of the header, and one a block of the rest.
 
 Written here and not by the safetensors package because the checksums are taken from the bytes on their way out, in a
 thread beside the writing, and because a snapshot in memory is laid out as this very file. Any safetensors reader opens
@@ -8,6 +8,7 @@ the result.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from shoal.checkpoint import direct
-from shoal.checkpoint.manifest import Dims, File
+from shoal.checkpoint.blocks import Digests, File, file_of
+from shoal.checkpoint.grids import Dims
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.store import Folder, Store
 
@@ -48,9 +50,9 @@ def header_of(name: Name, items: Sequence[Item]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write(store: Store, path: str, header: bytes, slices: Iterable[memoryview]) -> tuple[File, list[str]]:
-    """Writes a file. Returns what the manifest says about it, and the checksum of each slice."""
-    digests: list[Future[str]] = []
+def write(store: Store, path: str, header: bytes, slices: Iterable[memoryview], block_bytes: int) -> File:
+    """Writes a file. Returns what the manifest says about it."""
+    digests, taken = Digests(block_bytes), deque[Future[None]]()
     written = len(header)
 
     with ThreadPoolExecutor(1, "shoal-checksum") as beside:
@@ -59,12 +61,14 @@ def write(store: Store, path: str, header: bytes, slices: Iterable[memoryview]) 
             nonlocal written
             yield memoryview(header)
             for data in slices:
-                digests.append(beside.submit(xxh3_128_hexdigest, data))
+                taken.append(beside.submit(digests.update, data))
                 written += data.nbytes
                 yield data
 
         store.write(path, chunks())
-    return File(written, len(header), xxh3_128_hexdigest(header)), [digest.result() for digest in digests]
+    for each in taken:
+        each.result()
+    return file_of(written, len(header), xxh3_128_hexdigest(header), block_bytes, digests.finish())
 
 
 def digest_of(store: Store, path: str, at: int, count: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from shoal.checkpoint import ledger
 from shoal.checkpoint.files import digest_of, digests_of
-from shoal.checkpoint.manifest import Corrupt, Manifest, Slice, decode
+from shoal.checkpoint.manifest import Corrupt, Manifest, decode
 from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.store import Store, at_once, store_of
 from shoal.errors import CheckpointError, SetupError, TransientError
@@ -244,16 +243,15 @@ def quarantine(bad: Skipped) -> None:
 def damage(
     found: Found, files: Collection[str] | None = None, on_bytes: Callable[[int], None] = lambda n: None
 ) -> list[str]:
-    """Reads the files (all unless told) and says what is wrong with them, a sentence for each damaged file or slice.
+    """Reads the files (all unless told) and says what is wrong with them, a sentence for each damaged file or block.
 
     `on_bytes` hears how much was read, for a progress bar.
     """
     wrong: list[str] = []
-    slices = _slices_by_file(found.manifest)
     for file in found.manifest.files if files is None else files:
         try:
             _check_header(found, file)
-            wrong += _damaged_slices(found, file, slices[file], on_bytes)
+            wrong += _damaged_blocks(found, file, on_bytes)
         except Corrupt as e:
             wrong.append(str(e))
     return wrong
@@ -265,8 +263,15 @@ def verify(found: Found) -> None:
         raise Corrupt(f"checkpoint {found.where} is damaged: {wrong[0]}.")
 
 
-def mismatch(file: str, tensor: str) -> str:
-    return f"the bytes of '{tensor}' in {file} are not those that were written (their checksum does not match)"
+def mismatch(manifest: Manifest, file: str, at: int, count: int) -> str:
+    """What a block with another checksum means for people: the tensors in it, the file, and where in it."""
+    held = [name for name, size, s in manifest.rows.in_file(file) if s.at < at + count and at < s.at + size]
+    names = sorted(set(held), key=held.index)
+    whose = "'" + "', '".join(names[:3]) + "'" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"the bytes of {whose} in {file} are not those that were written "
+        f"(their checksum does not match: {count} bytes from byte {at} on)"
+    )
 
 
 @contextmanager
@@ -308,23 +313,11 @@ def _check_header(found: Found, name: str) -> None:
             raise Corrupt(f"{name} has another header than was written (damaged, or a file from elsewhere)")
 
 
-def _damaged_slices(
-    found: Found, name: str, slices: Sequence[tuple[str, int, Slice]], on_bytes: Callable[[int], None]
-) -> Iterator[str]:
+def _damaged_blocks(found: Found, name: str, on_bytes: Callable[[int], None]) -> Iterator[str]:
+    blocks = list(found.manifest.files[name].blocks())
     with reading(name, found.where):
-        digests = digests_of(found.store, found.path(name), [(s.at, count) for _, count, s in slices])
-        for (tensor, count, s), digest in zip(slices, digests, strict=True):
+        digests = digests_of(found.store, found.path(name), [(at, count) for at, count, _ in blocks])
+        for (at, count, written), digest in zip(blocks, digests, strict=True):
             on_bytes(count)
-            if digest != s.xxh3_128:
-                yield mismatch(name, tensor)
-
-
-def _slices_by_file(manifest: Manifest) -> dict[str, list[tuple[str, int, Slice]]]:
-    """file → (tensor, bytes, slice), in the order of the file."""
-    table: dict[str, list[tuple[str, int, Slice]]] = {name: [] for name in manifest.files}
-    for tensor, entry in manifest.tensors.items():
-        for s in entry.slices:
-            table[s.file].append((tensor, math.prod(s.shape) * entry.item_bytes, s))
-    for slices in table.values():
-        slices.sort(key=lambda item: item[2].at)
-    return table
+            if digest != written:
+                yield mismatch(found.manifest, name, at, count)

@@ -16,9 +16,10 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from shoal.checkpoint.names import Name
+from shoal.checkpoint.seals import seal, sealed
 from shoal.checkpoint.store import Store
 from shoal.errors import SetupError, ShoalError, TransientError
 
@@ -41,6 +42,16 @@ class Claim:
     def __str__(self) -> str:
         goes_on_from = "none" if self.from_step < 0 else str(self.from_step)
         return f"claim-{self.term:05d}-from-{goes_on_from}-{self.nonce}.json"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What retention asks of a checkpoint: noted when it is published, so that a manifest is not read for it."""
+
+    world: int
+    bytes: int  # of the ranks' files
+    manifest_bytes: int
+    eval_loss: float | None  # at that step
 
 
 @dataclass(frozen=True)
@@ -146,8 +157,27 @@ def _refuse_if_later(store: Store, book: Ledger, term: int) -> None:
         )
 
 
-def note_published(store: Store, name: Name) -> None:
-    store.put(_entry("published", name), b"{}\n")
+def note_published(store: Store, name: Name, summary: Summary | None = None) -> None:
+    head = json.dumps({} if summary is None else asdict(summary)).encode().removesuffix(b"}")
+    store.put(_entry("published", name), head + seal(head) if summary is not None else b"{}\n")
+
+
+def summary(store: Store, name: Name) -> Summary | None:
+    """What was noted when it was published; None where nothing was, or it is not to be read."""
+    try:
+        data = store.read(_entry("published", name))
+        if not sealed(data):
+            return None
+        fields = json.loads(data)
+        loss = fields["eval_loss"]
+        return Summary(
+            int(fields["world"]),
+            int(fields["bytes"]),
+            int(fields["manifest_bytes"]),
+            None if loss is None else float(loss),
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
 
 
 def forget_published(store: Store, name: Name) -> None:

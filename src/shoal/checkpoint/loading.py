@@ -1,11 +1,13 @@
-"""Loads a checkpoint into tensors of any layout: each rank reads the slices that its own part needs, and no others.
+"""Loads a checkpoint into tensors of any layout: each rank reads the blocks that its own part needs, and no others.
 
-Every slice is compared with its checksum before a byte of it is used. The ranks agree at the end: damage that one
-meets fails all of them alike, so that all can fall back to the same older checkpoint.
+Rank 0 reads the manifest and sends it; each rank derives its own rows from it. Every block is compared with its
+checksum before a byte of it is used. The ranks agree at the end: damage that one meets fails all of them alike, so that
+all can fall back to the same older checkpoint.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,25 +15,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import peers
+from shoal.checkpoint.boxes import narrowed, read_blocks
 from shoal.checkpoint.find import (
     Found,
     Roots,
     Skipped,
-    mismatch,
     none_is_good,
     quarantine,
-    read_manifest,
-    reading,
     scan,
     stores_of,
 )
+from shoal.checkpoint.grids import Dims, intersect
 from shoal.checkpoint.layout import TORCH_DTYPES, bytes_of, dtype_of, held_boxes, local_of, view_of
-from shoal.checkpoint.manifest import Corrupt, Dims, Slice, intersect
+from shoal.checkpoint.manifest import Corrupt, Manifest, decode
 from shoal.checkpoint.memory.tier import Memory
-from shoal.checkpoint.names import Name
+from shoal.checkpoint.names import MANIFEST, Name
+from shoal.checkpoint.rows import Slice
+from shoal.checkpoint.store import Store
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
 # The first word of what travels between ranks: which error all of them raise. A rank that has lost the network must not
@@ -39,14 +41,29 @@ from shoal.errors import CheckpointError, ShoalError, TransientError
 _DAMAGED, _TRANSIENT, _OTHER = "damaged", "transient", "other"
 
 
+READ_BYTES = 16 << 20  # at once, of slices that lie side by side; one that is larger is read at once all the same
+
+
 @dataclass(frozen=True)
-class _Target:
+class _Want:
     """The part of a slice that a local tensor wants."""
 
     tensor: str
+    slice: Slice
+    bytes: int  # of the slice
     from_slice: Dims  # where the wanted box begins in the slice
     to_local: Dims  # where it goes in the local tensor
     shape: Dims
+
+
+@dataclass
+class _Read:
+    """Blocks that are read at once, and who wants something of them."""
+
+    file: str
+    begin: int
+    end: int
+    wants: list[_Want]
 
 
 def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, Any]:
@@ -131,10 +148,15 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
             return None
         name = Name(step, peers.from_rank_0(0 if found is None else found.name.term))
         store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
+        sent = peers.bytes_from_rank_0(b"" if found is None else found.manifest.data)
+        spread = peers.text_from_rank_0(store.tell(name) if rank == 0 and isinstance(store, Memory) else "")
         if rank > 0:
             try:
-                # Not its headers: rank 0 has looked at all of them, and a thousand ranks need not look at a thousand.
-                found = Found(store, name, read_manifest(store, name))
+                if isinstance(store, Memory):
+                    store.hear(name, spread)
+                    found = Found(store, name, decode(sent, checked=True))
+                else:
+                    found = sent_by_rank_0(store, name, sent)
             except TransientError as e:
                 words = _words(e)
             except Exception as e:
@@ -146,6 +168,15 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
             return found
         # Memory is what may be gone the next moment, or out of one node's reach. The next tier is not.
         skipped.append(Skipped(store, name, f"it is not in the reach of rank {failed[0]}"))
+
+
+def sent_by_rank_0(store: Store, name: Name, sent: bytes, folder: str = "") -> Found:
+    """What rank 0 has opened, on another rank: by the manifest that it sent. Not its headers: rank 0 has looked at all
+    of them, and a thousand ranks need not look at a thousand. Only whether this node sees the same folder: what is
+    missing here is no damage."""
+    if store.size(f"{folder or name}/{MANIFEST}") != len(sent):
+        raise CheckpointError("its manifest.json is another one here")
+    return Found(store, name, decode(sent, checked=True), folder=folder)
 
 
 def _words(e: Exception) -> str:
@@ -181,47 +212,51 @@ def _some(names: list[str]) -> str:
 
 def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:
     locals_ = {name: local_of(tensor) for name, tensor in tensors.items()}
-
-    def take(s: Slice, targets: list[_Target]) -> None:
-        local = locals_[targets[0].tensor]
-        whole = view_of(local, targets[0].to_local, s.shape) if targets[0].shape == s.shape else None
-        if whole is not None and whole.device.type == "cpu" and whole.is_contiguous():
-            _read(found, s, whole, targets[0].tensor)  # straight to its place: the usual case, the same layout
-            return
-        # Pinned memory is used again for the next slice, and a GPU fetches from it without another copy.
-        data = _read(found, s, torch.empty(s.shape, dtype=local.dtype, pin_memory=local.is_cuda), targets[0].tensor)
-        for target in targets:
-            view_of(local, target.to_local, target.shape).copy_(view_of(data, target.from_slice, target.shape))
-
     gpu = next((local.device for local in locals_.values() if local.is_cuda), None)
+
+    def take(read: _Read) -> None:
+        # Pinned memory is used again for the next blocks, and a GPU fetches from it without another copy.
+        data = torch.empty(read.end - read.begin, dtype=torch.uint8, pin_memory=gpu is not None)
+        read_blocks(found, read.file, read.begin, read.end, bytes_of(data))
+        for want in read.wants:
+            local, at = locals_[want.tensor], want.slice.at - read.begin
+            held = data[at : at + want.bytes].view(local.dtype).view(want.slice.shape)
+            view_of(local, want.to_local, want.shape).copy_(view_of(held, want.from_slice, want.shape))
+
     on_it = partial(torch.cuda.set_device, gpu) if gpu is not None else None  # a thread begins on the first GPU
     with ThreadPoolExecutor(found.store.readers, "shoal-load", initializer=on_it) as pool:
-        for done in [pool.submit(take, s, targets) for s, targets in _wanted(found, tensors)]:
+        for done in [pool.submit(take, read) for read in _reads(found.manifest, _wanted(found.manifest, tensors))]:
             done.result()
 
 
-def _read(found: Found, s: Slice, into: torch.Tensor, name: str) -> torch.Tensor:
-    data = bytes_of(into)
-    with reading(s.file, found.where):
-        found.store.read_into(found.path(s.file), s.at, data)
-    if xxh3_128_hexdigest(data) != s.xxh3_128:
-        raise Corrupt(mismatch(s.file, name))
-    return into
-
-
-def _wanted(found: Found, tensors: Mapping[str, torch.Tensor]) -> list[tuple[Slice, list[_Target]]]:
-    """The slices that this rank needs and what it needs of each."""
+def _wanted(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> list[_Want]:
+    """What this rank needs of which slices, in the order of the files."""
     wanted = []
     for name, tensor in tensors.items():
-        boxes = held_boxes(name, tensor)
-        for s in found.manifest.tensors[name].slices:
-            targets = []
-            for box in boxes:
-                if (shared := intersect(box.offset, box.shape, s.offset, s.shape)) is not None:
-                    offset, shape = shared
-                    to_local = tuple(o - b + i for o, b, i in zip(offset, box.offset, box.start, strict=True))
-                    from_slice = tuple(o - b for o, b in zip(offset, s.offset, strict=True))
-                    targets.append(_Target(name, from_slice, to_local, shape))
-            if targets:
-                wanted.append((s, targets))
-    return sorted(wanted, key=lambda item: (item[0].file, item[0].at))
+        item_bytes = manifest.tensors[name].item_bytes
+        for box in held_boxes(name, tensor):
+            for s in manifest.rows.slices_in(name, box.offset, box.shape):
+                shared = intersect(box.offset, box.shape, s.offset, s.shape)
+                assert shared is not None
+                offset, shape = shared
+                rows = narrowed(s, item_bytes, offset, shape)
+                to_local = tuple(o - b + i for o, b, i in zip(offset, box.offset, box.start, strict=True))
+                from_slice = tuple(o - b for o, b in zip(offset, rows.offset, strict=True))
+                wanted.append(_Want(name, rows, math.prod(rows.shape) * item_bytes, from_slice, to_local, shape))
+    return sorted(wanted, key=lambda want: (want.slice.file, want.slice.at))
+
+
+def _reads(manifest: Manifest, wanted: list[_Want]) -> list[_Read]:
+    """The blocks to read: those of neighbours at once, and each only once where that is not too much at a time."""
+    reads: list[_Read] = []
+    for want in wanted:
+        file = want.slice.file
+        begin, end = manifest.files[file].around(want.slice.at, want.slice.at + want.bytes)
+        last = reads[-1] if reads else None
+        joined = last is not None and last.file == file and begin <= last.end
+        if last is not None and joined and max(end, last.end) - last.begin <= max(READ_BYTES, last.end - last.begin):
+            last.end = max(end, last.end)
+            last.wants.append(want)
+        else:
+            reads.append(_Read(file, begin, end, [want]))
+    return reads

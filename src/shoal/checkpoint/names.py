@@ -32,6 +32,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+def rank_of(file: str) -> int:
+    """The rank whose file it is; -1 where it is none of those."""
+    return int(file.removeprefix("rank-").removesuffix(".safetensors")) if RANK_FILE.fullmatch(file) else -1
+
+
 def part_file(rank: int) -> str:
     """What a rank wrote, for the manifest; gone once that is put together."""
     return f"rank-{rank:05d}.json"

@@ -1,21 +1,30 @@
-"""What one rank wrote of a checkpoint: the table of its file, beside that file until all parts are put together."""
+"""What one rank wrote of a checkpoint: the checksums of its file and the layout that says what lies in it, beside that
+file until all parts are put together. Ranks that hold the same tensors say the same layout, word for word."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 from shoal.checkpoint import faults
+from shoal.checkpoint.blocks import File
+from shoal.checkpoint.fields import file_fields, file_from, layout_fields, layout_from
 from shoal.checkpoint.files import Item, digests_of, header_of, write
-from shoal.checkpoint.manifest import Corrupt, Dims, Entry, File, Slice, entry_of, seal, sealed
+from shoal.checkpoint.grids import Dims
+from shoal.checkpoint.manifest import Corrupt, seal, sealed
 from shoal.checkpoint.names import MANIFEST, Name, failed_file, part_file, rank_file
+from shoal.checkpoint.rows import Layout, key_of
 from shoal.checkpoint.store import Store, has
 from shoal.errors import ShoalError
 
+MOST_LAYOUT_BYTES = 1 << 28  # unpacked: a million tensors
 ReadBack = Literal["full", "headers"]
 
 
@@ -26,27 +35,47 @@ class Piece:
     tensor: str
     offset: Dims
     shape: Dims
+    start: Dims  # in the rank's own tensor
 
 
 @dataclass(frozen=True)
 class Contents:
     """All that a rank writes, in the order of its file. The same for every save of a run on one mesh."""
 
-    entries: Mapping[str, Entry]  # of every tensor that the rank has; without slices
-    pieces: tuple[Piece, ...]
+    layout: Layout
+    rank: int
 
-    def items(self) -> list[Item]:
-        return [self._item(piece) for piece in self.pieces]
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(name, held.offset, held.shape, held.start)
+            for name in self.layout.names_of(self.rank)
+            for held in self.layout.held(name, self.rank)
+        )
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        entries = self.layout.tensors
+        return tuple(
+            Item(
+                key_of(p.tensor, entry, p.offset, p.shape), entry.dtype, p.shape, math.prod(p.shape) * entry.item_bytes
+            )
+            for p in self.pieces
+            for entry in (entries[p.tensor],)
+        )
+
+    @property
+    def data_bytes(self) -> int:
+        """Of the tensors, without the header."""
+        return sum(item.bytes for item in self.items)
 
     def header(self, name: Name) -> bytes:
-        return header_of(name, self.items())
+        return header_of(name, self.items)
 
-    def _item(self, piece: Piece) -> Item:
-        entry = self.entries[piece.tensor]
-        # A whole tensor has its name; a slice has its place behind it, so that the file alone says what it holds.
-        whole = piece.shape == entry.shape
-        key = piece.tensor if whole else f"{piece.tensor}@{','.join(map(str, piece.offset))}"
-        return Item(key, entry.dtype, piece.shape, math.prod(piece.shape) * entry.item_bytes)
+    @cached_property
+    def packed(self) -> str:
+        """The layout as it travels. The names are most of it and much alike: a tenth of its JSON."""
+        return pack(self.layout)
 
 
 @dataclass(frozen=True)
@@ -54,7 +83,30 @@ class Part:
     rank: int
     world: int
     file: File
-    tensors: Mapping[str, Entry]
+    packed: str  # the layout
+
+    @property
+    def layout(self) -> Layout:
+        """The same object for all parts that say the same."""
+        return unpack(self.packed, self.world)
+
+
+def pack(layout: Layout) -> str:
+    text = json.dumps(layout_fields(layout), separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(text)).decode()
+
+
+@lru_cache(maxsize=256)
+def unpack(packed: str, world: int) -> Layout:
+    """`Corrupt` where it cannot be understood."""
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(base64.b64decode(packed, validate=True), MOST_LAYOUT_BYTES)
+        if not inflate.eof:
+            raise ValueError("it is cut off, or too long")
+        return layout_from(json.loads(text), world)
+    except (zlib.error, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        raise Corrupt(f"the layout that a rank says cannot be understood ({type(e).__name__}: {e})") from e
 
 
 def write_part(
@@ -70,9 +122,9 @@ def write_part(
     folder, header = store.staging(str(name)), contents.header(name)
     _forget(store, folder, rank)
     faults.reach("write")
-    file, digests = write(store, f"{folder}/{rank_file(rank)}", header, slices)
+    file = write(store, f"{folder}/{rank_file(rank)}", header, slices, contents.layout.block_bytes)
     faults.reach("written")
-    return _tell(store, folder, part_of(rank, world, contents, digests, file), read_back)
+    return _tell(store, folder, Part(rank, world, file, contents.packed), read_back)
 
 
 def write_known(
@@ -98,16 +150,13 @@ def _tell(store: Store, folder: str, part: Part, read_back: ReadBack) -> Part:
     """Reads back what was written, as far as asked for, and only then says that it is there. Each rank does that for
     its own file; rank 0 need not read what a thousand others wrote."""
     if read_back == "full":
-        path = f"{folder}/{rank_file(part.rank)}"
-        slices = sorted(
-            (s.at, math.prod(s.shape) * entry.item_bytes, tensor, s.xxh3_128)
-            for tensor, entry in part.tensors.items()
-            for s in entry.slices
-        )
-        digests = digests_of(store, path, [(at, count) for at, count, _, _ in slices])
-        for (_, _, tensor, written), digest in zip(slices, digests, strict=True):
+        path, file = f"{folder}/{rank_file(part.rank)}", part.file
+        blocks = list(file.blocks())
+        digests = digests_of(store, path, [(at, count) for at, count, _ in blocks])
+        for (at, count, written), digest in zip(blocks, digests, strict=True):
             if digest != written:
-                raise Corrupt(f"what was read back of '{tensor}' is not what was written to {store.where}/{path}")
+                where = f"{store.where}/{path}"
+                raise Corrupt(f"what was read back of bytes {at} to {at + count} is not what was written to {where}")
     faults.reach("read-back")
     store.put(f"{folder}/{part_file(part.rank)}", encode_part(part))
     faults.reach("part")
@@ -121,26 +170,11 @@ def tell_rank_0(store: Store, name: Name, rank: int, words: str) -> None:
         store.put(f"{store.staging(str(name))}/{failed_file(rank)}", words.encode())
 
 
-def part_of(rank: int, world: int, contents: Contents, digests: Sequence[str], file: File) -> Part:
-    """What a file that was written, or that lies in memory, is of the whole."""
-    return Part(rank, world, file, _tables(contents, rank_file(rank), file.header_bytes, digests))
-
-
 def encode_part(part: Part) -> bytes:
-    head = json.dumps(asdict(part), separators=(",", ":")).encode().removesuffix(b"}")
+    about = {"rank": part.rank, "world": part.world, "file": file_fields(part.file), "layout": part.packed}
+    sizes = {"block_bytes": part.layout.block_bytes}
+    head = json.dumps(about | sizes, separators=(",", ":")).encode().removesuffix(b"}")
     return head + seal(head)
-
-
-def encode_contents(contents: Contents) -> str:
-    """For the process that writes: the entries have no slices yet."""
-    return json.dumps(asdict(contents), separators=(",", ":"))
-
-
-def decode_contents(text: str) -> Contents:
-    fields = json.loads(text)
-    entries = {name: entry_of(entry) for name, entry in fields["entries"].items()}
-    pieces = [Piece(p["tensor"], tuple(p["offset"]), tuple(p["shape"])) for p in fields["pieces"]]
-    return Contents(entries, tuple(pieces))
 
 
 def decode_part(data: bytes) -> Part:
@@ -148,10 +182,21 @@ def decode_part(data: bytes) -> Part:
         raise Corrupt("what a rank said of its file is damaged (its checksum does not match)")
     try:
         fields = json.loads(data)
-        tensors = {name: entry_of(entry) for name, entry in fields["tensors"].items()}
-        return Part(fields["rank"], fields["world"], File(**fields["file"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        block_bytes = int(fields["block_bytes"])
+        if block_bytes < 1:
+            raise ValueError(f"blocks of {block_bytes} bytes")
+        return Part(int(fields["rank"]), int(fields["world"]), file_from(fields["file"], block_bytes), fields["layout"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+
+
+def encode_contents(contents: Contents) -> dict[str, object]:
+    """For the process that writes."""
+    return {"layout": contents.packed, "rank": contents.rank}
+
+
+def decode_contents(fields: dict[str, Any], world: int) -> Contents:
+    return Contents(unpack(fields["layout"], world), int(fields["rank"]))
 
 
 def _is_there(store: Store, name: Name, rank: int, part: Callable[[], Part]) -> bool:
@@ -168,12 +213,3 @@ def _forget(store: Store, folder: str, rank: int) -> None:
     """What an earlier try said of its file is not true of the next one."""
     for said in {part_file(rank), failed_file(rank)} & set(store.list(folder)):
         store.remove(f"{folder}/{said}")
-
-
-def _tables(contents: Contents, file: str, data_at: int, digests: Sequence[str]) -> dict[str, Entry]:
-    slices: dict[str, list[Slice]] = {name: [] for name in contents.entries}
-    at = data_at
-    for piece, item, digest in zip(contents.pieces, contents.items(), digests, strict=True):
-        slices[piece.tensor].append(Slice(file, item.key, piece.offset, piece.shape, at, digest))
-        at += item.bytes
-    return {name: replace(entry, slices=tuple(slices[name])) for name, entry in contents.entries.items()}

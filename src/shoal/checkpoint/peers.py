@@ -43,15 +43,19 @@ def from_rank_0(number: int) -> int:
 
 def text_from_rank_0(text: str) -> str:
     """Rank 0's text, however long, on every rank."""
-    data = text.encode()
+    return bytes_from_rank_0(text.encode()).decode()
+
+
+def bytes_from_rank_0(data: bytes) -> bytes:
+    """Rank 0's bytes, however many, on every rank."""
+    rank, world = here()
     length = from_rank_0(len(data))
-    if here()[1] == 1 or not length:
-        return text if here()[1] == 1 else ""
-    mine = here()[0] == 0
-    line = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(length, dtype=torch.uint8)
-    line = line.to(_device())
+    if world == 1 or not length:
+        return data if world == 1 else b""
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if rank == 0 else torch.empty(length, dtype=torch.uint8)
+    line = mine.to(_device())
     dist.broadcast(line, src=0)
-    return bytes(line.tolist()).decode()
+    return data if rank == 0 else line.cpu().numpy().tobytes()
 
 
 def total(number: int) -> int:

@@ -16,19 +16,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import faults, ledger
+from shoal.checkpoint.blocks import Digests, file_of
 from shoal.checkpoint.find import Found, Skipped
-from shoal.checkpoint.manifest import File
 from shoal.checkpoint.memory.leaving import InMemory
 from shoal.checkpoint.names import Name, part_file, rank_file
-from shoal.checkpoint.part import Contents, Part, decode_contents, part_of, tell_rank_0, write_known
+from shoal.checkpoint.part import Contents, Part, decode_contents, tell_rank_0, write_known
 from shoal.checkpoint.publish import begun, complete, drop_unfinished, prune
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
@@ -180,7 +180,7 @@ class Persister:
             patience_s = self.setup.patience_s + SLOWER * (time.perf_counter() - began)
             _await_parts(store, name, self.setup.world, patience_s, hopeless)
         found = complete(store, name, self.setup.world, extra)
-        if self.setup.read_back_of(store) == "full":
+        if self.setup.verifies(store):
             self.known_good.setdefault(store.where, set()).add(name)
         return found
 
@@ -207,19 +207,13 @@ class Persister:
 
     # What is in memory
 
-    def _slices(self, slot: int) -> Iterator[memoryview]:
-        at, whole = self.header_bytes, memoryview(self.slots[slot])
-        for item in self.contents.items():
-            yield whole[at : at + item.bytes]
-            at += item.bytes
-
     def _take_in(self, job: Job, rests: float = 0.0) -> Part:
         """Takes the checksums of a snapshot. From then on a restart on this node finds it in memory."""
-        header = self.contents.header(Name(job.step, self.setup.term))
-        digests = [_digest(data, rests) for data in self._slices(job.slot)]
-        size = self.header_bytes + sum(item.bytes for item in self.contents.items())
-        file = File(size, self.header_bytes, xxh3_128_hexdigest(header))
-        part = part_of(self.setup.rank, self.setup.world, self.contents, digests, file)
+        header, block_bytes = self.contents.header(Name(job.step, self.setup.term)), self.contents.layout.block_bytes
+        size = self.header_bytes + self.contents.data_bytes
+        digests = _digests(memoryview(self.slots[job.slot])[self.header_bytes : size], block_bytes, rests)
+        file = file_of(size, self.header_bytes, xxh3_128_hexdigest(header), block_bytes, digests)
+        part = Part(self.setup.rank, self.setup.world, file, self.contents.packed)
         self.memory.keep(Name(job.step, self.setup.term), part, job.extra)
         return part
 
@@ -227,15 +221,15 @@ class Persister:
         self.memory.copy(Name(job.step, self.setup.term), part, job.extra, memoryview(self.slots[job.slot]))
 
 
-def _digest(data: memoryview, rests: float) -> str:
+def _digests(data: memoryview, block_bytes: int, rests: float) -> bytes:
     """Rests after each piece, so many times as long as it took."""
-    h = xxh3_128()
+    digests = Digests(block_bytes)
     for at in range(0, data.nbytes, PIECE_BYTES):
         began = time.perf_counter()
-        h.update(data[at : at + PIECE_BYTES])
+        digests.update(data[at : at + PIECE_BYTES])
         if rests:
             time.sleep(rests * (time.perf_counter() - began))
-    return h.hexdigest()
+    return digests.finish()
 
 
 def _clear(store: Store, name: Name) -> None:
@@ -277,7 +271,8 @@ def main() -> int:
     if not line:
         return 0  # the worker has died already
     first = json.loads(line)
-    persister = Persister(Setup(**first["setup"]), first["slots"], decode_contents(first["contents"]), answers)
+    setup = Setup(**first["setup"])
+    persister = Persister(setup, first["slots"], decode_contents(first["contents"], setup.world), answers)
     persister.say("ready", -1)
     for line in sys.stdin:
         persister.take(json.loads(line))

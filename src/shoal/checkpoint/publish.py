@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from shoal.checkpoint import faults, ledger
@@ -19,6 +20,7 @@ from shoal.checkpoint.find import (
     Skipped,
     check_headers,
     damage,
+    listing,
     open_checkpoint,
     published,
     quarantine,
@@ -43,7 +45,7 @@ def manifest_of(name: Name, parts: Iterable[Part], extra: dict[str, Any]) -> Man
         saved_at=round(time.time(), 3),
         extra=extra,
         files={rank_file(part.rank): part.file for part in in_order},
-        tensors=merge(part.tensors for part in in_order),
+        layout=merge((part.rank, part.layout) for part in in_order),
     )
     check(manifest)
     return manifest
@@ -58,20 +60,22 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Fou
     folder = store.staging(str(name))
     found = begun(store, name)
     if found is not None and found.folder == str(name):
-        _note(store, name)
+        _note(Found(store, name, found.manifest))
         return Found(store, name, found.manifest)
     manifest = found.manifest if found else _put_together(store, name, world, extra)
     ledger.check_term(store, name.term)
     if found is None:
         faults.reach("before-manifest")
-        store.put(f"{folder}/{MANIFEST}", encode(manifest))
+        manifest = replace(manifest, data=encode(manifest))
+        store.put(f"{folder}/{MANIFEST}", manifest.data)
     faults.reach("before-publish")
     with contextlib.suppress(OSError, TransientError):  # in a bucket it is published already
         at_once(store, lambda rank: store.remove(f"{folder}/{part_file(rank)}"), range(world))
     store.publish(str(name))
     faults.reach("published")
-    _note(store, name)
-    return Found(store, name, manifest)
+    found = Found(store, name, manifest)
+    _note(found)
+    return found
 
 
 def begun(store: Store, name: Name) -> Found | None:
@@ -110,16 +114,13 @@ def prune(
     store.sweep()
     listed = published(store)
     _drop_unfinished(store, listed, None if term is None else Name(-1, term))
-    good = {one.name: found for one in listed if (found := _good(one))}
-    for one in listed:
-        if one.name in good and not one.recorded:  # its writer died in between, or the entry was lost
-            _note(store, one.name)
+    good = {one.name: summary for one in listed if (summary := _good(one))}
     known_good = set() if known_good is None else known_good
-    for bad in _newer_than_a_whole_one(good, known_good):
+    for bad in _newer_than_a_whole_one(store, good, known_good):
         quarantine(bad)
         on_bad(bad)
         del good[bad.name]
-    of = {Candidate(name.step, name.term, _metric(found)): name for name, found in good.items()}
+    of = {Candidate(name.step, name.term, summary.eval_loss): name for name, summary in good.items()}
     go = deletable(of, keep, keep_every, keep_best, verified=lambda c: of[c] in known_good)
     stay = good.keys() - {of[c] for c in go}
     # Bad ones and those of writers that were fenced go when all that are kept are newer.
@@ -146,10 +147,18 @@ def _part(store: Store, folder: str, rank: int, world: int) -> Part:
     return part
 
 
-def _note(store: Store, name: Name) -> None:
+def _note(found: Found) -> ledger.Summary:
     """The checkpoint is there with or without its entry; what fails here is made good by the next `prune`."""
+    loss = found.extra.get("eval_loss")
+    summary = ledger.Summary(
+        world=found.manifest.world,
+        bytes=found.bytes,
+        manifest_bytes=len(found.manifest.data),
+        eval_loss=float(loss) if isinstance(loss, int | float) else None,
+    )
     with contextlib.suppress(OSError, TransientError, SetupError):
-        ledger.note_published(store, name)
+        ledger.note_published(found.store, found.name, summary)
+    return summary
 
 
 def _put_together(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Manifest:
@@ -173,28 +182,37 @@ def _drop_unfinished(store: Store, listed: list[Listed], before: Name | None) ->
                 store.remove(store.staging(str(name)))
 
 
-def _good(one: Listed) -> Found | None:
+def _good(one: Listed) -> ledger.Summary | None:
+    """What is noted of a checkpoint that is there with all its bytes. Its manifest is read only where that is not so,
+    or nothing is noted: its writer died in between, the entry was lost, an older Shoal wrote it."""
     if one.quarantined or not one.on_history or not one.there:
         return None
+    summary = ledger.summary(one.store, one.name) if one.recorded else None
+    if summary is not None:
+        with listing(one.store):
+            sizes = one.store.sizes(str(one.name))
+        files = [sizes.get(rank_file(rank)) for rank in range(summary.world)]
+        there = sum(size for size in files if size is not None)
+        if None not in files and (there, sizes.get(MANIFEST)) == (summary.bytes, summary.manifest_bytes):
+            return summary
     try:
-        return open_checkpoint(one.store, one.name)
+        return _note(open_checkpoint(one.store, one.name))
     except CheckpointError:
         return None
 
 
-def _newer_than_a_whole_one(good: Mapping[Name, Found], known_good: set[Name]) -> list[Skipped]:
+def _newer_than_a_whole_one(store: Store, good: Iterable[Name], known_good: set[Name]) -> list[Skipped]:
     """Reads from the newest on until one is good to its last byte: the bad ones before it. None where all are bad."""
     bad: list[Skipped] = []
     for name in sorted(good, reverse=True):
         if name in known_good:
             return bad
-        if not (wrong := damage(good[name])):
+        try:
+            wrong = damage(open_checkpoint(store, name))
+        except Corrupt as e:
+            wrong = [str(e)]
+        if not wrong:
             known_good.add(name)
             return bad
-        bad.append(Skipped(good[name].store, name, wrong[0]))
+        bad.append(Skipped(store, name, wrong[0]))
     return []
-
-
-def _metric(found: Found) -> float | None:
-    value = found.extra.get("eval_loss")
-    return float(value) if isinstance(value, int | float) else None

@@ -28,7 +28,8 @@ from shoal.checkpoint import faults
 from shoal.checkpoint.layout import Holders, local_of
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import encode_contents
-from shoal.checkpoint.saving import PIECE_BYTES, Tensors, contents_of
+from shoal.checkpoint.rows import PIECE_BYTES
+from shoal.checkpoint.saving import Tensors, contents_of
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.slot import Slot
 from shoal.checkpoint.snapshot import Snapshots
@@ -61,13 +62,13 @@ class Saver:
     ) -> None:
         """Reserves the memory, which takes a moment: before the training and not in its midst."""
         self.setup = setup
-        contents, boxes = contents_of(tensors, holders, piece_bytes)
-        size = len(contents.header(Name(0, 0))) + sum(item.bytes for item in contents.items())
+        contents = contents_of(tensors, holders, piece_bytes)
+        size = len(contents.header(Name(0, 0))) + contents.data_bytes
         self.bytes = size
         self.in_memory = setup.memory is not None
         self.slots = self._reserve(slots, size)
         device = next((local_of(t).device for t in tensors.values()), torch.device("cpu"))
-        self._snapshots = Snapshots(contents, boxes, self.slots, device)
+        self._snapshots = Snapshots(contents, self.slots, device)
         self._contents = encode_contents(contents)
         self._filling: tuple[int, dict[str, Any]] | None = None  # (slot, order) whose copies are under way
         self._ordered: dict[int, tuple[int, dict[str, Any]]] = {}  # slot → (deaths of the persister, order)

@@ -17,28 +17,26 @@ from typing import Any
 import torch
 
 from shoal.checkpoint import peers
+from shoal.checkpoint.blocks import BLOCK_BYTES
 from shoal.checkpoint.find import Root
 from shoal.checkpoint.layout import (
-    Held,
     Holders,
     bytes_of,
     dtype_of,
+    grids_of,
     held_boxes,
     local_of,
-    mine_to_write,
-    pieces,
     view_of,
 )
 from shoal.checkpoint.ledger import Fenced
-from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.names import MANIFEST, Name
-from shoal.checkpoint.part import Contents, Piece, ReadBack, write_part
+from shoal.checkpoint.part import Contents, ReadBack, write_part
 from shoal.checkpoint.publish import complete
+from shoal.checkpoint.rows import PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import Store, store_of
 from shoal.checkpoint.words import not_saved, words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
-PIECE_BYTES = 64 << 20
 _FENCED, _FAILED = "fenced", "failed"  # the first word of what travels between ranks: which error all of them raise
 Tensors = Mapping[str, torch.Tensor]
 
@@ -65,6 +63,7 @@ def save(
     holders: Holders | None = None,
     piece_bytes: int = PIECE_BYTES,
     read_back: ReadBack = "headers",
+    block_bytes: int = BLOCK_BYTES,
 ) -> Saved:
     """Collective. `tensors` are plain ones, equal wherever they are, or DTensors; `extra` is JSON (rank 0's counts).
 
@@ -81,8 +80,8 @@ def save(
     written: list[int] = []
 
     def write_mine() -> None:
-        contents, boxes = contents_of(tensors, holders, piece_bytes)
-        slices = _slices(tensors, contents, boxes)
+        contents = contents_of(tensors, holders, piece_bytes, block_bytes)
+        slices = _slices(tensors, contents)
         written.append(write_part(store, name, rank, world, contents, slices, read_back).file.bytes)
 
     try:
@@ -97,25 +96,24 @@ def save(
 
 
 def contents_of(
-    tensors: Tensors, holders: Holders | None = None, piece_bytes: int = PIECE_BYTES
-) -> tuple[Contents, list[Held]]:
-    """What this rank writes, and where each piece of it lies in the rank's own tensors."""
-    entries = {n: Entry(dtype_of(n, t), tuple(t.shape), ()) for n, t in tensors.items()}
-    mine = mine_to_write(tensors, holders)
-    held = [
-        (n, piece)
-        for n in sorted(mine, key=lambda n: (-entries[n].item_bytes, n))  # widest first: all aligned
-        for box in held_boxes(n, tensors[n])
-        for piece in pieces(box, entries[n].item_bytes, piece_bytes)
-    ]
-    listed = tuple(Piece(n, piece.offset, piece.shape) for n, piece in held)
-    return Contents(entries, listed), [piece for _, piece in held]
+    tensors: Tensors,
+    holders: Holders | None = None,
+    piece_bytes: int = PIECE_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+) -> Contents:
+    """What this rank writes, and what it knows of what the others write."""
+    grids = grids_of(tensors, holders)
+    entries = {n: Entry(dtype_of(n, t), tuple(t.shape), grids[n]) for n, t in sorted(tensors.items())}
+    contents = Contents(Layout(entries, piece_bytes, block_bytes), peers.here()[0])
+    for name in contents.layout.names_of(contents.rank):
+        held_boxes(name, tensors[name])  # refuses what is cut in a way that is not known here
+    return contents
 
 
-def _slices(tensors: Tensors, contents: Contents, boxes: list[Held]) -> Iterator[memoryview]:
+def _slices(tensors: Tensors, contents: Contents) -> Iterator[memoryview]:
     """One at a time: a slice is copied from its device when its turn has come."""
-    for piece, box in zip(contents.pieces, boxes, strict=True):
-        yield bytes_of(view_of(local_of(tensors[piece.tensor]), box.start, box.shape).contiguous().cpu())
+    for piece in contents.pieces:
+        yield bytes_of(view_of(local_of(tensors[piece.tensor]), piece.start, piece.shape).contiguous().cpu())
 
 
 def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:

@@ -30,3 +30,7 @@ class Setup:
         if self.read_back == "auto":
             return "full" if isinstance(store, Folder) else "headers"
         return "full" if self.read_back == "full" else "headers"
+
+    def verifies(self, store: Store) -> bool:
+        """Whether a save that is published there is good to its last byte: read back, or compared by the store."""
+        return self.read_back_of(store) == "full" or store.compares

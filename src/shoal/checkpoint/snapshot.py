@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from shoal.checkpoint.layout import TORCH_DTYPES, Held, local_of, view_of
+from shoal.checkpoint.layout import TORCH_DTYPES, local_of, view_of
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import Contents
 from shoal.checkpoint.slot import Slot
@@ -24,8 +24,8 @@ Tensors = Mapping[str, torch.Tensor]
 class Snapshots:
     """Fills slots with the state of this rank."""
 
-    def __init__(self, contents: Contents, boxes: list[Held], slots: list[Slot], device: torch.device) -> None:
-        self.contents, self.boxes, self.slots = contents, boxes, slots
+    def __init__(self, contents: Contents, slots: list[Slot], device: torch.device) -> None:
+        self.contents, self.slots = contents, slots
         self._places = [_places(contents, slot) for slot in slots]
         self._thread = ThreadPoolExecutor(1, "shoal-snapshot")
         self._filled: Future[None] | None = None
@@ -77,8 +77,7 @@ class Snapshots:
         header = self.contents.header(name)
         self.slots[index].map[: len(header)] = header
         locals_ = {name: local_of(tensors[name]) for name in {piece.tensor for piece in self.contents.pieces}}
-        boxes = zip(self.contents.pieces, self.boxes, strict=True)
-        sources = [view_of(locals_[piece.tensor], box.start, box.shape) for piece, box in boxes]
+        sources = [view_of(locals_[piece.tensor], piece.start, piece.shape) for piece in self.contents.pieces]
         # One call for all: a loop here would ask for the interpreter's lock at each tensor, which training needs too.
         with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
             if sources:
@@ -93,8 +92,8 @@ def _places(contents: Contents, slot: Slot) -> list[torch.Tensor]:
     whole = torch.frombuffer(slot.map, dtype=torch.uint8)
     at = len(contents.header(Name(0, 0)))
     places = []
-    for piece, item in zip(contents.pieces, contents.items(), strict=True):
-        dtype = TORCH_DTYPES[contents.entries[piece.tensor].dtype]
+    for piece, item in zip(contents.pieces, contents.items, strict=True):
+        dtype = TORCH_DTYPES[contents.layout.tensors[piece.tensor].dtype]
         places.append(whole[at : at + item.bytes].view(dtype).view(piece.shape))
         at += item.bytes
     return places

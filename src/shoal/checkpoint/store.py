@@ -34,8 +34,17 @@ class Store(Protocol):
         """How many reads at a time are worth while."""
         ...
 
+    @property
+    def compares(self) -> bool:
+        """Whether it has compared what it took in with a checksum of what was sent: then nobody need read it back."""
+        ...
+
     def list(self, folder: str = "") -> list[str]:
         """The names directly in a folder; none where there is no such folder."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The names and bytes of the files directly in a folder, by one listing; none where there is no such folder."""
         ...
 
     def size(self, name: str) -> int: ...
@@ -71,6 +80,7 @@ class Folder:
     """A folder on a disk; all ranks must see the same one."""
 
     readers = 4
+    compares = False
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -90,6 +100,13 @@ class Folder:
             return os.listdir(self.root / folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def size(self, name: str) -> int:
         return os.stat(self.root / name).st_size

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from shoal.checkpoint import ledger
+from shoal.checkpoint.blocks import Digests
+from shoal.checkpoint.faulty import Corrupt
 from shoal.checkpoint.files import CHUNK_BYTES
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.names import Name, rank_file
@@ -123,7 +127,7 @@ class Uploads:
         store, rank, tried = self._store, upload.part.rank, time.perf_counter()
         if rank == 0:
             drop_unfinished(store, upload.name)
-        write_known(store, upload.name, rank, chunks_of(upload.file), lambda: upload.part)
+        write_known(store, upload.name, rank, as_written(upload), lambda: upload.part)
         if rank > 0:
             self._say("sent", upload.name.step)
             return
@@ -131,6 +135,20 @@ class Uploads:
         seconds = time.perf_counter() - began
         self._say("uploaded", upload.name.step, bytes=found.bytes, seconds=seconds, where=store.where)
         self._prune(store)
+
+
+def as_written(upload: Upload) -> Iterator[memoryview]:
+    """The file on its way. What the disk gives back is compared with the checksums of what was written to it, and the
+    store compares what arrives: then what is there is good to its last byte, and need not be read back."""
+    file, data, at = upload.part.file, memoryview(upload.file), 0
+    digests = Digests(upload.part.layout.block_bytes)
+    well = xxh3_128_hexdigest(data[: file.header_bytes]) == file.header_xxh3_128
+    for chunk in chunks_of(upload.file):
+        digests.update(chunk[max(0, file.header_bytes - at) :])
+        at += chunk.nbytes
+        yield chunk
+    if not well or digests.finish() != file.digests:
+        raise Corrupt(f"{rank_file(upload.part.rank)} of {upload.name} is on the disk no more as it was written to it")
 
 
 def chunks_of(file: mmap.mmap) -> Iterator[memoryview]:

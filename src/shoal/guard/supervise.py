@@ -15,6 +15,8 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.checkpoint.memory.give_back import give_back_saved
+from shoal.checkpoint.store import Folder
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
@@ -41,6 +43,7 @@ from shoal.track.rundir import RunDir
 
 MIRROR_WAIT_S = 20.0  # after a finished run; a stopped one waits less, since a scheduler is counting
 MIRROR_WAIT_STOPPED_S = 5.0
+MEMORY_WAIT_S = 2.0  # for a persister that ends after its worker
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def supervise(
         session.console.close()
         stops = len(signals.stops)  # before it is told that the run has ended: a Ctrl-C from then on is about the wait
         session.close(end)
+        session.give_back_memory()
         session.console.summary(end.status, end.reason, session.history)
         if mirror:
             patience = MIRROR_WAIT_STOPPED_S if end.status == "stopped" else MIRROR_WAIT_S
@@ -187,6 +191,13 @@ class Session:
     def close(self, end: End) -> None:
         self._note("close", session=self.number, status=end.status, exit_code=end.exit_code, reason=end.reason)
         self.history.refresh()
+
+    def give_back_memory(self) -> None:
+        """What killed workers have left in this machine's memory and the disk has as well. On several nodes the job's
+        own end does that, and workers that end in order have done it."""
+        if isinstance(self.crew, Alone) and self.run.checkpoint.local and self.run.fleet.islands == 1:
+            with suppress(OSError, ShoalError):  # the run is over, and said what there was to say
+                give_back_saved(self.run_dir.path, Folder(self.run_dir.checkpoints), MEMORY_WAIT_S)
 
     def leave(self) -> None:
         """Its last act: until here it has cost its machine, for after `close` the tracking mirror is waited for."""

@@ -129,7 +129,7 @@ class AtOnce:
             self._events.append(Event("saved" if store is first else "uploaded", step, about))
             if setup.rank == 0:
                 known_good = self._known_good[store.where]
-                if setup.read_back_of(store) == "full":
+                if setup.verifies(store):
                     known_good.add(saved.name)
                 with contextlib.suppress(OSError, ShoalError):  # one too many is no reason to end a run
                     prune(store, setup.keep, setup.keep_every, setup.keep_best, setup.term, known_good, self._bad)

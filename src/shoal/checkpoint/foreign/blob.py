@@ -18,8 +18,9 @@ import torch
 
 from shoal.checkpoint.foreign import inert
 from shoal.checkpoint.foreign.inert import Global, Made, Persistent, Refused
+from shoal.checkpoint.grids import Dims
 from shoal.checkpoint.layout import DTYPES, TORCH_DTYPES
-from shoal.checkpoint.manifest import ITEM_BYTES, Dims
+from shoal.checkpoint.rows import ITEM_BYTES
 
 # ("torch", "float32") → "F32", and the same for the classes that torch names the bytes of a tensor by
 DTYPE_NAMES = {("torch", str(dtype).removeprefix("torch.")): name for dtype, name in DTYPES.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +17,16 @@ from typing import Any
 from shoal.checkpoint.find import Root, published
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
 from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
-from shoal.checkpoint.foreign.incoming import PIECE_BYTES, Incoming, of_checkpoint, of_dcp, of_safetensors
+from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
 from shoal.checkpoint.foreign.shapes import model_of, model_of_config
 from shoal.checkpoint.foreign.start_from import check_fits
-from shoal.checkpoint.layout import Held, bytes_of, pieces, view_of
+from shoal.checkpoint.grids import Dims, alone
+from shoal.checkpoint.layout import bytes_of
 from shoal.checkpoint.locate import place_of
-from shoal.checkpoint.manifest import Entry
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.part import Contents, Piece, write_part
+from shoal.checkpoint.part import Contents, write_part
 from shoal.checkpoint.publish import complete
+from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import store_of
 from shoal.errors import CheckpointError, UsageError
 from shoal.spec.model import Model
@@ -102,10 +103,10 @@ def bring_in(
     if model is not None:
         extra["spec"] = {"model": model.model_dump(mode="json")}
     name = Name(step, 0)
-    contents, plan = _contents(tensors)
+    contents, boxes = _contents(tensors)
     try:
         store.remove(store.staging(str(name)))  # what a try before has left
-        part = write_part(store, name, 0, 1, contents, _slices(tensors, plan, on_bytes))
+        part = write_part(store, name, 0, 1, contents, _slices(contents, boxes, on_bytes))
         found = complete(store, name, 1, extra)
     except BaseException:
         store.remove(store.staging(str(name)))
@@ -117,7 +118,7 @@ def bring_in(
 
 def size_of(source: Source) -> int:
     """Bytes to be read, about, for a progress bar."""
-    return sum(math.prod(t.shape) * Entry(t.dtype, t.shape, ()).item_bytes for t in source.tensors.values())
+    return sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in source.tensors.values())
 
 
 def _of_dcp(dcp: Dcp) -> Source:
@@ -161,24 +162,38 @@ def _weights(tensors: Mapping[str, Incoming]) -> dict[str, tuple[int, ...]]:
     return {n.removeprefix("model."): t.shape for n, t in tensors.items() if n.startswith("model.")}
 
 
-def _contents(tensors: Mapping[str, Incoming]) -> tuple[Contents, list[tuple[str, int, list[Held]]]]:
-    """What will be written, and in which order: (tensor, which box of it, the pieces of that box)."""
-    entries = {name: Entry(t.dtype, t.shape, ()) for name, t in tensors.items()}
-    plan = []
-    for name in sorted(tensors, key=lambda n: (-entries[n].item_bytes, n)):  # widest first: all aligned
-        for i, box in enumerate(tensors[name].boxes):
-            held = Held(box.offset, box.shape, (0,) * len(box.shape))
-            plan.append((name, i, list(pieces(held, entries[name].item_bytes, PIECE_BYTES))))
-    listed = tuple(Piece(name, p.offset, p.shape) for name, _, of_box in plan for p in of_box)
-    return Contents(entries, listed), plan
+def _contents(tensors: Mapping[str, Incoming]) -> tuple[Contents, dict[str, list[Box]]]:
+    """What will be written, and the boxes in which each tensor comes, in the order of the file.
+
+    Rows that follow each other are the whole tensor, byte for byte, however they were cut: only other boxes are listed.
+    """
+    entries, boxes = {}, {}
+    for name, tensor in sorted(tensors.items()):
+        boxes[name] = sorted(tensor.boxes, key=lambda box: box.offset)
+        listed = None if _are_rows(tensor.shape, boxes[name]) else tuple((b.offset, b.shape) for b in boxes[name])
+        entries[name] = Entry(tensor.dtype, tensor.shape, alone(0), listed)
+    return Contents(Layout(entries), 0), boxes
+
+
+def _are_rows(shape: Dims, boxes: Sequence[Box]) -> bool:
+    """Whether boxes, one after the other, are the tensor in the order of its bytes."""
+    if not shape:
+        return len(boxes) == 1
+    rows = 0
+    for box in boxes:
+        if box.offset != (rows, *(0 for _ in shape[1:])) or box.shape[1:] != shape[1:]:
+            return False
+        rows += box.shape[0]
+    return rows == shape[0] or not math.prod(shape)
 
 
 def _slices(
-    tensors: Mapping[str, Incoming], plan: list[tuple[str, int, list[Held]]], on_bytes: Callable[[int], None]
+    contents: Contents, boxes: Mapping[str, Sequence[Box]], on_bytes: Callable[[int], None]
 ) -> Iterator[memoryview]:
-    for name, i, of_box in plan:
-        box = tensors[name].boxes[i].read()
-        for piece in of_box:
-            data = bytes_of(view_of(box, piece.start, piece.shape).contiguous())
-            on_bytes(data.nbytes)
-            yield data
+    for name in contents.layout.names_of(0):
+        for box in boxes[name]:
+            data = bytes_of(box.read().contiguous())
+            for at in range(0, data.nbytes, PIECE_BYTES):
+                piece = data[at : at + PIECE_BYTES]
+                on_bytes(piece.nbytes)
+                yield piece

@@ -20,8 +20,8 @@ import torch
 from shoal.checkpoint.foreign import inert
 from shoal.checkpoint.foreign.blob import DTYPE_NAMES, Blob, dims, whole
 from shoal.checkpoint.foreign.inert import Made, Refused
+from shoal.checkpoint.grids import Dims, tiles
 from shoal.checkpoint.layout import DTYPES
-from shoal.checkpoint.manifest import Dims, tiles
 from shoal.errors import CheckpointError
 
 METADATA = ".metadata"

@@ -16,10 +16,9 @@ import torch
 from shoal.checkpoint.boxes import read_slice
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.foreign.dcp import Dcp
-from shoal.checkpoint.layout import TORCH_DTYPES, Held, pieces, view_of
-from shoal.checkpoint.manifest import Dims, intersect
-
-PIECE_BYTES = 64 << 20
+from shoal.checkpoint.grids import Dims, Held, intersect, pieces
+from shoal.checkpoint.layout import TORCH_DTYPES, view_of
+from shoal.checkpoint.rows import PIECE_BYTES
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,9 @@ def of_checkpoint(found: Found) -> dict[str, Incoming]:
         name: Incoming(
             entry.dtype,
             entry.shape,
-            tuple(Box(s.offset, s.shape, partial(read_slice, found, name, s)) for s in entry.slices),
+            tuple(
+                Box(s.offset, s.shape, partial(read_slice, found, name, s)) for s in found.manifest.rows.slices(name)
+            ),
         )
         for name, entry in found.manifest.tensors.items()
     }

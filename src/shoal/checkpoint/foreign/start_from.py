@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from shoal.checkpoint import peers
 from shoal.checkpoint.boxes import read_box
-from shoal.checkpoint.find import Found, open_checkpoint
-from shoal.checkpoint.locate import place_of
-from shoal.checkpoint.manifest import Dims
+from shoal.checkpoint.find import Found
+from shoal.checkpoint.grids import Dims
+from shoal.checkpoint.loading import sent_by_rank_0
+from shoal.checkpoint.locate import MEMORY, Place, place_of
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, DataError, ShoalError
@@ -39,18 +40,19 @@ def load_weights(model: nn.Module | Sequence[nn.Module], where: str | os.PathLik
     words = None
     found: Found | None = None
     try:
-        found, _ = place_of(str(where), Path.cwd()).take(lambda found: found, lambda words: None)
-        check_fits(
-            {n.removeprefix(_PREFIX): e.shape for n, e in found.manifest.tensors.items() if n.startswith(_PREFIX)},
-            stretches[0].shape,  # type: ignore[arg-type]  # a Decoder's
-            found.where,
-        )
+        place = place_of(str(where), Path.cwd())
+        if peers.here()[0] == 0:  # the others need not open it, nor look at the headers of all its files
+            found, _ = place.without(MEMORY).take(lambda found: found, lambda words: None)
+            check_fits(
+                {n.removeprefix(_PREFIX): e.shape for n, e in found.manifest.tensors.items() if n.startswith(_PREFIX)},
+                stretches[0].shape,  # type: ignore[arg-type]  # a Decoder's
+                found.where,
+            )
     except Exception as e:
         words = words_of(e)
     _all_well(words)
-    assert found is not None
     try:
-        found = _of_rank_0(found)
+        found = _of_rank_0(place, found)
         for stretch in stretches:
             _fill(stretch, found)
     except ShoalError as e:
@@ -109,7 +111,21 @@ def _all_well(words: str | None) -> None:
         raise CheckpointError(failed[1])
 
 
-def _of_rank_0(found: Found) -> Found:
+def _of_rank_0(place: Place, found: Found | None) -> Found:
     """What rank 0 has found is what all take: a run that is still saving may have published another one meanwhile."""
-    name = Name(peers.from_rank_0(found.name.step), peers.from_rank_0(found.name.term))
-    return found if name == found.name else open_checkpoint(found.store, name)
+    tier = peers.text_from_rank_0("" if found is None else place.tier_of(found.store))
+    folder = peers.text_from_rank_0("" if found is None else found.folder)
+    step = peers.from_rank_0(0 if found is None else found.name.step)
+    term = peers.from_rank_0(0 if found is None else found.name.term)
+    sent = peers.bytes_from_rank_0(b"" if found is None else found.manifest.data)
+    if found is not None:
+        return found
+    store = next((each.store for each in place.tiers if each.name == tier), None)
+    if store is None:
+        raise CheckpointError(f"{place.label} has no checkpoints here ({tier}), and has some on rank 0.")
+    try:
+        return sent_by_rank_0(store, Name(step, term), sent, folder)
+    except OSError as e:
+        raise CheckpointError(
+            f"{store.where} has no such checkpoint here as rank 0 sees ({words_of(e)}): do all nodes share this folder?"
+        ) from e

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import mmap
 import os
 import secrets
@@ -25,7 +24,7 @@ from shoal import wire
 from shoal.checkpoint.manifest import Corrupt
 from shoal.checkpoint.memory.generations import COPIES, EXTRA, drop_copies, kept_in, put, read_extra, retire, room_bytes
 from shoal.checkpoint.names import Name, part_file, rank_file
-from shoal.checkpoint.part import Part, decode_part
+from shoal.checkpoint.part import decode_part
 
 MOST_TABLE_BYTES = 1 << 28  # of a part, and of `extra`
 _ARRIVING, _SPARE = ".in-", ".spare-"
@@ -144,19 +143,17 @@ class Intake:
 
 
 def _stretches(table: bytes, extra: bytes, rank: int, world: int, size: int) -> list[tuple[int, int, str]]:
-    """(at, bytes, checksum) of the header and of all slices, which together are the file; else `Unfit`."""
+    """(at, bytes, checksum) of the header and of all blocks, which together are the file; else `Unfit`."""
     try:
         part = decode_part(table)
         if extra:
             read_extra(extra)
-        stretches = [(0, part.file.header_bytes, part.file.header_xxh3_128), *_slices(part)]
-        ends = [0]
-        for at, count, _ in stretches:
-            if at != ends[-1] or count <= 0:
-                raise Corrupt("its slices do not follow each other")
-            ends.append(at + count)
-        if (part.rank, part.world, part.file.bytes, ends[-1]) != (rank, world, size, size):
+        written = sum(part.layout.bytes_of(each, rank) for each in part.layout.names_of(rank))
+        if (part.rank, part.world, part.file.bytes) != (rank, world, size):
             raise Corrupt("it is not that of the file")
+        if part.file.header_bytes + written != size:
+            raise Corrupt("its tensors do not fill the file")
+        stretches = [(0, part.file.header_bytes, part.file.header_xxh3_128), *part.file.blocks()]
     except (Corrupt, KeyError, TypeError, ValueError, AttributeError) as e:
         raise Unfit(f"the part of rank {rank} cannot be used: {e}") from e
     return stretches
@@ -168,11 +165,3 @@ def _populate(pages: mmap.mmap, at: int, count: int) -> None:
     for start in range(begin, at + count, _AT_ONCE_BYTES):
         with contextlib.suppress(OSError):
             pages.madvise(_POPULATE_WRITE, start, min(_AT_ONCE_BYTES, at + count - start))
-
-
-def _slices(part: Part) -> list[tuple[int, int, str]]:
-    return sorted(
-        (s.at, math.prod(s.shape) * entry.item_bytes, s.xxh3_128)
-        for entry in part.tensors.values()
-        for s in entry.slices
-    )

@@ -49,7 +49,7 @@ class Tier:
         """To restore from; the connections to the other nodes are closed afterwards."""
         others = [Peer(address, self.token) for node, address in self.addresses.items() if node != self.node]
         try:
-            yield Memory.tiers(self.folder, others, durable)
+            yield Memory.tiers(self.folder, others, durable, self.addresses.get(self.node, ""))
         finally:
             for peer in others:
                 peer.close()

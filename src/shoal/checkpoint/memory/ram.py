@@ -77,7 +77,7 @@ def sweep(mine: Path, older_than_s: float = ABANDONED_S) -> list[Path]:
     gone = []
     for folder in others:
         with contextlib.suppress(OSError):  # another start sweeps at the same time
-            if time.time() - _changed_at(folder) > older_than_s and _remove_if_unused(folder):
+            if time.time() - _changed_at(folder) > older_than_s and remove_if_unused(folder):
                 gone.append(folder)
     return gone
 
@@ -87,7 +87,7 @@ def forget(folder: Path) -> None:
     _remove(folder)
     for other in folder.parent.glob("node-*"):  # of an earlier start, under another number
         with contextlib.suppress(FileNotFoundError):
-            _remove_if_unused(other)
+            remove_if_unused(other)
 
 
 def _remove(folder: Path) -> None:
@@ -110,7 +110,8 @@ def unused(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _remove_if_unused(folder: Path) -> bool:
+def remove_if_unused(folder: Path) -> bool:
+    """Whether nobody used it; then it is gone."""
     with unused(folder) as nobody:
         if nobody:
             _remove(folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,17 +65,27 @@ class Memory:
     """
 
     readers = 4
+    compares = False
 
-    def __init__(self, folder: Path, peers: Sequence[Source], durable: Sequence[Store], second: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        peers: Sequence[Source],
+        durable: Sequence[Store],
+        second: bool = False,
+        address: str = "",
+    ) -> None:
+        """`address` is that of this node's own keeper, by which the other nodes know it."""
         self._sources: list[Source] = [Here(folder), *peers]
+        self._addresses = [address, *(getattr(peer, "address", "") for peer in peers)]
         self._durable = durable
         self._second = second
         self._seen: dict[Name, _Spread] = {}
 
     @classmethod
-    def tiers(cls, folder: Path, peers: Sequence[Source], durable: Sequence[Store]) -> list[Memory]:
+    def tiers(cls, folder: Path, peers: Sequence[Source], durable: Sequence[Store], address: str = "") -> list[Memory]:
         """Twice: the second reads the other copy of everything, should one be damaged."""
-        return [cls(folder, peers, durable), cls(folder, peers, durable, second=True)]
+        return [cls(folder, peers, durable, second, address) for second in (False, True)]
 
     @property
     def where(self) -> str:
@@ -89,6 +100,13 @@ class Memory:
         self._look()
         terms = {claim.term for store in self._durable for claim in ledger.read(store).claims}
         return [str(name) for name in self._seen if name.term in terms and self._whole(name)]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        try:
+            _, spread = self._spread(folder)
+        except FileNotFoundError:
+            return {}
+        return {rank_file(rank): size for rank, size in spread.bytes.items()}
 
     def size(self, name: str) -> int:
         _, spread, rank = self._file(name)
@@ -122,6 +140,39 @@ class Memory:
 
     def sweep(self) -> None:
         raise _read_only()
+
+    # Between ranks
+
+    def tell(self, name: Name) -> str:
+        """Who has what of a checkpoint, for `hear` on another rank: one rank asks the keepers, not each of a thousand
+        ranks each of a hundred keepers. Nothing where a node has no address."""
+        if len(self._addresses) > 1 and "" in self._addresses:
+            return ""
+        spread = self._seen[name]
+        where = {source: i for i, source in enumerate(self._sources)}
+        ranks = [(rank, spread.bytes[rank], [where[s] for s in sources]) for rank, sources in spread.ranks.items()]
+        return json.dumps({"addresses": self._addresses, "ranks": ranks})
+
+    def hear(self, name: Name, said: str) -> None:
+        """What `tell` said on rank 0; where it said nothing, this rank looks by itself. FileNotFoundError where
+        something is out of this node's reach."""
+        if not said:
+            self._look()
+            if name not in self._seen or not self._whole(name):
+                raise FileNotFoundError(errno.ENOENT, "it is in memory no more", str(name))
+            return
+        fields = json.loads(said)
+        mine = dict(zip(self._addresses, self._sources, strict=True))
+        sources = [mine.get(address) for address in fields["addresses"]]
+        spread = _Spread({}, {}, [])
+        for rank, size, holders in fields["ranks"]:
+            reached = [source for i in holders if (source := sources[i]) is not None]
+            if not reached:
+                raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node knows")
+            # Its own memory is the nearest, and has been tried when second copies are asked for.
+            reached.sort(key=lambda source: (source is self._sources[0]) == self._second)
+            spread.ranks[rank], spread.bytes[rank] = reached, size
+        self._seen[name] = spread
 
     # What there is
 

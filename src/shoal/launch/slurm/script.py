@@ -156,6 +156,8 @@ def _agent(request: Request) -> list[str]:
     command = shlex.join(request.agent("@BUNDLE@")).replace("@BUNDLE@", '"$bundle"')
     lines = ["export SHOAL_NODE=$SLURM_NODEID", "trap : USR2 TERM", command, "code=$?"]
     lines += ['[ "$SHOAL_NODE" != 0 ] || echo "$code" >"$workspace/$ended"']
+    # Nobody of this job is left on the node, however its agent has ended; the memory is the next job's.
+    lines += [f'{shlex.quote(request.python)} -m shoal.checkpoint.memory.give_back "$workspace/runs/$run"']
     if not _fewer(request):  # the first one is about to leave too, and a bad exit of ours would cut its last words off
         lines += [f'[ "$SHOAL_NODE" = 0 ] || [ "$code" = 0 ] || sleep {LAST_WORDS_S}']
     return [*lines, 'exit "$code"']
@@ -279,7 +281,7 @@ rm -f "$workspace/{folder}/$job"-*.mark "$workspace/{folder}/$job"-*.ended  # of
 echo "$text" >"$workspace/$mark"
 # A signal that comes before the agent can hear it counts too.
 begin="trap 'exit 143' USR2 TERM
-$(tell bundle workspace mark text ended)
+$(tell run bundle workspace mark text ended)
 $prepare
 "
 said=$(timeout --kill-after=10 {check_s} "${{steps[@]}}" bash -c "$begin$check")
