@@ -96,7 +96,7 @@ def test_a_refused_connection_is_said_once_and_holds_back_no_other_tracker(
     address = f"http://127.0.0.1:{closed_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct-horse")
     story = make_run(workspace, mlflow=address, tensorboard=True).open().start().steps(30)
-    process = start_mirror(story.run_dir, grace_s=2.0)
+    process = start_mirror(story.run_dir, grace_s=limit(2.0))
     watch = Stopwatch()
     while not warnings(story.run_dir) and watch.quiet_s() < 60:
         time.sleep(0.1)

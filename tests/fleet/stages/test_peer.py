@@ -10,6 +10,7 @@ import pytest
 from shoal.fleet.net.api import Message, Refused
 from shoal.fleet.stages.routes import Plan
 from tests.fleet.stages.toy import Pond, alone
+from tests.patience import limit
 
 
 def weights(pond: Pond) -> list[list[float]]:
@@ -133,8 +134,8 @@ def test_more_micro_batches_go_to_the_faster_sibling() -> None:
         pond = Pond([1, 2], micro_batches=12, steps=6)
         await begun(pond)
         slow = pond.layout[1][1]
-        pond.toys[slow].before = lambda what, m: time.sleep(0.03)
-        pond.toys[pond.layout[1][0]].before = lambda what, m: time.sleep(0.01)
+        pond.toys[slow].before = lambda what, m: time.sleep(limit(0.03))  # longer than what others add to it
+        pond.toys[pond.layout[1][0]].before = lambda what, m: time.sleep(limit(0.01))
         shares = []
         peer = pond.peers[slow]
         take = peer.take
