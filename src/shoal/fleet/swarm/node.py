@@ -70,7 +70,7 @@ class Node:
         `accuse`: told of a proof that a member has lied; from then on it should not be `admitted`."""
         self.me, self.folder, self.run_spec = identity.id, folder, run
         self._identity, self.endpoint, self.event = identity, endpoint, event
-        self._admitted, self.name_of, self._pinned, self._accuse = admitted, name_of, pinned, accuse
+        self.admitted, self.name_of, self._pinned, self._accuse = admitted, name_of, pinned, accuse
         self.tasks = Tasks(event, self._broke)
         spec = run.swarm
         self.total, self.batch = run.steps * run.train.batch, max(1, run.train.batch // spec.peers)
@@ -266,7 +266,7 @@ class Node:
             if self.ended < number or not self._time_to_decide(number, took, now):
                 return None
         leaving = [p for p, h in self.decider.heard.items() if h.leaving] + [self.me] * self.leaving
-        out = [p for p in head.members if not self._admitted(p)]
+        out = [p for p in head.members if not self.admitted(p)]
         members = tuple(p for p in members if p not in out)
         return offer.next_record(
             head,
@@ -312,8 +312,11 @@ class Node:
         heard = self.decider.heard
         return [p for p in ledger.away if now - (heard[p].at if p in heard else self._started) > patience]
 
-    def objection(self, record: Record) -> str | None:
-        return self._objection(record, self.work.digests.get(record.parent), self._admitted)
+    def objection(self, record: Record, again: bool) -> str | None:
+        members = self.chain.get(record.parent).members if again else ()
+        return self._objection(
+            record, self.work.digests.get(record.parent), lambda peer: peer in members or self.admitted(peer)
+        )
 
     def _objection(self, record: Record, state: str | None, admitted: Callable[[PeerId], bool]) -> str | None:
         return offer.objection(
