@@ -115,7 +115,7 @@ class Sim:
         self.leaving: set[str] = set()
         self.gone: set[str] = set()  # put out
         self.children: dict[str, set[str]] = {}  # of a head, the records of kind round that count
-        self._decided: dict[str, set[str]] = {}
+        self._decided: dict[str, set[str]] = {}  # what counts, and which of its members know it
         for i in range(peers):
             self.add(name(i))
 
@@ -127,11 +127,11 @@ class Sim:
 
     @property
     def decided(self) -> set[str]:
-        """What counts somewhere; what only one knew that was put out went with it."""
+        """What is in the history of a member of it; what only one knew that was put out went with it."""
         return {record for record, by in self._decided.items() if by - self.gone}
 
     def count(self, new: Certified, by: str) -> None:
-        self._decided.setdefault(new.record.hash, set()).add(by)
+        self._decided.setdefault(new.record.hash, set()).update({by}.intersection(new.record.members))
         if new.record.kind == "round":
             self.children.setdefault(new.record.parent, set()).add(new.record.hash)
             assert self.liars or len(self.children[new.record.parent]) == 1, "two rounds follow one head"

@@ -183,7 +183,7 @@ class Storm:
         members = next(head.members for head in heads.values() if head.hash == tip)
         if majority(group, members):
             return True
-        return not dirty and (self.sim.rules.branches if members else len(group) >= self.sim.rules.peers)
+        return len(group) >= self.sim.rules.peers if not members else not dirty and self.sim.rules.branches
 
     def _until(self, true: Callable[[], bool], within_s: float, what: str) -> None:
         sim, began = self.sim, self.sim.now

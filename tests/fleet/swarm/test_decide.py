@@ -117,6 +117,25 @@ def test_a_record_that_too_few_have_signed_does_not_count() -> None:
         peer.chain.add(one)
 
 
+@pytest.mark.parametrize("deaf", [0, 4])
+def test_one_that_is_heard_and_hears_nothing_does_not_keep_a_swarm_from_beginning(deaf: int) -> None:
+    """Nor one that lies, and never signs."""
+    sim = Sim(5, 5, RULES)
+    sim.losses = {(other, name(deaf)): 1.0 for other in sim.disks}
+    sim.run(40)
+    others = {me: peer.chain.head for me, peer in sim.peers.items() if me != name(deaf)}
+    assert len({head.hash for head in others.values()}) <= 2
+    assert all(head.round > 2 and set(head.members) == set(others) for head in others.values())
+
+
+def test_not_all_have_to_hear_each_other_for_a_swarm_to_begin() -> None:
+    sim = Sim(5, 6, RULES)
+    for a, b in ((0, 1), (2, 3)):
+        sim.losses |= {(name(a), name(b)): 1.0, (name(b), name(a)): 1.0}
+    sim.run(60)
+    assert all(peer.chain.head.round > 2 for peer in sim.peers.values())
+
+
 # One member, told things one by one.
 
 

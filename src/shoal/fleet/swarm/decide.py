@@ -119,6 +119,7 @@ class Decider:
         self._asked = float("-inf")
         self._born = self._since = now  # since when: this decider; the head, or the term
         self._lacking: float | None = None  # most members are out of reach since then
+        self._unsigned: set[PeerId] = set()  # who has not signed what was proposed here while alone, in time
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
         self._met: float | None = None  # since then a branch is heard that can be merged with this head
         self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
@@ -267,13 +268,17 @@ class Decider:
         if self._lacking is None:
             self._lacking = now
         group = self._group(here)
-        patience = self.rules.silent_s if head.members else SAY_AGAIN_S
-        may = self._may_part(here) if head.members else len(group) >= self.rules.peers
+        if head.members:
+            may, patience = self._may_part(here), self.rules.silent_s
+        else:
+            group = self._willing(group)
+            may, patience = len(group) >= self.rules.peers, SAY_AGAIN_S
         if not may or now - self._lacking < patience:
             self.mode = "wait"
             return []
         self.mode = "branch"
         if self._proposal is not None and now - self._since > max(patience, 3.0):
+            self._unsigned |= set(self._proposal.record.members) - set(self._proposal.signatures)
             self._proposal, self._since = None, now  # somebody in it does not agree, or is gone
         if self.me not in self._may_begin(group, now) or self._proposal is not None or self._held_up(now):
             return []
@@ -283,10 +288,19 @@ class Decider:
         self._since = now
         return self._propose(record, now)
 
+    def _willing(self, group: list[PeerId]) -> list[PeerId]:
+        """Who may begin the swarm: one that is heard and never signs does not keep the others from it."""
+        willing = [p for p in group if p not in self._unsigned]
+        if len(willing) < self.rules.peers:
+            self._unsigned, willing = set(), group
+        return willing
+
     def _may_part(self, here: set[PeerId]) -> bool:
-        """By the policy, or since those who are lacking were put out: nobody can wait for them."""
+        """By the policy, or since those who are lacking never come back to this head: they were put out, or have gone
+        on from an earlier one without us (two groups can begin a swarm at once). A merge needs most of both sides."""
         members = self.chain.head.members
-        return self.rules.branches or majority(here.union(p for p in members if not self.world.admitted(p)), members)
+        lost = {p for p in members if p in self.apart or not self.world.admitted(p)}
+        return self.rules.branches or majority(here | lost, members)
 
     def _group(self, here: set[PeerId]) -> list[PeerId]:
         """Those at the same head who hear each other, members first."""
@@ -527,7 +541,7 @@ class Decider:
             return False
         if record.kind == "branch":
             alone = not majority(here, head.members) and self.mode == "branch"
-            return alone and set(record.members) <= here and peer in self._may_begin(self._group(here), now)
+            return alone and peer in self._may_begin(self._group(here), now)
         return self.acked is None or self.acked[1].hash == record.hash or term > self.acked[0]
 
     def agreed(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:
