@@ -258,3 +258,15 @@ def test_a_record_of_an_earlier_leader_may_leave_out_most_if_they_were_leaving()
     hears(sim, peer, 1, 3)
     hears(sim, peer, 0)  # it has changed its mind
     assert [out.kind for out in d.tick(sim.now) if out.kind == "ack"] == ["ack"]
+
+
+def test_one_that_is_heard_at_a_head_that_it_never_shows_is_not_waited_for() -> None:
+    sim, peer, head = member(3)
+    d, branch = peer.decider, after(head, 2, by=2, kind="branch")
+    counts = Certified(branch, 0, {name(2): signature_of(name(2), ack_text(SWARM, branch.hash, 0))})
+    for _ in range(int(RULES.stuck_s) + 4):
+        sim.now += 1.0
+        d.hear(name(0), Heard(sim.now, "a" * 64))
+        d.learn(name(2), branch.hash, [counts], sim.now)
+    assert d.here(sim.now) == {name(1)}
+    assert d.chain.head == branch, "with the other one that is left"

@@ -108,6 +108,7 @@ class Decider:
         self.me, self.chain, self.rules, self.world = me, chain, rules, world
         self.heard: dict[PeerId, Heard] = {}
         self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
+        self._strange: dict[PeerId, float] = {}  # peers at a head that is not known here, and since when
         self.terms = Terms(me, chain)
         self.acked: tuple[int, Record] | None = None  # of rounds: to a branch one may agree besides
         self._proposed: tuple[int, Record] | None = None  # by this member: one in a term, also after a restart
@@ -148,15 +149,16 @@ class Decider:
 
     def put_out(self, peer: PeerId) -> None:
         """It is not in the swarm any more: what it has said of itself is forgotten."""
-        for said in (self.heard, self.apart, self._promises, self._unmerged, self._dropped):
+        for said in (self.heard, self.apart, self._strange, self._promises, self._unmerged, self._dropped):
             said.pop(peer, None)
 
     # Who is who.
 
     def here(self, now: float) -> set[PeerId]:
-        """Whom this peer hears, itself included, on its own branch."""
-        most = self.rules.silent_s
-        return {self.me} | {p for p, h in self.heard.items() if now - h.at < most and p not in self.apart}
+        """Whom this peer hears, itself included, on its own branch. Not whoever stands, for long, at a head that it does
+        not show: nobody can wait for it."""
+        off = self.apart.keys() | {p for p, since in self._strange.items() if now - since > self.rules.stuck_s}
+        return {self.me} | {p for p, h in self.heard.items() if now - h.at < self.rules.silent_s and p not in off}
 
     def order(self) -> list[PeerId]:
         """Of the members, whoever made the head first: there is no change while all is well."""
@@ -474,8 +476,10 @@ class Decider:
         if heard.leaving:
             self._goodbyes.add(peer)
         if heard.head in self.chain:
+            self._strange.pop(peer, None)
             self.learn(peer, heard.head, (), heard.at)
             return False
+        self._strange.setdefault(peer, heard.at)
         return True
 
     def vote(self, peer: PeerId, head: str, vote: Vote, now: float) -> list[Out]:
