@@ -107,7 +107,8 @@ class Storm:
         """A leader, or anybody: perhaps in the moment in which others have agreed to what it has proposed."""
         leads = [peer.me for peer in self.sim.peers.values() if peer.decider.leader() == peer.me]
         found = leads if leads and self.rng.random() < 0.5 else sorted(self.sim.peers)
-        if found and 3 * (len(self.sim.gone) + 1) < len(self.sim.disks):
+        left = len(self.sim.disks) - len(self.sim.gone) - 1
+        if found and left >= self.sim.rules.peers and 3 * left > 2 * len(self.sim.disks):
             self.sim.put_out(self.rng.choice(found))
 
     def _heal(self) -> None:

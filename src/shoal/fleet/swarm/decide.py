@@ -155,8 +155,7 @@ class Decider:
     # Who is who.
 
     def here(self, now: float) -> set[PeerId]:
-        """Whom this peer hears, itself included, on its own branch. Not whoever stands, for long, at a head that it does
-        not show: nobody can wait for it."""
+        """Whom this peer hears, itself included, on its own branch; not one that for long has not shown where it is."""
         off = self.apart.keys() | {p for p, since in self._strange.items() if now - since > self.rules.stuck_s}
         return {self.me} | {p for p, h in self.heard.items() if now - h.at < self.rules.silent_s and p not in off}
 

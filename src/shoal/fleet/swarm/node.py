@@ -36,12 +36,14 @@ from shoal.fleet.swarm.terms import Agreed
 from shoal.fleet.swarm.training import Training
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
 
 AGREED = "agreed.json"  # what this peer has agreed to, for its next life
 CLOCK = "the clock"
 TICK_S = 0.2
 LEAVE_S = 60.0  # for the last part to count, and the others to take note that we go
 LINGER_S = 10.0  # after the end, for those who are still behind
+MOST_WORDS = 1 << 24  # of a vocabulary that only the data knows
 FORGET_S = 600.0  # a peer that was lost: its samples go to others
 
 
@@ -332,8 +334,9 @@ class Node:
 
     @property
     def most_bytes(self) -> int:
-        """Of a part: no codec needs more than the numbers themselves."""
-        params = int(self.work.status.get("params", 0)) or (1 << 40)
+        """Of a part: no codec needs more than the numbers themselves. Until a trainer has said how many there are, as
+        many as the model has with the largest vocabulary."""
+        params = int(self.work.status.get("params", 0)) or shape_of(self.run_spec.model, MOST_WORDS).params
         return 4 * params + (1 << 20)
 
     def signed(self, part: Part) -> bool:
