@@ -15,7 +15,8 @@ from shoal.fleet.swarm.chain import majority
 from shoal.fleet.swarm.record import Record
 from tests.fleet.swarm.simulator import RULES, STRAY_S, Sim, name
 
-CALM_S = 60.0  # where whoever is not in reach is silent: a few silences, a merge that fails, and a round
+CALM_S = 60.0  # where whoever is not in reach is silent: some silences, a merge that fails, and a round
+STUCK_S = 100.0  # a leader that decides nothing is borne for longer: in calm nobody has to wait for that
 HEAL_S = 180.0
 
 
@@ -25,7 +26,8 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.peers = 2 + seed % 11
         peers = min(self.peers, 1 + seed // 11 % 4)
-        self.sim = Sim(self.peers, seed, replace(RULES, peers=peers, branches=seed // 44 % 3 != 0))
+        rules = replace(RULES, stuck_s=STUCK_S, peers=peers, branches=seed // 44 % 3 != 0)
+        self.sim = Sim(self.peers, seed, rules)
         self.rng = self.sim.rng
         self.owed = 0  # how often records had to go on
 

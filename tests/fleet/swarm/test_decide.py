@@ -10,7 +10,7 @@ import pytest
 from shoal.fleet.swarm.decide import Heard
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, vote_text
 from shoal.fleet.swarm.terms import Vote
-from tests.fleet.swarm.simulator import RULES, SWARM, Peer, Sim, name, signature_of
+from tests.fleet.swarm.simulator import RULES, START, SWARM, Peer, Sim, name, signature_of
 
 
 def test_rounds_follow_each_other_and_the_first_member_may_die() -> None:
@@ -134,6 +134,19 @@ def test_not_all_have_to_hear_each_other_for_a_swarm_to_begin() -> None:
         sim.losses |= {(name(a), name(b)): 1.0, (name(b), name(a)): 1.0}
     sim.run(60)
     assert all(peer.chain.head.round > 2 for peer in sim.peers.values())
+
+
+def test_two_groups_that_began_at_once_come_together_also_where_a_half_waits() -> None:
+    """All have signed the one, and all but one of them have gone on with the other."""
+    sim = Sim(4, 9, replace(RULES, peers=3, branches=False))
+    first, *others = sim.peers
+    sim.cut({first}, set(others))
+    began = Record("branch", 1, (START.hash,), (first, *others), by=first)
+    text = ack_text(SWARM, began.hash, 0)
+    sim.peers[first].decider.adopt(Certified(began, 0, {me: signature_of(me, text) for me in sim.peers}), sim.now)
+    sim.run(15)
+    sim.heal()
+    assert began.hash in {record.hash for record in sim.peers[first].chain.past(sim.agree(60).hash)}
 
 
 # One member, told things one by one.
@@ -270,3 +283,19 @@ def test_one_that_is_heard_at_a_head_that_it_never_shows_is_not_waited_for() -> 
         d.learn(name(2), branch.hash, [counts], sim.now)
     assert d.here(sim.now) == {name(1)}
     assert d.chain.head == branch, "with the other one that is left"
+
+
+def test_a_branch_that_was_proposed_does_not_keep_a_leader_from_leading_when_most_are_back() -> None:
+    sim, peer, _ = member(5, me=0)
+    d = peer.decider
+    for _ in range(20):
+        sim.now += 0.5
+        hears(sim, peer, 1)
+        d.tick(sim.now)
+    assert d._proposal is not None
+    assert d._proposal.record.kind == "branch", "which the other one does not sign"
+    hears(sim, peer, 2, 3, 4)
+    d.tick(sim.now)
+    assert d.mode == "lead"
+    assert d._proposal is not None
+    assert d._proposal.record.kind == "round"

@@ -122,6 +122,7 @@ class Decider:
         self._lacking: float | None = None  # most members are out of reach since then
         self._unsigned: set[PeerId] = set()  # who has not signed what was proposed here while alone, in time
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
+        self._unfit: float | None = None  # since then, what was proposed leaves out members that are heard
         self._met: float | None = None  # since then a branch is heard that can be merged with this head
         self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
         self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
@@ -178,12 +179,20 @@ class Decider:
         here, head = self.here(now), self.chain.head
         if majority(here, head.members):
             self._lacking = None
+            self._part_no_more()
             out = self._choose(here, now)
             out += self._lead(here, now) if self.leader() == self.me else []
             self.mode = "lead" if self.leader() == self.me else "follow"
         else:
             out = self._alone(here, now)
         return out + self._try_merge(here, now) + self._try_ack(now) + self._say_again(now)
+
+    def _part_no_more(self) -> None:
+        """Most members are in reach again: a branch that was proposed before holds nobody up."""
+        if self._proposal is not None and self._proposal.record.kind == "branch":
+            self._proposal = None
+        if self._pending is not None and self._pending[1].kind == "branch":
+            self._pending = None
 
     def _choose(self, here: set[PeerId], now: float) -> list[Out]:
         """Votes for a leader that is heard, and decides something; goes where most have voted for."""
@@ -210,7 +219,19 @@ class Decider:
         """On the leader: it decides nothing, or what it proposes is wrong. Also on oneself, if nobody agrees."""
         if self.leader() == self.me and self._proposal is None:
             return False
-        return now - self._since > self.rules.stuck_s or self._objects == (self.chain.head.hash, self.term)
+        wrong = self._objects == (self.chain.head.hash, self.term)
+        return wrong or self._is_unfit(now) or now - self._since > self.rules.stuck_s
+
+    def _is_unfit(self, now: float) -> bool:
+        """Whether what was proposed in this term leaves out members that have been heard for a while: they were out of
+        reach when it was made, and a leader proposes nothing else in its term."""
+        acked = self.acked[1] if self.acked is not None and self.acked[0] == self.term else None
+        record = acked if self._pending is None else self._pending[1]
+        if record is None or record.kind != "round" or not self._leaves_out(record, now):
+            self._unfit = None
+            return False
+        self._unfit = now if self._unfit is None else self._unfit
+        return now - self._unfit > 4 * self.rules.silent_s
 
     def _follow_votes(self, now: float) -> None:
         reached = self.terms.reached()
@@ -220,7 +241,7 @@ class Decider:
     def _enter(self, term: int, now: float) -> None:
         self.terms.term, self._since = term, now
         self.terms.wish = max(self.terms.wish, term)
-        self._promises, self._asked, self._proposal = {}, float("-inf"), None
+        self._promises, self._asked, self._proposal, self._unfit = {}, float("-inf"), None, None
         if self._pending is not None and self._pending[1].kind == "round":
             self._pending = None
         self._remember()
@@ -421,7 +442,7 @@ class Decider:
         stay = {p for p in head.members if p in here and not self._says_goodbye(p)}
         if record.kind == "branch" or stay <= kept:
             return False
-        if self.term and record.by != self.leader() and now - self._since > self.rules.stuck_s / 2:
+        if self.term and record.by != self.leader() and now - self._since > 2 * self.rules.silent_s:
             went = {p for p in head.members if p in self._goodbyes or not self.world.admitted(p)}
             went |= {self.me} if self.leaving else set()
             return not majority(kept | went, head.members)
@@ -464,6 +485,7 @@ class Decider:
         self.acked = self._proposed = self._pending = self._proposal = None
         self._promises, self._asked, self._lacking, self._voted = {}, float("-inf"), None, float("-inf")
         self._since, self._merging, self._merges, self._met = now, float("-inf"), 0, None
+        self._unfit = None
         self._goodbyes = {peer for peer, heard in self.heard.items() if heard.leaving}
         self._remember()
 
