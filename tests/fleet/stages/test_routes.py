@@ -6,6 +6,9 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
+from shoal.fleet.net.values import BadValue
 from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
 
 STAGES = [["a"], ["b", "c"], ["d", "e", "f"]]
@@ -39,7 +42,18 @@ def test_a_plan_is_the_same_after_it_has_travelled() -> None:
     a, b, c = ("a" * 64, "b" * 64, "c" * 64)
     plan = Plan(2, 7, 1, 5, (a, b), ((a, b),), {c: b}, Commit(4, 0.5, 1.0, 2.0), a)
     assert Plan.of_json(json.loads(json.dumps(plan.to_json()))) == plan
-    assert plan.fits(((a,), (b, c)), 1)
-    assert not plan.fits(((a,), (b, c)), 2)  # another number of micro-batches
-    assert not plan.fits(((b,), (a, c)), 1)  # each in another stage
-    assert not replace(plan, lead="d" * 64).fits(((a,), (b, c)), 1)
+    assert plan.fits(((a,), (b, c)), 1, 9)
+    assert not plan.fits(((a,), (b, c)), 2, 9)  # another number of micro-batches
+    assert not plan.fits(((b,), (a, c)), 1, 9)  # each in another stage
+    assert not replace(plan, lead="d" * 64).fits(((a,), (b, c)), 1, 9)
+
+
+def test_a_lead_cannot_go_beyond_the_last_step_nor_turn_or_blow_up_a_gradient() -> None:
+    a, b = ("a" * 64, "b" * 64)
+    plan = Plan(2, 7, 1, 5, (a, b), ((a, b),), {}, Commit(4, 0.5, 1.0, 2.0), a)
+    assert plan.fits(((a,), (b,)), 1, 5)
+    assert not plan.fits(((a,), (b,)), 1, 4)
+    assert not replace(plan, commit=Commit(3, 0.5, 1.0, 2.0)).fits(((a,), (b,)), 1, 5)  # of another step
+    for factor in (-0.5, 1.5, 1e300):
+        with pytest.raises(BadValue):
+            Plan.of_json(replace(plan, commit=Commit(4, factor, 1.0, 2.0)).to_json())

@@ -293,7 +293,7 @@ def test_no_more_data_is_fetched_than_was_announced(tmp_path: Path) -> None:
 
     async def play() -> None:
         async with first.running() as invitation:
-            with pytest.raises(DataError, match="1000 were announced"):
+            with pytest.raises(DataError, match="where it should have 1000 at most"):
                 await enter(invitation, config_in(tmp_path, "second"), [], silent)
 
     asyncio.run(play())

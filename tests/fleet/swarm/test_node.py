@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.errors import Stopped
+from shoal.fleet.net.api import Message, PeerId
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.ranges import count, union
+from shoal.fleet.swarm.snapshots import Snapshot
 from shoal.fleet.swarm.training import Training
-from tests.fleet.swarm.toy_swarm import Swarm, swarm
+from tests.fleet.swarm.toy_swarm import Peer, Swarm, swarm
+
+QUICK: Any = {"round": "0.5 s"}
+SAID_OF_BASE = ("base", "base-failed", "trainer-gone")
 
 
 def used_once(it: Swarm) -> int:
@@ -60,6 +66,50 @@ def test_the_first_member_dies_and_a_newcomer_takes_over_its_place(tmp_path: Pat
             past = chain.past(chain.head.hash)
             assert any(part.peer == newcomer.me for record in past for part in record.took)
             used_once(it)
+
+    asyncio.run(story())
+
+
+async def offer(liar: Peer, folder: Path) -> None:
+    """From now on it says that these files are the state after the round before."""
+    node = liar.node
+    blob, size = await node.blobs.add(folder)
+    node._pinned |= {blob}
+    record = node.chain.get(node.chain.head.parent)
+    said = asdict(Snapshot(record.hash, record.round, blob, size, node.work.digests[record.hash]))
+
+    async def lie(peer: PeerId, message: Message) -> Message:
+        return Message("snapshots", {}, json.dumps([said]).encode())
+
+    liar.endpoint.on("snapshots", lie)
+
+
+def test_a_newcomer_begins_with_an_honest_state_whatever_others_offer(tmp_path: Path) -> None:
+    """One has too many bytes, the other is not what it is said to be; both are newer than the honest one."""
+
+    async def story() -> None:
+        async with swarm(tmp_path, 3, **QUICK) as it:
+            honest, *liars = it.peers
+            await it.until(lambda: it.agree() and bool(honest.node.snapshots.all))
+            honest.node.work._save_every = 1 << 30
+            at = honest.round
+            await it.until(lambda: it.agree() and honest.round >= at + 5)
+            large, wrong = tmp_path / "large", tmp_path / "wrong"
+            for folder in (large, wrong):
+                folder.mkdir()
+                (folder / "outer.safetensors").write_bytes(b"nothing")
+            (large / "more").write_bytes(bytes(4 << 20))
+            await offer(liars[0], large)
+            await offer(liars[1], wrong)
+            newcomer = await it.add()
+            await it.until(lambda: it.agree() and len(it.peers) == 4)
+            said = {kind: [e for e in newcomer.events if e["kind"] == kind] for kind in SAID_OF_BASE}
+            assert ["where it should have" in e["why"] for e in said["base-failed"]] == [True]
+            assert said["base-failed"][0]["sources"] == [liars[0].me[:8]]
+            assert len(said["trainer-gone"]) == 1
+            assert [e["round"] <= at for e in said["base"]] == [False, True], "the wrong one was tried once"
+            sizes = [file.stat().st_size for file in newcomer.node.blobs.store.folder.iterdir()]
+            assert max(sizes) < 4 << 20, "what is too large is not fetched"
 
     asyncio.run(story())
 
@@ -167,9 +217,6 @@ def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path:
             assert not [e for p in it.peers if p is not wrong for e in p.events if e["kind"] == "differs"]
 
     asyncio.run(story())
-
-
-QUICK: Any = {"round": "0.5 s"}
 
 
 def said(it: Swarm, *kinds: str) -> list[dict[str, Any]]:

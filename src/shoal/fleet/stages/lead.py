@@ -104,7 +104,7 @@ class Lead:
             self.peer.reports[peer] = report = Report.of_json(answer.fields)
             self.peer.news.set()
             found = plan_of(answer.fields) if plan else None
-            if found is not None and found.fits(self.peer.layout, self.work.micro_batches):
+            if found is not None and found.fits(self.peer.layout, self.work.micro_batches, self.peer.steps):
                 self._plans.append(found)
             if self.plan is not None and (report.order is None or report.order < self.plan.order):
                 self._send_to(peer, self.plan)  # it has just come, or has missed it

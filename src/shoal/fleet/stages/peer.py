@@ -181,8 +181,8 @@ class Peer:
 
     async def _on_plan(self, peer: PeerId, message: Message) -> Message:
         plan = Plan.of_json(message.fields.get("plan"))
-        if plan.lead != peer or not plan.fits(self.layout, self.work.micro_batches):
-            raise Refused("a plan comes from its lead, and is for this layout")
+        if plan.lead != peer or not plan.fits(self.layout, self.work.micro_batches, self.steps):
+            raise Refused("a plan comes from its lead, and is for this layout and its steps")
         self.take(plan)
         return Message("ok")
 

@@ -25,15 +25,15 @@ class Commit:
     """What a step that counts did: enough for a peer that holds its stage's summed gradient to take it."""
 
     step: int  # committed steps before it
-    factor: float  # what gradients are multiplied by: one over the targets, and the clipping
+    factor: float  # what gradients are multiplied by: one over the targets, and the clipping; so from 0 to 1
     loss: float
     norm: float
 
     @staticmethod
     def of_json(value: object) -> Commit:
         s = table(value, 8)
-        step, factor, loss = whole(s.get("step"), MOST_COUNT), s.get("factor"), s.get("loss")
-        return Commit(step, _huge(factor), _huge(loss), real(s.get("norm"), MOST_SUM, 0.0))
+        step, factor = whole(s.get("step"), MOST_COUNT), real(s.get("factor"), 1.0, 0.0)
+        return Commit(step, factor, real(s.get("loss"), MOST_SUM, -MOST_SUM), real(s.get("norm"), MOST_SUM, 0.0))
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,18 @@ class Plan:
             name(s.get("lead")),
         )
 
-    def fits(self, layout: Layout, micro_batches: int) -> bool:
-        """Whether it speaks of these peers and micro-batches, each where it belongs."""
+    def fits(self, layout: Layout, micro_batches: int, steps: int) -> bool:
+        """Whether it speaks of these peers, micro-batches and steps, each where it belongs."""
         stage = {p: i for i, peers in enumerate(layout) for p in peers}
         known = {*self.members, *self.learners, *self.learners.values(), self.lead} <= stage.keys()
         placed = all(len(r) == len(layout) and all(stage.get(p) == i for i, p in enumerate(r)) for r in self.routes)
         siblings = all(stage.get(p) == stage.get(donor) for p, donor in self.learners.items())
-        return known and placed and siblings and len(self.routes) in (0, micro_batches)
+        in_turn = self.step <= steps and (self.commit is None or self.commit.step == self.step - 1)
+        return known and placed and siblings and in_turn and len(self.routes) in (0, micro_batches)
 
     def mine(self, peer: PeerId, stage: int) -> list[int]:
         """The micro-batches of a peer, in order."""
         return [m for m, route in enumerate(self.routes) if route[stage] == peer]
-
-
-def _huge(said: object) -> float:
-    return real(said, MOST_SUM, -MOST_SUM)
 
 
 def dealt(micro_batches: int, stages: Sequence[Sequence[PeerId]], seconds: Mapping[PeerId, float]) -> Routes:

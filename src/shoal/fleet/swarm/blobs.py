@@ -126,16 +126,16 @@ class Blobs:
         into: Path,
         *,
         patience_s: float = PATIENCE_S,
-        most_bytes: int | None = None,
+        most_bytes: int,
     ) -> Path:
         """All files of a folder, as links into the store; `into` appears when it is complete. `most_bytes` is what was
-        said of it before: a manifest may not name more."""
+        said of it before, or what such a folder has at most: a manifest may not name more."""
         if size > MOST_MANIFEST:
             raise DataError(f"a folder's manifest of {size} bytes is longer than any should be.")
         text = (await self.fetch(name, size, sources, patience_s=patience_s)).read_bytes()
         files = parse(text)
-        if most_bytes is not None and (total := sum(f.size for f in files)) > most_bytes:
-            raise DataError(f"{into.name} has {total} bytes, and {most_bytes} were announced; do not join this swarm.")
+        if (total := sum(f.size for f in files)) > most_bytes:
+            raise DataError(f"{into.name} has {total} bytes, where it should have {most_bytes} at most; not fetched.")
         self.store.mark_folder(name)
         room = asyncio.Semaphore(FILES_AT_ONCE)
 

@@ -74,12 +74,17 @@ class World(Protocol):
         """The record to propose after the head, once it is time for one. `other`: of a merge, the other branch."""
         ...
 
-    def objection(self, record: Record) -> str | None:
-        """Why this peer does not agree to it, if it does not."""
+    def objection(self, record: Record, again: bool) -> str | None:
+        """Why this peer does not agree to it, if it does not. `again`: it may have been decided in an earlier term, by
+        members of whom one was put out since; whoever comes next leaves it out."""
         ...
 
     def complete(self, record: Record) -> bool:
         """Whether all that the record refers to is here; what is not is fetched."""
+        ...
+
+    def admitted(self, peer: PeerId) -> bool:
+        """False: it is in the swarm no more, by a proof or by the organiser's word."""
         ...
 
     def mergeable(self, other: str) -> bool:
@@ -103,8 +108,9 @@ class Decider:
         self.me, self.chain, self.rules, self.world = me, chain, rules, world
         self.heard: dict[PeerId, Heard] = {}
         self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
+        self._strange: dict[PeerId, float] = {}  # peers at a head that is not known here, and since when
         self.terms = Terms(me, chain)
-        self.acked: tuple[int, Record] | None = None
+        self.acked: tuple[int, Record] | None = None  # of rounds: to a branch one may agree besides
         self._proposed: tuple[int, Record] | None = None  # by this member: one in a term, also after a restart
         self.mode: Mode = "wait"
         self.leaving = False
@@ -114,12 +120,15 @@ class Decider:
         self._asked = float("-inf")
         self._born = self._since = now  # since when: this decider; the head, or the term
         self._lacking: float | None = None  # most members are out of reach since then
+        self._unsigned: set[PeerId] = set()  # who has not signed what was proposed here while alone, in time
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
+        self._unfit: float | None = None  # since then, what was proposed leaves out members that are heard
         self._met: float | None = None  # since then a branch is heard that can be merged with this head
         self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
         self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
         self._voted = float("-inf")
         self._dropped: dict[PeerId, float] = {}  # members that a record has left out, and since when
+        self._goodbyes: set[PeerId] = set()  # who has said that it leaves, since this is the head
 
     @property
     def term(self) -> int:
@@ -132,21 +141,24 @@ class Decider:
             if self.terms.follow(agreed.term, agreed.votes or {}):
                 self.terms.term = self.terms.wish = agreed.term
         self.acked, self._proposed = (
-            None if one is None or one[1].parents[:1] != (self.chain.head.hash,) else (min(one[0], self.term), one[1])
+            None if one is None or not self._is_next(one[1]) else (min(one[0], self.term), one[1])
             for one in (agreed.acked, agreed.proposed)
         )
 
+    def _is_next(self, record: Record) -> bool:
+        return record.kind == "round" and record.parent == self.chain.head.hash
+
     def put_out(self, peer: PeerId) -> None:
         """It is not in the swarm any more: what it has said of itself is forgotten."""
-        for said in (self.heard, self.apart, self._promises, self._unmerged, self._dropped):
+        for said in (self.heard, self.apart, self._strange, self._promises, self._unmerged, self._dropped):
             said.pop(peer, None)
 
     # Who is who.
 
     def here(self, now: float) -> set[PeerId]:
-        """Whom this peer hears, itself included, on its own branch."""
-        most = self.rules.silent_s
-        return {self.me} | {p for p, h in self.heard.items() if now - h.at < most and p not in self.apart}
+        """Whom this peer hears, itself included, on its own branch; not one that for long has not shown where it is."""
+        off = self.apart.keys() | {p for p, since in self._strange.items() if now - since > self.rules.stuck_s}
+        return {self.me} | {p for p, h in self.heard.items() if now - h.at < self.rules.silent_s and p not in off}
 
     def order(self) -> list[PeerId]:
         """Of the members, whoever made the head first: there is no change while all is well."""
@@ -167,12 +179,20 @@ class Decider:
         here, head = self.here(now), self.chain.head
         if majority(here, head.members):
             self._lacking = None
+            self._part_no_more()
             out = self._choose(here, now)
             out += self._lead(here, now) if self.leader() == self.me else []
             self.mode = "lead" if self.leader() == self.me else "follow"
         else:
             out = self._alone(here, now)
         return out + self._try_merge(here, now) + self._try_ack(now) + self._say_again(now)
+
+    def _part_no_more(self) -> None:
+        """Most members are in reach again: a branch that was proposed before holds nobody up."""
+        if self._proposal is not None and self._proposal.record.kind == "branch":
+            self._proposal = None
+        if self._pending is not None and self._pending[1].kind == "branch":
+            self._pending = None
 
     def _choose(self, here: set[PeerId], now: float) -> list[Out]:
         """Votes for a leader that is heard, and decides something; goes where most have voted for."""
@@ -199,7 +219,19 @@ class Decider:
         """On the leader: it decides nothing, or what it proposes is wrong. Also on oneself, if nobody agrees."""
         if self.leader() == self.me and self._proposal is None:
             return False
-        return now - self._since > self.rules.stuck_s or self._objects == (self.chain.head.hash, self.term)
+        wrong = self._objects == (self.chain.head.hash, self.term)
+        return wrong or self._is_unfit(now) or now - self._since > self.rules.stuck_s
+
+    def _is_unfit(self, now: float) -> bool:
+        """Whether what was proposed in this term leaves out members that have been heard for a while: they were out of
+        reach when it was made, and a leader proposes nothing else in its term."""
+        acked = self.acked[1] if self.acked is not None and self.acked[0] == self.term else None
+        record = acked if self._pending is None else self._pending[1]
+        if record is None or record.kind != "round" or not self._leaves_out(record, now):
+            self._unfit = None
+            return False
+        self._unfit = now if self._unfit is None else self._unfit
+        return now - self._unfit > 4 * self.rules.silent_s
 
     def _follow_votes(self, now: float) -> None:
         reached = self.terms.reached()
@@ -209,7 +241,7 @@ class Decider:
     def _enter(self, term: int, now: float) -> None:
         self.terms.term, self._since = term, now
         self.terms.wish = max(self.terms.wish, term)
-        self._promises, self._asked, self._proposal = {}, float("-inf"), None
+        self._promises, self._asked, self._proposal, self._unfit = {}, float("-inf"), None, None
         if self._pending is not None and self._pending[1].kind == "round":
             self._pending = None
         self._remember()
@@ -232,23 +264,25 @@ class Decider:
                 fields = {"head": head.hash, "term": self.term, "votes": shown(self.terms.shown())}
                 return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
             found = [promise for promise in self._promises.values() if promise is not None]
-            for _, agreed in sorted(found, key=lambda one: -one[0]):
+            found.sort(key=lambda one: -one[0])
+            # Only the newest may have been decided. It is being fetched; what nobody has anybody could have made up.
+            patient = now - self._since < self.rules.stuck_s / 2
+            for _, agreed in found[:1] if patient else found:
                 if self.world.complete(agreed):
                     return self._propose(agreed, now)
-            if found and now - self._since < self.rules.stuck_s / 2:
-                return []  # it is being fetched; what nobody has anybody could have made up
+            if found and patient:
+                return []
         if self._held_up(now):
             return []
         record = self.world.offer("round", self._next_members(here, now), None, now)
         return [] if record is None else self._propose(record, now)
 
     def _next_members(self, here: set[PeerId], now: float) -> tuple[PeerId, ...]:
-        """Those who are heard, in their order, and who wants to come. Who leaves is left out."""
+        """Those who are heard, in their order, and who wants to come. Who leaves is left out, but for the last one."""
         head = self.chain.head
-        leaving = {p for p, h in self.heard.items() if h.leaving} | ({self.me} if self.leaving else set())
-        stay = [p for p in head.members if p in here and p not in leaving]
-        new = [p for p, h in self.heard.items() if p in here and h.wants and h.head == head.hash and p not in leaving]
-        return tuple(stay + sorted(p for p in new if p not in stay))
+        stay = [p for p in head.members if p in here and not self._says_goodbye(p)]
+        new = [p for p, h in self.heard.items() if p in here and h.wants and h.head == head.hash and not h.leaving]
+        return tuple(stay + sorted(p for p in new if p not in stay)) or (self.me,)
 
     def _alone(self, here: set[PeerId], now: float) -> list[Out]:
         """Most members are out of reach, or there are none yet."""
@@ -256,13 +290,17 @@ class Decider:
         if self._lacking is None:
             self._lacking = now
         group = self._group(here)
-        patience = self.rules.silent_s if head.members else SAY_AGAIN_S
-        may = self.rules.branches if head.members else len(group) >= self.rules.peers
+        if head.members:
+            may, patience = self._may_part(here), self.rules.silent_s
+        else:
+            group = self._willing(group)
+            may, patience = len(group) >= self.rules.peers, SAY_AGAIN_S
         if not may or now - self._lacking < patience:
             self.mode = "wait"
             return []
         self.mode = "branch"
         if self._proposal is not None and now - self._since > max(patience, 3.0):
+            self._unsigned |= set(self._proposal.record.members) - set(self._proposal.signatures)
             self._proposal, self._since = None, now  # somebody in it does not agree, or is gone
         if self.me not in self._may_begin(group, now) or self._proposal is not None or self._held_up(now):
             return []
@@ -271,6 +309,20 @@ class Decider:
             return []
         self._since = now
         return self._propose(record, now)
+
+    def _willing(self, group: list[PeerId]) -> list[PeerId]:
+        """Who may begin the swarm: one that is heard and never signs does not keep the others from it."""
+        willing = [p for p in group if p not in self._unsigned]
+        if len(willing) < self.rules.peers:
+            self._unsigned, willing = set(), group
+        return willing
+
+    def _may_part(self, here: set[PeerId]) -> bool:
+        """By the policy, or since those who are lacking never come back to this head: they were put out, or have gone
+        on from an earlier one without us (two groups can begin a swarm at once). A merge needs most of both sides."""
+        members = self.chain.head.members
+        lost = {p for p in members if p in self.apart or not self.world.admitted(p)}
+        return self.rules.branches or majority(here | lost, members)
 
     def _group(self, here: set[PeerId]) -> list[PeerId]:
         """Those at the same head who hear each other, members first."""
@@ -373,7 +425,7 @@ class Decider:
         self._pending = None
         if record.kind == "merge":
             self._merging, self._merges = now, self._merges + 1  # for a while nothing else is agreed to
-        else:
+        elif record.kind == "round":
             self.acked = (term, record)
             self._remember()
         signature = self.world.sign(ack_text(self.chain.swarm, record.hash, term))
@@ -385,14 +437,15 @@ class Decider:
         """Whether a record would drop members that are heard here, and keep two thirds or less of those who want to be
         in: a leader that lies would make itself most of the members, one after the other. Whoever is really gone is
         soon not heard. What an earlier leader has proposed may have to be agreed to although somebody has come back
-        since: it is, late, if it keeps most members."""
+        since: it is, late, if it keeps most members but those who were leaving or put out."""
         here, head, kept = self.here(now), self.chain.head, set(record.members)
         stay = {p for p in head.members if p in here and not self._says_goodbye(p)}
-        stay -= {self.me} if self.leaving else set()
         if record.kind == "branch" or stay <= kept:
             return False
-        if self.term and record.by != self.leader() and now - self._since > self.rules.stuck_s / 2:
-            return not majority(kept, head.members)
+        if self.term and record.by != self.leader() and now - self._since > 2 * self.rules.silent_s:
+            went = {p for p in head.members if p in self._goodbyes or not self.world.admitted(p)}
+            went |= {self.me} if self.leaving else set()
+            return not majority(kept | went, head.members)
         grace = 2 * self.rules.silent_s
         back = {p for p, since in self._dropped.items() if now - since > grace and p in here and p != self.me}
         wants = stay | {p for p in back if self.heard[p].wants and self.heard[p].head == head.hash}
@@ -424,7 +477,7 @@ class Decider:
         self.world.committed(new)
 
     def _says_goodbye(self, peer: PeerId) -> bool:
-        return peer in self.heard and self.heard[peer].leaving
+        return self.leaving if peer == self.me else peer in self.heard and self.heard[peer].leaving
 
     def _stand(self, now: float) -> None:
         """At a new head all is open again."""
@@ -432,6 +485,8 @@ class Decider:
         self.acked = self._proposed = self._pending = self._proposal = None
         self._promises, self._asked, self._lacking, self._voted = {}, float("-inf"), None, float("-inf")
         self._since, self._merging, self._merges, self._met = now, float("-inf"), 0, None
+        self._unfit = None
+        self._goodbyes = {peer for peer, heard in self.heard.items() if heard.leaving}
         self._remember()
 
     # What others say. `now` is the time at which it was heard.
@@ -439,9 +494,13 @@ class Decider:
     def hear(self, peer: PeerId, heard: Heard) -> bool:
         """A peer's pulse. True: its history has something that is not known here."""
         self.heard[peer] = heard
+        if heard.leaving:
+            self._goodbyes.add(peer)
         if heard.head in self.chain:
+            self._strange.pop(peer, None)
             self.learn(peer, heard.head, (), heard.at)
             return False
+        self._strange.setdefault(peer, heard.at)
         return True
 
     def vote(self, peer: PeerId, head: str, vote: Vote, now: float) -> list[Out]:
@@ -455,6 +514,8 @@ class Decider:
         """BadRecord for a term that most members have not voted for."""
         if head != self.chain.head.hash or self.leader(term) != peer or not self._reaches(term, votes, now):
             return []
+        if self.acked is not None and self.acked[0] == term:
+            return []  # it has proposed already: this question is an old one
         acked = None if self.acked is None else {"term": self.acked[0], "record": self.acked[1].body()}
         return [Out(peer, "promise", {"head": head, "term": term, "acked": acked})]
 
@@ -469,12 +530,12 @@ class Decider:
         if head != self.chain.head.hash or term != self.term or peer not in self.chain.head.members:
             return []
         if acked is not None:
-            if acked[1].parents[:1] != (head,) or acked[0] >= max(1, term):
+            if not self._is_next(acked[1]) or acked[0] >= max(1, term):
                 raise BadRecord("a promise about another head, or a later term")
             self.chain.fits(acked[1])
-            if acked[1].kind == "round" and (why := self.world.objection(acked[1])) is not None:
-                raise BadRecord(f"a promise about a record that nobody agrees to: {why}")
-        self._promises[peer] = acked if acked is not None and acked[1].kind == "round" else None
+            if self.world.objection(acked[1], again=True) is not None:
+                return []  # perhaps it is this peer whose weights are wrong; then somebody else has to lead
+        self._promises[peer] = acked
         return []
 
     def proposed(self, peer: PeerId, term: int, record: Record, votes: Votes, now: float) -> list[Out]:
@@ -486,7 +547,7 @@ class Decider:
         if record.kind == "round" and (self.leader(term) != peer or not self._reaches(term, votes, now)):
             return []
         self.chain.fits(record)
-        why = self.world.objection(record)
+        why = self.world.objection(record, again=record.kind == "round" and term > 0)
         if why is not None:
             if record.kind == "round":
                 self._objects = (self.chain.head.hash, term)
@@ -505,7 +566,7 @@ class Decider:
             return False
         if record.kind == "branch":
             alone = not majority(here, head.members) and self.mode == "branch"
-            return alone and set(record.members) <= here and peer in self._may_begin(self._group(here), now)
+            return alone and peer in self._may_begin(self._group(here), now)
         return self.acked is None or self.acked[1].hash == record.hash or term > self.acked[0]
 
     def agreed(self, peer: PeerId, name: str, term: int, signature: str, now: float) -> list[Out]:

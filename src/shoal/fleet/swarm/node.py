@@ -36,12 +36,14 @@ from shoal.fleet.swarm.terms import Agreed
 from shoal.fleet.swarm.training import Training
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
+from shoal.spec.shape import shape_of
 
 AGREED = "agreed.json"  # what this peer has agreed to, for its next life
 CLOCK = "the clock"
 TICK_S = 0.2
 LEAVE_S = 60.0  # for the last part to count, and the others to take note that we go
 LINGER_S = 10.0  # after the end, for those who are still behind
+MOST_WORDS = 1 << 24  # of a vocabulary that only the data knows
 FORGET_S = 600.0  # a peer that was lost: its samples go to others
 
 
@@ -70,7 +72,7 @@ class Node:
         `accuse`: told of a proof that a member has lied; from then on it should not be `admitted`."""
         self.me, self.folder, self.run_spec = identity.id, folder, run
         self._identity, self.endpoint, self.event = identity, endpoint, event
-        self._admitted, self.name_of, self._pinned, self._accuse = admitted, name_of, pinned, accuse
+        self.admitted, self.name_of, self._pinned, self._accuse = admitted, name_of, pinned, accuse
         self.tasks = Tasks(event, self._broke)
         spec = run.swarm
         self.total, self.batch = run.steps * run.train.batch, max(1, run.train.batch // spec.peers)
@@ -266,7 +268,7 @@ class Node:
             if self.ended < number or not self._time_to_decide(number, took, now):
                 return None
         leaving = [p for p, h in self.decider.heard.items() if h.leaving] + [self.me] * self.leaving
-        out = [p for p in head.members if not self._admitted(p)]
+        out = [p for p in head.members if not self.admitted(p)]
         members = tuple(p for p in members if p not in out)
         return offer.next_record(
             head,
@@ -312,8 +314,11 @@ class Node:
         heard = self.decider.heard
         return [p for p in ledger.away if now - (heard[p].at if p in heard else self._started) > patience]
 
-    def objection(self, record: Record) -> str | None:
-        return self._objection(record, self.work.digests.get(record.parent), self._admitted)
+    def objection(self, record: Record, again: bool) -> str | None:
+        members = self.chain.get(record.parent).members if again else ()
+        return self._objection(
+            record, self.work.digests.get(record.parent), lambda peer: peer in members or self.admitted(peer)
+        )
 
     def _objection(self, record: Record, state: str | None, admitted: Callable[[PeerId], bool]) -> str | None:
         return offer.objection(
@@ -329,8 +334,9 @@ class Node:
 
     @property
     def most_bytes(self) -> int:
-        """Of a part: no codec needs more than the numbers themselves."""
-        params = int(self.work.status.get("params", 0)) or (1 << 40)
+        """Of a part: no codec needs more than the numbers themselves. Until a trainer has said how many there are, as
+        many as the model has with the largest vocabulary."""
+        params = int(self.work.status.get("params", 0)) or shape_of(self.run_spec.model, MOST_WORDS).params
         return 4 * params + (1 << 20)
 
     def signed(self, part: Part) -> bool:

@@ -61,6 +61,12 @@ class Snapshots:
         self.all = [s for s in self.all if s.hash != snapshot.hash] + [snapshot]
         self._write()
 
+    def drop(self, snapshot: Snapshot) -> None:
+        """It cannot be begun with."""
+        shutil.rmtree(self.path(snapshot), ignore_errors=True)
+        self.all = [s for s in self.all if s != snapshot]
+        self._write()
+
     def before(self, *names: str, good: Callable[[Snapshot], bool] = lambda snapshot: True) -> Snapshot | None:
         """The newest from which all these records can be replayed: whatever is in their past is in its past too, or
         comes after it. Of two branches that have merged, one's state alone is no beginning."""

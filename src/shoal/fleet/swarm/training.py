@@ -60,6 +60,8 @@ class Training:
         self._scores: dict[PeerId, float] = {}
         self._deaths: list[float] = []
         self._basing = False
+        self._base: tuple[Snapshot, list[PeerId]] | None = None  # that the trainer is to begin with, and whose
+        self._useless: set[PeerId] = set()  # peers whose state could not be had, or not be begun with
         self.doubt = Doubt(node)
 
     async def start(self) -> None:
@@ -107,6 +109,7 @@ class Training:
                 self.tell_digest()
                 self._score_some()
             case "loaded":
+                self._base = None
                 self.work.has_loaded(said)
                 self.tell_digest()
             case "saved":
@@ -139,6 +142,7 @@ class Training:
             return
         now = time.monotonic()
         self._node.event("trainer-gone", code=code)
+        self._give_up_base()
         self.work.started_anew()
         self._deaths = [at for at in self._deaths if now - at < QUICK_DEATH_S] + [now]
         if code in (2, 78) or len(self._deaths) > self._node.run_spec.guard.restarts:
@@ -208,36 +212,71 @@ class Training:
 
     async def _find_base(self) -> None:
         """A state to begin with: our own newest one, or one of others that is much newer."""
+        sources: list[PeerId] = []
         try:
-            head = self._node.chain.head.hash
-            own = None if self.doubt.trust else self._node.snapshots.before(head)
-            best, sources = own, list[PeerId]()
-            for peer in self._node.talk.linked():
-                with contextlib.suppress(Unreachable, Refused, ValueError):
-                    asked = self._node.talk.message("snapshots", {})
-                    answer = await self._node.endpoint.ask(peer, asked, 5.0, MOST_ANSWER)
-                    for found in map(Snapshot.of, items(read_json(answer.body), MOST_SNAPSHOTS)):
-                        if found is None or not self._node.chain.is_ancestor(found.hash, self._node.chain.head.hash):
-                            continue
-                        if not self.doubt.allows(peer, found):
-                            continue
-                        if best is None or found.round > best.round + (3 if best is own else 0):
-                            best, sources = found, [peer]
-                        elif found == best and best is not own:
-                            sources.append(peer)
+            best, sources = await self._newest_state()
             if best is None and self.doubt.ever and self._node.chain.head.round > 0:
                 raise TransientError("nobody has a state to begin with yet")
-            if best is not None and best is not own:
-                await self._node.blobs.fetch_folder(best.blob, best.size, sources, self._node.snapshots.path(best))
+            if best is not None and sources:
+                into = self._node.snapshots.path(best)
+                await self._node.blobs.fetch_folder(best.blob, best.size, sources, into, most_bytes=self._most_state)
                 self._node.snapshots.add(best)
             told, self.work.waits_since = self.work.told, None
             newer = told is None or (best is not None and best.round > self._node.chain.get(told).round)
             if self.work.ready and newer:
+                self._base = None if best is None else (best, sources)
                 self.work.begin_from(best)
                 self.doubt.begun()
                 self._node.event("base", round=0 if best is None else best.round, sources=len(sources))
         except (OSError, ValueError, ShoalError, ExceptionGroup) as e:
-            self._node.event("base-failed", why=str(e)[:200])
+            self._useless.update(sources)
+            self._node.event("base-failed", why=_words(e), sources=[peer[:8] for peer in sources])
             await asyncio.sleep(1.0)
         finally:
             self._basing = False
+
+    async def _newest_state(self) -> tuple[Snapshot | None, list[PeerId]]:
+        """With whoever has it; nobody, for our own. Who offered one that was of no use is asked when nobody else has
+        any: a member that lies must not keep a newcomer from beginning."""
+        node = self._node
+        own = None if self.doubt.trust else node.snapshots.before(node.chain.head.hash)
+        best, sources = own, list[PeerId]()
+        for peer in node.talk.linked():
+            if peer in self._useless:
+                continue
+            with contextlib.suppress(Unreachable, Refused, ValueError):
+                asked = node.talk.message("snapshots", {})
+                answer = await node.endpoint.ask(peer, asked, 5.0, MOST_ANSWER)
+                for found in map(Snapshot.of, items(read_json(answer.body), MOST_SNAPSHOTS)):
+                    if found is None or not self._is_of_history(found) or not self.doubt.allows(peer, found):
+                        continue
+                    if best is None or found.round > best.round + (3 if best is own else 0):
+                        best, sources = found, [peer]
+                    elif found == best and best is not own:
+                        sources.append(peer)
+        if not sources:
+            self._useless.clear()
+        return best, sources
+
+    def _is_of_history(self, found: Snapshot) -> bool:
+        chain = self._node.chain
+        return chain.is_ancestor(found.hash, chain.head.hash) and chain.get(found.hash).round == found.round
+
+    @property
+    def _most_state(self) -> int:
+        """Bytes: weights, and a momentum of the same size."""
+        return 2 * self._node.most_bytes
+
+    def _give_up_base(self) -> None:
+        """The trainer has died over a state of others that it was to begin with: it is not begun with again."""
+        if self._base is not None and self._base[1]:
+            self._node.snapshots.drop(self._base[0])
+            self._useless.update(self._base[1])
+        self._base = None
+
+
+def _words(e: Exception) -> str:
+    """Of several that failed at once, the first one's."""
+    while isinstance(e, ExceptionGroup):
+        e = e.exceptions[0]
+    return str(e)[:200]
