@@ -223,7 +223,7 @@ class Sim:
         d = peer.decider
         match kind:
             case "vote":
-                self._out(peer, d.vote(frm, said.head, said.vote, self.now))
+                self._out(peer, d.vote(frm, said, self.now))
             case "query":
                 self._out(peer, d.query(frm, said.head, said.term, said.votes, self.now))
             case "promise":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.fleet.swarm.decide import Heard
+from shoal.fleet.swarm.messages import Ballot
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, vote_text
 from shoal.fleet.swarm.terms import Vote
 from tests.fleet.swarm.simulator import RULES, START, SWARM, Peer, Sim, name, signature_of
@@ -207,7 +208,7 @@ def test_of_what_others_have_agreed_to_only_the_newest_may_have_been_decided() -
     d, old, new = peer.decider, after(head, *range(5)), after(head, *range(5), time=1.0)
     peer.complete = lambda record: record != new  # type: ignore[method-assign]
     for who, vote in votes(head, 6, 2, 3, 4).items():
-        d.vote(who, head.hash, vote, sim.now)
+        d.vote(who, Ballot(head.hash, vote), sim.now)
     assert (d.term, d.leader()) == (6, peer.me)
     d.promise(name(2), head.hash, 6, (0, old))
     d.promise(name(3), head.hash, 6, (1, new))
@@ -240,7 +241,7 @@ def test_what_may_have_been_decided_is_proposed_again_although_a_member_of_it_wa
     with pytest.raises(BadRecord, match="put out"):  # a new one with it in it is refused
         d.proposed(name(0), 0, after(head, 0, 1, 2, time=1.0), {}, sim.now)
     for who, vote in votes(head, 1, 1, 2).items():
-        d.vote(who, head.hash, vote, sim.now)
+        d.vote(who, Ballot(head.hash, vote), sim.now)
     d.promise(name(2), head.hash, 1, (0, made))  # from somebody who has agreed to it too
     assert d._promises == {name(2): (0, made)}
     behind = votes(head, 2, 1, 2)

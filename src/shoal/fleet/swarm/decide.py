@@ -23,13 +23,14 @@ from typing import Any, Literal, Protocol
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.chain import Chain, enough, majority
-from shoal.fleet.swarm.messages import MERGE_TERM
+from shoal.fleet.swarm.messages import MERGE_TERM, Ballot
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, proposal_text
-from shoal.fleet.swarm.terms import Agreed, Terms, Vote, Votes
+from shoal.fleet.swarm.terms import Agreed, Terms, Votes
 
 SAY_AGAIN_S = 1.0
 LINKS_COME_S = 1.5  # after a cut they come one by one: a merge waits a little for the last of them
 MOST_MERGES = 3  # that a member agrees to at one head; each keeps it from agreeing to anything else for a while
+MOST_SHOWN = 64  # members that are shown all votes of a term in one second; of more, each has its turn
 MOST_BACKOFF = 64  # times as long until a branch that could not be merged is tried again
 
 
@@ -127,6 +128,7 @@ class Decider:
         self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
         self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
         self._voted = float("-inf")
+        self._said = 0  # how often
         self._dropped: dict[PeerId, float] = {}  # members that a record has left out, and since when
         self._goodbyes: set[PeerId] = set()  # who has said that it leaves, since this is the head
 
@@ -211,9 +213,13 @@ class Decider:
         vote = terms.mine()
         if vote is None or now - self._voted < SAY_AGAIN_S:
             return []  # it is said until the head changes: whoever has not heard it may be the one who leads next
-        self._voted = now
+        self._voted, self._said = now, self._said + 1
         fields = {"head": self.chain.head.hash, "term": vote.term, "signature": vote.signature}
-        return [Out(p, "vote", fields) for p in members if p in here and p != self.me]
+        # Whoever is in an earlier term may not hear all who have voted: it is shown what this one rests on.
+        whole = fields | {"votes": shown(terms.shown())} if terms.term else fields
+        turn = 1 + len(members) // MOST_SHOWN
+        asked = [p for p in members if p in here and p != self.me]
+        return [Out(p, "vote", fields if (i + self._said) % turn else whole) for i, p in enumerate(asked)]
 
     def _gives_up(self, now: float) -> bool:
         """On the leader: it decides nothing, or what it proposes is wrong. Also on oneself, if nobody agrees."""
@@ -503,9 +509,10 @@ class Decider:
         self._strange.setdefault(peer, heard.at)
         return True
 
-    def vote(self, peer: PeerId, head: str, vote: Vote, now: float) -> list[Out]:
-        if head == self.chain.head.hash:
-            self.terms.hear(peer, vote)
+    def vote(self, peer: PeerId, said: Ballot, now: float) -> list[Out]:
+        if said.head == self.chain.head.hash:
+            for voter, vote in ((peer, said.vote), *said.votes.items()):
+                self.terms.hear(voter, vote)
             if self.me in self.chain.head.members:
                 self._follow_votes(now)
         return []

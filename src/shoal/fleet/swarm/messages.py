@@ -6,8 +6,8 @@ so that a later version may say more. How long a message of each kind may be sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from shoal.fleet.net.api import LinkState, PeerId, Way
@@ -67,6 +67,7 @@ class Pulse:
 class Ballot:
     head: str
     vote: Vote
+    votes: Mapping[PeerId, Vote] = field(default_factory=dict)  # that its sender's term rests on
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ def read_proposed(said: object) -> Proposed:
 
 
 def _ballot(s: dict[str, Any]) -> Ballot:
-    return Ballot(name(s.get("head")), _vote([s.get("term"), s.get("signature")]))
+    vote = _vote([s.get("term"), s.get("signature")])
+    return Ballot(name(s.get("head")), vote, read_votes(s.get("votes", {})))
 
 
 def _vote(said: object) -> Vote:
@@ -220,7 +222,7 @@ def _nothing(s: dict[str, Any]) -> None:
 _LONG = 8 << 20  # what holds a record; with a thousand members it is a megabyte
 MOST: dict[str, int] = {
     "pulse": 256 << 10,
-    "vote": 2 << 10,
+    "vote": 1 << 20,
     "query": 1 << 20,
     "promise": _LONG,
     "propose": _LONG,

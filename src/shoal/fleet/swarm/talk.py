@@ -206,7 +206,7 @@ class Talk:
         return Message("chain", {}, b'{"head": ' + head + b', "records": [' + b", ".join(found) + b"]}")
 
     async def _on_vote(self, peer: PeerId, said: Ballot) -> None:
-        self.send(self._node.decider.vote(peer, said.head, said.vote, time.monotonic()))
+        self.send(self._node.decider.vote(peer, said, time.monotonic()))
 
     async def _on_query(self, peer: PeerId, said: Query) -> None:
         self.send(self._node.decider.query(peer, said.head, said.term, said.votes, time.monotonic()))
