@@ -31,11 +31,9 @@ import sys
 from pathlib import Path
 from shoal.checkpoint.interval import Seen
 from shoal.guard.history import History
-from shoal.observe.follow import Follower
 from shoal.track.rundir import RunDir
 run_dir = RunDir(Path(sys.argv[1]))
 History.of(run_dir)
-Follower(run_dir, replay=False)
 try:
     from shoal.track.told import told as read
 except ImportError:

@@ -114,7 +114,8 @@ def _counted(told: Told, again: Array, rewinds: list[tuple[int, int]]) -> tuple[
         return Steps(told), Steps(told, np.empty(0, np.int64))
     seen = np.ones(len(steps), bool)
     seen[again] = False
-    rows = np.flatnonzero(seen)
+    rows = np.flatnonzero(seen).astype(np.int32 if len(steps) < 1 << 31 else np.int64)
+    del seen
     rows = rows[np.argsort(steps[rows], kind="stable")]
     last = np.append(np.diff(steps[rows]) != 0, True)[: len(rows)]  # of each number the one that was done last
     counts = last & _stands(steps, rewinds)[rows]

@@ -87,11 +87,11 @@ class Steps:
     def settled(self, starts: Iterable[Mapping[str, Any]]) -> Steps:
         """As `throughput.settled`: all but the first of each attempt; where there are no others, the newest."""
         began = {start.get("attempt"): int(start.get("step", 0)) for start in starts}
-        attempts, steps = self.column("attempt"), self.column("step")
-        since = np.full(len(steps), -FIRST)
+        attempts, after = self.column("attempt"), self.column("step")
+        after += FIRST  # of an attempt that nobody has started
         for attempt, step in began.items():
-            since[attempts == (-1 if attempt is None else attempt)] = step
-        found = self.only(steps - since > FIRST)
+            after[attempts == (-1 if attempt is None else attempt)] -= FIRST + step
+        found = self.only(after > FIRST)
         return found if len(found) else self.newest(1)
 
 

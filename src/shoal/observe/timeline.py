@@ -31,13 +31,18 @@ class Session:
 
     def __init__(self, told: Told, others: Others, first: int, last: int) -> None:
         self.told, self.others, self.first, self.last = told, others, first, last
-        self.ends, self.begins = np.empty(last - first, np.int64), np.empty(last - first, np.int64)  # µs
+        self.ends = np.empty(last - first, np.int64)  # µs
+        silent = False
         for a, b in chunks(first, last):
-            begins = told.column("begin", a, b)
             self.ends[a - first : b - first] = all_us(told.column("t", a, b))
-            self.begins[a - first : b - first] = np.where(np.isnan(begins), _NEVER, all_us(np.nan_to_num(begins)))
-        silent = self.begins == _NEVER
-        self._begun = None if not silent.any() else np.flatnonzero(~silent) + first  # rows; None: all of them
+            silent = silent or bool(np.isnan(told.column("begin", a, b)).any())
+        # Rows that say when they began; None: all of them.
+        self._begun = np.flatnonzero(~np.isnan(told.column("begin", first, last))) + first if silent else None
+
+    def begins(self, a: int, b: int) -> Array:
+        """µs, of the rows from `a` to `b`."""
+        begins = self.told.column("begin", a, b)
+        return np.where(np.isnan(begins), _NEVER, all_us(np.nan_to_num(begins)))
 
     def bounds(self, following: Session | None, now: float | None, before: int | None) -> tuple[int, int]:
         """From when its process was started. A clock that was set back must not make a session longer than the time
@@ -73,10 +78,11 @@ class Session:
         if begun is None:
             yield at, self.reached(first, last, at, end), label, owner
             return
-        rows = slice(first - self.first, (last if label == "stopping" else begun + 1) - self.first)
-        ends = np.minimum(np.maximum.accumulate(np.maximum(self.ends[rows], at)), end)
+        last = last if label == "stopping" else begun + 1
+        taken = self.ends[first - self.first : last - self.first]
+        ends = np.minimum(np.maximum.accumulate(np.maximum(taken, at)), end)
         before = np.concatenate(([at], ends[:-1]))
-        begins = self.begins[rows]
+        begins = self.begins(first, last)
         began = np.where(begins == _NEVER, ends, np.minimum(np.maximum(begins, before), ends))
         for a, b in zip(before.tolist(), began.tolist(), strict=True):
             yield a, b, label, owner
@@ -160,7 +166,7 @@ class _Steps:
         """Begin, end, end of the wait for data, and whether it counts and is whole."""
         session, rows = self._session, slice(a - self._session.first, b - self._session.first)
         to = np.clip(session.ends[rows], self._begin, self._end)
-        since = np.minimum(np.maximum(session.begins[rows], self._begin), to)
+        since = np.minimum(np.maximum(session.begins(a, b), self._begin), to)
         waited = since
         if self._has_data:
             data = all_us(np.nan_to_num(session.told.column("time.data_s", a, b)))
@@ -191,8 +197,7 @@ class _Steps:
         yield waited, to, "training", NOBODY
 
     def _seen(self, a: int, b: int) -> Array:
-        begun = self._session.begins[a - self._session.first : b - self._session.first] != _NEVER
-        return begun & ~self._lives.is_again(a, b)
+        return (self._session.begins(a, b) != _NEVER) & ~self._lives.is_again(a, b)
 
     def _undone(self, a: int, b: int) -> Array:
         kept = np.empty(b - a, np.int64)
