@@ -104,10 +104,13 @@ def test_a_newcomer_begins_with_an_honest_state_whatever_others_offer(tmp_path: 
             newcomer = await it.add()
             await it.until(lambda: it.agree() and len(it.peers) == 4)
             said = {kind: [e for e in newcomer.events if e["kind"] == kind] for kind in SAID_OF_BASE}
-            assert ["where it should have" in e["why"] for e in said["base-failed"]] == [True]
-            assert said["base-failed"][0]["sources"] == [liars[0].me[:8]]
-            assert len(said["trainer-gone"]) == 1
-            assert [e["round"] <= at for e in said["base"]] == [False, True], "the wrong one was tried once"
+            # Which of them it tries depends on whom it has a link to first; it may meet the honest one at once.
+            failed = [e for e in said["base-failed"] if e["sources"]]
+            assert all("where it should have" in e["why"] for e in failed)
+            assert {peer for e in failed for peer in e["sources"]} <= {liars[0].me[:8]}
+            rounds = [e["round"] for e in said["base"]]
+            assert rounds[-1] <= at, "the honest one is what it began with"
+            assert len(said["trainer-gone"]) == len(rounds) - 1 <= 1, "the wrong one is tried at most once"
             sizes = [file.stat().st_size for file in newcomer.node.blobs.store.folder.iterdir()]
             assert max(sizes) < 4 << 20, "what is too large is not fetched"
 
