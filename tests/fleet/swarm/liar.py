@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from shoal.fleet.swarm.decide import Out
 from shoal.fleet.swarm.record import Certified, Record, ack_text, proposal_text, vote_text
+from shoal.fleet.swarm.world import Out
 from tests.fleet.swarm.simulator import SWARM, Sim, name, signature_of
 
 TERMS = (0, 1, 2, 3, 5, 7, 1000, (1 << 29) - 1, 1 << 29, (1 << 29) + 1, (1 << 30) - 1, 1 << 30, (1 << 30) + 3, 1 << 62)
@@ -81,7 +81,8 @@ class Liar:
     def vote(self, victim: str) -> Out:
         head, term = self._head(victim).hash, self._term(victim)
         signature = self._sign(vote_text(SWARM, head, term)) if self.rng.random() < 0.9 else "none"
-        return Out(victim, "vote", {"head": head, "term": term, "signature": signature})
+        shown = {"votes": self._votes(head, term)} if self.rng.random() < 0.5 else {}
+        return Out(victim, "vote", {"head": head, "term": term, "signature": signature, **shown})
 
     def query(self, victim: str) -> Out:
         head, term = self._head(victim).hash, self._term(victim)
@@ -92,7 +93,7 @@ class Liar:
         if self.rng.random() < 0.5:  # of others, made up or heard
             votes |= {p: [term, self._sign(vote_text(SWARM, head, term))] for p in self.sim.disks}
         for kind, said in self.sim.tapes[self.me][-5:]:
-            votes |= said.get("votes", {}) if kind in ("query", "propose") else {}
+            votes |= said.get("votes", {}) if kind in ("query", "propose", "vote") else {}
         return votes
 
     def promise(self, victim: str) -> Out:

@@ -12,9 +12,9 @@ from typing import Any
 from shoal.cli.main import main
 from shoal.fleet.net.api import Message
 from shoal.fleet.swarm import node
-from shoal.fleet.swarm.decide import Out
 from shoal.fleet.swarm.record import Record, proposal_text
 from shoal.fleet.swarm.talk import Talk
+from shoal.fleet.swarm.world import Out
 
 HONEST_ROUNDS = 3
 

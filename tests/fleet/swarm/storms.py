@@ -215,7 +215,7 @@ class Storm:
             f"{[m[-2:] for m in p.chain.head.members]}, {p.decider.mode}, term {p.decider.term} "
             f"wish {p.decider.terms.wish} leader {(p.decider.leader() or '')[-2:]} "
             f"here {sorted(x[-2:] for x in p.decider.here(sim.now))} "
-            f"apart {sorted((x[-2:], h[:6]) for x, h in p.decider.apart.items())} "
+            f"apart {sorted((x[-2:], h[:6]) for x, h in p.decider.branches.apart.items())} "
             f"{'leaving' if me in sim.leaving else ''}"
             for me, p in sorted(sim.peers.items())
         )

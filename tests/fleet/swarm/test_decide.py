@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from shoal.fleet.swarm.decide import Heard
 from shoal.fleet.swarm.messages import Ballot
+from shoal.fleet.swarm.promises import Promises
 from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, vote_text
 from shoal.fleet.swarm.terms import Vote
+from shoal.fleet.swarm.world import Heard
 from tests.fleet.swarm.simulator import RULES, START, SWARM, Peer, Sim, name, signature_of
 
 
@@ -212,12 +213,45 @@ def test_of_what_others_have_agreed_to_only_the_newest_may_have_been_decided() -
     assert (d.term, d.leader()) == (6, peer.me)
     d.promise(name(2), head.hash, 6, (0, old))
     d.promise(name(3), head.hash, 6, (1, new))
+    sim.now += RULES.silent_s  # the two others had time to say what they know
+    hears(sim, peer, 2, 3)
     d.tick(sim.now)
     assert d._proposal is None, "it is waited for until it is here"
     peer.complete = lambda record: True  # type: ignore[method-assign]
     d.tick(sim.now)
     assert d._proposal is not None
     assert d._proposal.record == new
+
+
+def test_what_too_few_can_have_agreed_to_was_not_decided_and_holds_nobody_up() -> None:
+    """Once all who are heard have answered, or there was time to."""
+    sim, peer, head = member(7)
+    d, old = peer.decider, after(head, 0, 2, 3, 4)
+    for who, vote in votes(head, 8, 2, 3, 4, 5).items():
+        d.vote(who, Ballot(head.hash, vote), sim.now)
+    assert (d.term, d.leader()) == (8, peer.me)
+    for other in (2, 3, 4):
+        d.promise(name(other), head.hash, 8, (0, old) if other == 2 else None)
+    d.tick(sim.now)
+    assert d._proposal is None, "with three who have not answered it may have been decided"
+    d.promise(name(5), head.hash, 8, None)
+    sim.now += RULES.silent_s
+    hears(sim, peer, 2, 3, 4, 5)
+    d.tick(sim.now)
+    assert d._proposal is not None
+    assert set(map(name, (1, 2, 3, 4, 5))) == set(d._proposal.record.members), "a new one, with all who are here"
+
+
+def test_promises_of_later_terms_hide_what_was_agreed_to_before() -> None:
+    _, _, head = member(5)
+    first, second, everybody = after(head, *range(5)), after(head, *range(5), time=1.0), head.members
+    promises = Promises()
+    promises.of = {name(0): (0, first), name(1): (3, second), name(2): None}
+    assert promises.perhaps_decided(everybody) == [second, first]  # two have not answered, one has agreed later
+    promises.of |= {name(3): None}
+    assert promises.perhaps_decided(everybody) == [first]
+    promises.of |= {name(4): None}
+    assert promises.perhaps_decided(everybody) == []
 
 
 @pytest.mark.parametrize("peers", [2, 3, 4])
@@ -243,7 +277,7 @@ def test_what_may_have_been_decided_is_proposed_again_although_a_member_of_it_wa
     for who, vote in votes(head, 1, 1, 2).items():
         d.vote(who, Ballot(head.hash, vote), sim.now)
     d.promise(name(2), head.hash, 1, (0, made))  # from somebody who has agreed to it too
-    assert d._promises == {name(2): (0, made)}
+    assert d._promises.of == {name(2): (0, made)}
     behind = votes(head, 2, 1, 2)
     [promise] = d.query(name(2), head.hash, 2, behind, sim.now)
     assert promise.fields["acked"]["record"] == made.body()

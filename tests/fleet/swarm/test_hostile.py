@@ -135,7 +135,7 @@ class Shore:
         ack = liar.sign(ack_text(SWARM, record.hash, 0)).hex()
         return {
             "pulse": {**pulse, "proposed": proposal.body()},
-            "vote": {"head": self.head.hash, "term": 5, "signature": vote},
+            "vote": {"head": self.head.hash, "term": 5, "signature": vote, "votes": {liar.id: [5, vote]}},
             "query": {"head": self.head.hash, "term": 5, "votes": {liar.id: [5, vote]}},
             "promise": {"head": self.head.hash, "term": 0, "acked": {"term": 0, "record": record.body()}},
             "propose": {"term": 0, "record": record.body(), "votes": {}, "signature": proposal.signature},

@@ -22,6 +22,7 @@ from tests.fleet.swarm.storms import Storm
         pytest.param(33, id="all leave at once"),
         pytest.param(57, id="the leader is put out while others agree to its record"),
         pytest.param(16, id="the first of a few is put out where halves wait"),
+        pytest.param(30073, id="what a few have agreed to, and nobody else will, was not decided"),
         pytest.param(20620, id="one has gone to a later term by votes that the others cannot hear"),
     ],
 )

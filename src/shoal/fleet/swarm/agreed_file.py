@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.fleet.net.values import BadValue, read_json, table, whole
-from shoal.fleet.swarm.decide import shown
 from shoal.fleet.swarm.messages import read_acked, read_votes
 from shoal.fleet.swarm.record import Record
-from shoal.fleet.swarm.terms import Agreed
+from shoal.fleet.swarm.terms import Agreed, shown
 
 
 def write(file: Path, head: str, agreed: Agreed) -> None:

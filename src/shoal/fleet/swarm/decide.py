@@ -19,46 +19,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from shoal.fleet.net.api import PeerId
+from shoal.fleet.swarm.branches import Branches
 from shoal.fleet.swarm.chain import Chain, enough, majority
 from shoal.fleet.swarm.messages import MERGE_TERM, Ballot
-from shoal.fleet.swarm.record import BadRecord, Certified, Kind, Record, ack_text, proposal_text
-from shoal.fleet.swarm.terms import Agreed, Terms, Votes
+from shoal.fleet.swarm.promises import Promises
+from shoal.fleet.swarm.record import BadRecord, Certified, Record, ack_text, proposal_text
+from shoal.fleet.swarm.terms import Agreed, Terms, Votes, shown
+from shoal.fleet.swarm.world import Heard, Out, Rules, World
 
 SAY_AGAIN_S = 1.0
-LINKS_COME_S = 1.5  # after a cut they come one by one: a merge waits a little for the last of them
-MOST_MERGES = 3  # that a member agrees to at one head; each keeps it from agreeing to anything else for a while
 MOST_SHOWN = 64  # members that are shown all votes of a term in one second; of more, each has its turn
-MOST_BACKOFF = 64  # times as long until a branch that could not be merged is tried again
-
-
-@dataclass(frozen=True)
-class Rules:
-    silent_s: float = 5.0
-    stuck_s: float = 120.0  # a first member that is heard and decides nothing
-    peers: int = 2  # that the first round waits for
-    branches: bool = True  # a half that is cut off goes on
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What a peer has said of itself lately."""
-
-    at: float
-    head: str
-    wants: bool = False  # to be a member; it has the whole state
-    leaving: bool = False
-
-
-@dataclass(frozen=True)
-class Out:
-    """A message to send."""
-
-    to: PeerId
-    kind: str
-    fields: dict[str, Any]
 
 
 @dataclass
@@ -70,37 +43,6 @@ class _Proposal:
     said: float = float("-inf")
 
 
-class World(Protocol):
-    def offer(self, kind: Kind, members: tuple[PeerId, ...], other: str | None, now: float) -> Record | None:
-        """The record to propose after the head, once it is time for one. `other`: of a merge, the other branch."""
-        ...
-
-    def objection(self, record: Record, again: bool) -> str | None:
-        """Why this peer does not agree to it, if it does not. `again`: it may have been decided in an earlier term, by
-        members of whom one was put out since; whoever comes next leaves it out."""
-        ...
-
-    def complete(self, record: Record) -> bool:
-        """Whether all that the record refers to is here; what is not is fetched."""
-        ...
-
-    def admitted(self, peer: PeerId) -> bool:
-        """False: it is in the swarm no more, by a proof or by the organiser's word."""
-        ...
-
-    def mergeable(self, other: str) -> bool:
-        """Whether all of another branch is here; what is not is fetched."""
-        ...
-
-    def sign(self, text: bytes) -> str: ...
-
-    def remember(self, agreed: Agreed) -> None:
-        """On disk, before anybody is told."""
-        ...
-
-    def committed(self, new: Certified) -> None: ...
-
-
 Mode = Literal["lead", "follow", "wait", "branch"]
 
 
@@ -108,7 +50,7 @@ class Decider:
     def __init__(self, me: PeerId, chain: Chain, rules: Rules, world: World, now: float) -> None:
         self.me, self.chain, self.rules, self.world = me, chain, rules, world
         self.heard: dict[PeerId, Heard] = {}
-        self.apart: dict[PeerId, str] = {}  # peers on a branch that parts from ours, and its head as we know it
+        self.branches = Branches(chain, rules, world)
         self._strange: dict[PeerId, float] = {}  # peers at a head that is not known here, and since when
         self.terms = Terms(me, chain)
         self.acked: tuple[int, Record] | None = None  # of rounds: to a branch one may agree besides
@@ -117,16 +59,13 @@ class Decider:
         self.leaving = False
         self._pending: tuple[int, Record, PeerId] | None = None
         self._proposal: _Proposal | None = None
-        self._promises: dict[PeerId, tuple[int, Record] | None] = {}
+        self._promises = Promises()
         self._asked = float("-inf")
         self._born = self._since = now  # since when: this decider; the head, or the term
         self._lacking: float | None = None  # most members are out of reach since then
         self._unsigned: set[PeerId] = set()  # who has not signed what was proposed here while alone, in time
         self._objects: tuple[str, int] | None = None  # to what was proposed after this head in this term
         self._unfit: float | None = None  # since then, what was proposed leaves out members that are heard
-        self._met: float | None = None  # since then a branch is heard that can be merged with this head
-        self._merging, self._merges = float("-inf"), 0  # a merge was agreed to then: it goes first
-        self._unmerged: dict[PeerId, tuple[int, float]] = {}  # how often its branch was not to be merged, until when
         self._voted = float("-inf")
         self._said = 0  # how often
         self._dropped: dict[PeerId, float] = {}  # members that a record has left out, and since when
@@ -152,14 +91,15 @@ class Decider:
 
     def put_out(self, peer: PeerId) -> None:
         """It is not in the swarm any more: what it has said of itself is forgotten."""
-        for said in (self.heard, self.apart, self._strange, self._promises, self._unmerged, self._dropped):
+        for said in (self.heard, self._strange, self._promises.of, self._dropped):
             said.pop(peer, None)
+        self.branches.put_out(peer)
 
     # Who is who.
 
     def here(self, now: float) -> set[PeerId]:
         """Whom this peer hears, itself included, on its own branch; not one that for long has not shown where it is."""
-        off = self.apart.keys() | {p for p, since in self._strange.items() if now - since > self.rules.stuck_s}
+        off = self.branches.apart.keys() | {p for p, since in self._strange.items() if now - since > self.rules.stuck_s}
         return {self.me} | {p for p, h in self.heard.items() if now - h.at < self.rules.silent_s and p not in off}
 
     def order(self) -> list[PeerId]:
@@ -247,7 +187,8 @@ class Decider:
     def _enter(self, term: int, now: float) -> None:
         self.terms.term, self._since = term, now
         self.terms.wish = max(self.terms.wish, term)
-        self._promises, self._asked, self._proposal, self._unfit = {}, float("-inf"), None, None
+        self._promises.reset()
+        self._asked, self._proposal, self._unfit = float("-inf"), None, None
         if self._pending is not None and self._pending[1].kind == "round":
             self._pending = None
         self._remember()
@@ -262,23 +203,25 @@ class Decider:
         if self._proposed is not None and self._proposed[0] == self.term:
             return self._propose(self._proposed[1], now)  # said before a restart
         if self.term:
-            self._promises[self.me] = self.acked
-            if not majority(self._promises, head.members):
+            self._promises.of[self.me] = self.acked
+            if not self._promises.enough(head.members):
                 if now - self._asked < SAY_AGAIN_S:
                     return []
                 self._asked = now
                 fields = {"head": head.hash, "term": self.term, "votes": shown(self.terms.shown())}
                 return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
-            found = [promise for promise in self._promises.values() if promise is not None]
-            found.sort(key=lambda one: -one[0])
+            found = self._promises.perhaps_decided(head.members)
+            waiting = [p for p in head.members if p in here and p not in self._promises.of]
+            if found and waiting and now - self._since < self.rules.silent_s:
+                return []  # whoever answers as well may show that it was not decided
             # Only the newest may have been decided. It is being fetched; what nobody has anybody could have made up.
             patient = now - self._since < self.rules.stuck_s / 2
-            for _, agreed in found[:1] if patient else found:
+            for agreed in found[:1] if patient else found:
                 if self.world.complete(agreed):
                     return self._propose(agreed, now)
             if found and patient:
                 return []
-        if self._held_up(now):
+        if self.branches.held_up(self.heard, now):
             return []
         record = self.world.offer("round", self._next_members(here, now), None, now)
         return [] if record is None else self._propose(record, now)
@@ -308,7 +251,11 @@ class Decider:
         if self._proposal is not None and now - self._since > max(patience, 3.0):
             self._unsigned |= set(self._proposal.record.members) - set(self._proposal.signatures)
             self._proposal, self._since = None, now  # somebody in it does not agree, or is gone
-        if self.me not in self._may_begin(group, now) or self._proposal is not None or self._held_up(now):
+        if (
+            self.me not in self._may_begin(group, now)
+            or self._proposal is not None
+            or self.branches.held_up(self.heard, now)
+        ):
             return []
         record = self.world.offer("branch", tuple(group), None, now)
         if record is None:
@@ -327,7 +274,7 @@ class Decider:
         """By the policy, or since those who are lacking never come back to this head: they were put out, or have gone
         on from an earlier one without us (two groups can begin a swarm at once). A merge needs most of both sides."""
         members = self.chain.head.members
-        lost = {p for p in members if p in self.apart or not self.world.admitted(p)}
+        lost = {p for p in members if p in self.branches.apart or not self.world.admitted(p)}
         return self.rules.branches or majority(here | lost, members)
 
     def _group(self, here: set[PeerId]) -> list[PeerId]:
@@ -342,63 +289,18 @@ class Decider:
         waited = 0.0 if self._lacking is None else now - self._lacking
         return group[: 1 + int(waited / (4 * max(self.rules.silent_s, SAY_AGAIN_S)))]
 
-    def _held_up(self, now: float) -> bool:
-        """Branches that can be merged are, before either goes on; not for long, since that may fail."""
-        if now - self._merging < 2 * self.rules.silent_s:
-            return True
-        if not any(self.world.mergeable(other) for other in self._branches(now)):
-            return False
-        if self._met is None:
-            self._met = now
-        return now - self._met < 2 * self.rules.silent_s
-
-    def _branches(self, now: float) -> dict[str, set[PeerId]]:
-        """Other branches that are heard and can be tried: their heads, and by whom. Not one that goes on from our own
-        head: it is merged when we have gone on too. Between two merges there is a round."""
-        heads: dict[str, set[PeerId]] = {}
-        if self.chain.head.kind == "merge":
-            return heads
-        for peer, head in self.apart.items():
-            heard = peer in self.heard and now - self.heard[peer].at < self.rules.silent_s
-            if heard and head in self.chain and now >= self._unmerged.get(peer, (0, now))[1]:
-                heads.setdefault(head, set()).add(peer)
-        mine = self.chain.head.hash
-        return {head: peers for head, peers in heads.items() if not self.chain.is_ancestor(mine, head)}
-
-    def _not_merged(self, peers: Iterable[PeerId], now: float) -> None:
-        for peer in peers:
-            times = self._unmerged.get(peer, (0, 0.0))[0] + 1
-            self._unmerged[peer] = times, now + self.rules.silent_s * min(2**times, MOST_BACKOFF)
-
     def _try_merge(self, here: set[PeerId], now: float) -> list[Out]:
-        """The first of the larger branch proposes the merge."""
-        branches, p = self._branches(now), self._proposal
+        """The first of a branch proposes that it be merged with another one."""
+        found, p = self.branches.found(self.heard, now), self._proposal
         if p is not None and p.record.kind == "merge":
-            if not set(p.record.parents) & set(branches):
+            if not set(p.record.parents) & set(found):
                 self._proposal = self._pending = p = None  # the other branch has gone on
             elif now - p.began > 2 * self.rules.silent_s:
-                self._not_merged(set(self.apart) & set(p.record.members), now)
+                self.branches.failed(p.record, now)
                 self._proposal = self._pending = p = None  # somebody does not agree: the round goes before it
-        if p is not None or self.mode not in ("lead", "branch"):
-            return []
-        if self.mode == "branch" and self._group(here)[0] != self.me:
-            return []
-        mine = self.chain.head
-        for other, peers in sorted(branches.items()):
-            theirs = self.chain.get(other)
-            if not majority(peers, theirs.members) or not majority(here, mine.members):
-                continue
-            if (len(theirs.members), theirs.hash) > (len(mine.members), mine.hash):
-                continue  # it is theirs to propose
-            if not self.world.mergeable(other):
-                continue
-            if set(theirs.members) - peers and (self._met is None or now - self._met < LINKS_COME_S):
-                continue
-            members = tuple(dict.fromkeys([*(p for p in mine.members if p in here), *sorted(peers)]))
-            record = self.world.offer("merge", members, other, now)
-            if record is not None:
-                return self._propose(record, now, MERGE_TERM)
-        return []
+        first = self.mode == "lead" or (self.mode == "branch" and self._group(here)[0] == self.me)
+        record = self.branches.offer(found, here, now) if p is None and first else None
+        return [] if record is None else self._propose(record, now, MERGE_TERM)
 
     # Proposals.
 
@@ -430,7 +332,7 @@ class Decider:
             return []
         self._pending = None
         if record.kind == "merge":
-            self._merging, self._merges = now, self._merges + 1  # for a while nothing else is agreed to
+            self.branches.agreed(now)
         elif record.kind == "round":
             self.acked = (term, record)
             self._remember()
@@ -489,9 +391,10 @@ class Decider:
         """At a new head all is open again."""
         self.terms.reset()
         self.acked = self._proposed = self._pending = self._proposal = None
-        self._promises, self._asked, self._lacking, self._voted = {}, float("-inf"), None, float("-inf")
-        self._since, self._merging, self._merges, self._met = now, float("-inf"), 0, None
-        self._unfit = None
+        self._promises.reset()
+        self.branches.stand()
+        self._asked, self._lacking, self._voted = float("-inf"), None, float("-inf")
+        self._since, self._unfit = now, None
         self._goodbyes = {peer for peer, heard in self.heard.items() if heard.leaving}
         self._remember()
 
@@ -542,7 +445,7 @@ class Decider:
             self.chain.fits(acked[1])
             if self.world.objection(acked[1], again=True) is not None:
                 return []  # perhaps it is this peer whose weights are wrong; then somebody else has to lead
-        self._promises[peer] = acked
+        self._promises.of[peer] = acked
         return []
 
     def proposed(self, peer: PeerId, term: int, record: Record, votes: Votes, now: float) -> list[Out]:
@@ -568,8 +471,8 @@ class Decider:
         here, head = self.here(now), self.chain.head
         if record.kind == "merge":
             ours = self._proposal is not None and self._proposal.record.kind == "merge"
-            return self.acked is None and self._merges < MOST_MERGES and (not ours or peer < self.me)
-        if now - self._merging < 2 * self.rules.silent_s:
+            return self.acked is None and self.branches.may_agree() and (not ours or peer < self.me)
+        if self.branches.merging(now):
             return False
         if record.kind == "branch":
             alone = not majority(here, head.members) and self.mode == "branch"
@@ -591,14 +494,14 @@ class Decider:
         if self.chain.is_ancestor(mine, head):
             for record in self.chain.path(mine, head):
                 if not self._binds(record, now):
-                    self.apart[peer] = head
+                    self.branches.apart[peer] = head
                     return
                 self.adopt(self.chain.certified(record.hash), now)
-            self.apart.pop(peer, None)
+            self.branches.apart.pop(peer, None)
         elif self.chain.is_ancestor(head, mine):
-            self.apart.pop(peer, None)
+            self.branches.apart.pop(peer, None)
         else:
-            self.apart[peer] = head
+            self.branches.apart[peer] = head
             self._come_back(peer, head, now)
 
     def _come_back(self, peer: PeerId, head: str, now: float) -> None:
@@ -609,7 +512,7 @@ class Decider:
         before = self.chain.common(mine.hash, head).hash
         ours, theirs = (self.chain.path(before, name)[0].kind for name in (mine.hash, head))
         if ours == "branch" and theirs != "branch":
-            self.apart.pop(peer)
+            self.branches.apart.pop(peer)
             self.adopt(self.chain.certified(head), now)
 
     def _binds(self, record: Record, now: float) -> bool:
@@ -623,8 +526,3 @@ class Decider:
         if now - self._born < self.rules.silent_s:
             return False  # nobody else can have been heard yet
         return not majority(self.here(now) - set(record.members), before)
-
-
-def shown(votes: Votes) -> dict[PeerId, list[Any]]:
-    """As they travel."""
-    return {peer: [vote.term, vote.signature] for peer, vote in votes.items()}

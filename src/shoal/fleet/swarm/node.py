@@ -21,7 +21,7 @@ from shoal.fleet.net.tasks import Tasks, words
 from shoal.fleet.swarm import agreed_file, offer
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
-from shoal.fleet.swarm.decide import Decider, Rules
+from shoal.fleet.swarm.decide import Decider
 from shoal.fleet.swarm.digests import Digests
 from shoal.fleet.swarm.ledger import may_use
 from shoal.fleet.swarm.lies import Lie, Proposals
@@ -34,6 +34,7 @@ from shoal.fleet.swarm.snapshots import Snapshots
 from shoal.fleet.swarm.talk import PULSE_S, Talk
 from shoal.fleet.swarm.terms import Agreed
 from shoal.fleet.swarm.training import Training
+from shoal.fleet.swarm.world import Rules
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.chain import Chain, majority
@@ -94,3 +95,8 @@ class Terms:
         for peer, vote in behind.items():
             self.hear(peer, vote)
         return self.reached() >= term
+
+
+def shown(votes: Votes) -> dict[PeerId, list[Any]]:
+    """As they travel."""
+    return {peer: [vote.term, vote.signature] for peer, vote in votes.items()}
