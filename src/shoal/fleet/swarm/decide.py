@@ -165,8 +165,15 @@ class Decider:
         """On the leader: it decides nothing, or what it proposes is wrong. Also on oneself, if nobody agrees."""
         if self.leader() == self.me and self._proposal is None:
             return False
-        wrong = self._objects == (self.chain.head.hash, self.term)
+        wrong = self._objects == (self.chain.head.hash, self.term) or self._is_spoilt()
         return wrong or self._is_unfit(now) or now - self._since > self.rules.stuck_s
+
+    def _is_spoilt(self) -> bool:
+        """Whether what was proposed first after this head names somebody who was put out since: who has not agreed to
+        it yet never will. In later terms one may have to."""
+        if self.term or self.acked is None:
+            return False
+        return not all(map(self.world.admitted, self.acked[1].members))
 
     def _is_unfit(self, now: float) -> bool:
         """Whether what was proposed in this term leaves out members that have been heard for a while: they were out of
