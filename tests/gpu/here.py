@@ -11,7 +11,7 @@ import torch
 DEVICE_SETTING = "SHOAL_TEST_DEVICE"
 MPS = "CUDA_MPS_PIPE_DIRECTORY"  # set: an MPS daemon lets the ranks of a GPU run beside each other
 RANKS_A_CORE = 1.5  # a rank waits now and then; starting it does not
-TAKING_TURNS = 4  # ranks of a GPU without MPS: of 16 an all_reduce of 1 KB takes 0.2 s
+TAKING_TURNS = 8  # ranks of a GPU without MPS: an all_reduce of 1 KB takes 50 ms then, of 16 ranks 0.2 s
 DEVICE = os.environ.get(DEVICE_SETTING) or "cuda"
 GPUS = torch.cuda.device_count() if DEVICE == "cuda" else 0
 

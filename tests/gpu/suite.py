@@ -2,10 +2,11 @@
 
     python -m tests.gpu.suite [--only matrix,drills] [--out FOLDER] [--minutes 15] [--device cpu] [--list]
 
-One card is enough: ranks share it (shoal.shared_gpu), under MPS where that is there. Of several GPUs all are used. Each
-part is pytest in a process of its own, with a time of its own; one that hangs is ended and the others go on. Results are
-printed as they come; FOLDER gets table.txt, suite.json and what each part printed. What it finds is what is right. Times
-mean something in the part `speed` alone, which has nothing beside it. With `--device cpu` the ranks talk over gloo.
+One card is enough: ranks share it (shoal.shared_gpu), under MPS where that is there. Of several GPUs all are used.
+Each part is pytest in a process of its own, with a time of its own; one that hangs is ended and the others go on.
+Results are printed as they come; FOLDER gets table.txt, suite.json and what each part printed. What it finds is what is
+right; times mean something in the part `speed` alone, which has nothing beside it. With `--device cpu` the ranks talk
+over gloo.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shoal.near import closest
 from shoal.shared_gpu import SETTING
 from tests.gpu import told
 from tests.gpu.mps import mps
-from tests.gpu.table import Row, table
+from tests.gpu.table import Row, summary, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -52,8 +53,8 @@ PARTS = (
     Part("matrix", "every mesh in float32, Muon too", ("test_nccl.py",), 240, mps=True),
     Part("precision", "bf16 compiled, fp8, recomputation", ("test_nccl_precision.py",), 200, mps=True),
     Part("paths", "evaluation, resume elsewhere, torchrun, profile, bench", ("test_nccl_paths.py",), 120, mps=True),
-    Part("drills", "every drill, and islands", ("test_nccl_drills.py",), 240),
-    Part("drills-mps", "the same under MPS", ("test_nccl_drills.py",), 200, mps=True),
+    Part("drills", "every drill, and islands", ("test_nccl_drills.py",), 260),
+    Part("drills-mps", "the same under MPS", ("test_nccl_drills.py",), 220, mps=True),
     Part(
         "one",
         "what one GPU computes",
@@ -115,7 +116,7 @@ def run_part(part: Part, device: str, limit_s: float, logs: Path, say: Callable[
         groups = [[file] for file in files] if part.beside else [files]
         runs = [_Pytest(part.name, files, logs / f"{part.name}-{i}", env, say) for i, files in enumerate(groups)]
         try:
-            while any([run.look() for run in runs]) and time.monotonic() - began < limit_s:
+            while sum(run.look() for run in runs) and time.monotonic() - began < limit_s:
                 time.sleep(LOOK_S)
         finally:
             for run in runs:
@@ -193,7 +194,9 @@ class _Pytest:
             return
         why = late or f"pytest ended with {code}: {_last_line(self._log)}"
         for test in left:
-            self._row(test, "failed", 0.0, "", f"it was in it when {why}" if test == self._in else f"not reached: {why}")
+            self._row(
+                test, "failed", 0.0, "", f"it was in it when {why}" if test == self._in else f"not reached: {why}"
+            )
         if not self._tests and not self._rows:
             self._row(self._log.stem, "failed", 0.0, "", f"no test was found: {why}")
 
@@ -257,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         told_all = {"machine": where, "s": round(seconds, 1), "parts": [asdict(part) for part in done]}
         (out / "suite.json").write_text(json.dumps(told_all, indent=1))
         (out / "table.txt").write_text(table(where, done, seconds))
-    print("\n" + table(where, done, time.monotonic() - began))
+    print("\n" + summary(done, time.monotonic() - began))
     print(f"written to {out}")
     return int(any(row.outcome == "failed" for part in done for row in part.rows))
 

@@ -36,17 +36,25 @@ class Part(Protocol):
 def table(machine: str, parts: Sequence[Part], seconds: float) -> str:
     lines = [machine, ""]
     for part in parts:
-        counts = Counter(row.outcome for row in part.rows)
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in MARKS if counts[outcome])
-        under = {"yes": "under MPS", "no": "without MPS"}.get(part.mps, f"without MPS: {part.mps}")
-        means = "its times mean something" if part.speed else "what is right; its times mean nothing"
-        lines.append(f"{part.name}: {part.what}, {under} ({means}): {told or 'nothing'} in {part.s:.0f} s")
-        lines += [f"  {row.line()}" for row in part.rows]
-        lines.append("")
-    failed = [row for part in parts for row in part.rows if row.outcome == "failed"]
-    rows = sum(len(part.rows) for part in parts)
-    lines.append(f"{rows - len(failed)} of {rows} hold, {len(failed)} failed, in {seconds / 60:.1f} minutes.")
+        lines += [_of(part), *(f"  {row.line()}" for row in part.rows), ""]
+    return "\n".join([*lines, summary(parts, seconds)])
+
+
+def summary(parts: Sequence[Part], seconds: float) -> str:
+    """Short, for whoever has seen the lines pass by: the parts, and what failed."""
+    rows = [row for part in parts for row in part.rows]
+    failed = [row for row in rows if row.outcome == "failed"]
+    lines = [_of(part) for part in parts]
+    lines.append(f"{len(rows) - len(failed)} of {len(rows)} hold, {len(failed)} failed, in {seconds / 60:.1f} minutes.")
     return "\n".join([*lines, *(f"  {row.part}: {row.line()}" for row in failed), ""])
+
+
+def _of(part: Part) -> str:
+    counts = Counter(row.outcome for row in part.rows)
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in MARKS if counts[outcome])
+    under = {"yes": "under MPS", "no": "without MPS"}.get(part.mps, f"without MPS: {part.mps}")
+    means = "its times mean something" if part.speed else "what is right, nothing of speed"
+    return f"{part.name}: {part.what}, {under} ({means}): {told or 'nothing'} in {part.s:.0f} s"
 
 
 def _short(test: str) -> str:
