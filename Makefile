@@ -11,13 +11,14 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-clusters durations kubernetes lint format bench docs lock clean
+.PHONY: help setup demo test test-slow test-clusters test-gpu durations kubernetes lint format bench docs lock clean
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
 	@echo "make test           lint and all tests that need no cluster (about 15 minutes on 2 cores)"
 	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 9 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Slurm, Ray, Kubernetes)"
+	@echo "make test-gpu       everything that wants a GPU; one card is enough (15 minutes; ONLY=matrix,drills for some of it)"
 	@echo "make durations      all of these; records how long each file takes, by which the next run is laid out"
 	@echo "make kubernetes     what test-clusters needs of Kubernetes, built once into ~/.cache/shoal (15 minutes, 6 GB meanwhile)"
 	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
@@ -58,6 +59,10 @@ test-slow: $(READY)
 test-clusters: $(READY)
 	-$(BIN)/python -m scripts.clusters.kubernetes
 	$(TESTS) -m cluster tests
+
+# Of several GPUs all are used; of one, ranks share it. OUT names a folder for the table and the logs.
+test-gpu: $(READY)
+	$(BIN)/python -m tests.gpu.suite $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
 
 # On a machine that does nothing else.
 durations:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from shoal import shared_gpu
 from shoal.bench import shapes
 from shoal.bench.clock import digits
 from shoal.bench.machine import Machine
@@ -90,8 +91,10 @@ def _wait(ranks: mp.ProcessContext, seconds: float) -> None:
 def _rank(rank: int, world: int, kind: str, folder: str, seconds: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever started it handles those for it
         signal.signal(number, signal.SIG_DFL)
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind, rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
+        if world > torch.cuda.device_count():
+            os.environ.update(shared_gpu.settings(rank))
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)

@@ -17,9 +17,10 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from shoal import shared_gpu
 from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
 from shoal.track.rundir import workspace
@@ -79,7 +80,8 @@ def _bench(args: argparse.Namespace) -> int:
     from shoal.plan.hardware_types import Measured
 
     machine = this_machine(args.device)
-    if machine.cuda and (args.processes or 1) > machine.count:
+    shared = machine.cuda and (args.processes or 1) > machine.count
+    if shared and not shared_gpu.sharing():
         raise UsageError(f"--processes is {args.processes}, but there are {machine.count} GPUs here; leave it out.")
     known = entry.known_as(machine, args.name, [hardware])
     called = args.name or (known.name if known else machine.name)
@@ -91,6 +93,8 @@ def _bench(args: argparse.Namespace) -> int:
     print(f"{machine.name}, {as_what}; {machine.software}", file=out, flush=True)
     if why := busy(machine):
         print(f"shoal: other programs run here ({why}), which makes it look slower than it is.", file=sys.stderr)
+    if shared:
+        print(f"shoal: {shared_gpu.sentence(args.processes, machine.count)}.", file=sys.stderr)
 
     def tell(part: str, so_far: Measured, why: str) -> None:
         print(table.line(part, so_far, why), file=out, flush=True)
@@ -99,7 +103,8 @@ def _bench(args: argparse.Namespace) -> int:
     seconds = args.seconds or (QUICK_S if args.quick else FULL_S)
     measured = measure(machine, seconds, processes, place, args.quick, tell)
     host_gbs = memory.host_link_gbs(Clock(machine)) if known is None else 0.0
-    made = entry.entry(machine, measured, known, args.name, host_gbs)
+    links = replace(measured, collectives=()) if shared else measured  # of one GPU that is shared they tell nothing
+    made = entry.entry(machine, links, known, args.name, host_gbs)
     text = publish.text_of(made)
     device = publish.read_back(made["name"], text, [hardware])
     publish.check_free(file, args.force)
