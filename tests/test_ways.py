@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from shoal import ways
 from shoal.errors import SetupError
-from shoal.guard.workers import Share, worker_env
+from shoal.guard.nodes.crew import _listening
+from shoal.guard.workers import Share, Workers, log_file, worker_env
+from tests.guard.fake import until
 
 ADDRESSES = [("lo", "127.0.0.1"), ("lo", "::1"), ("eth0", "10.0.0.5"), ("ib0", "10.1.0.5"), ("docker0", "172.17.0.1")]
 
@@ -75,3 +79,17 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not(
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["SHOAL_ADDRESS"]) == ("eth0", "=eth0", "10.0.0.5")
     alone = worker_env(0, 2, 0, 1, tmp_path)  # type: ignore[arg-type]
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SHOAL_ADDRESS"} & alone.keys()
+
+
+def test_rank_0_is_handed_a_socket_that_listens_already(tmp_path: Path) -> None:
+    """A port that is only looked for can be somebody else's by the time rank 0 has started."""
+    say = "import os, socket; s = socket.socket(fileno=int(os.environ['SHOAL_LISTENING'])); print(s.getsockname()[1])"
+    with _listening() as held:
+        port = held.getsockname()[1]
+        share = Share(0, 0, 1, ("127.0.0.1", port), None, held.fileno())
+        workers = Workers([sys.executable, "-c", say], 1, 0, tmp_path, 1, share)
+    with socket.create_connection(("127.0.0.1", port)):  # it waits for rank 0 to be ready
+        until(lambda: bool(workers.reap()))
+    workers.close()
+    assert log_file(tmp_path, 0, 0).read_text().split() == [str(port)]
+    assert "SHOAL_LISTENING" not in worker_env(1, 2, 0, 1, tmp_path, share)

@@ -55,6 +55,7 @@ class Share:
     count: int
     master: tuple[str, int]  # where rank 0 will listen
     address: str | None = None  # of this node, as the others reach it
+    listening: int | None = None  # a socket that listens there already, for rank 0
 
     @property
     def ranks(self) -> range:
@@ -79,7 +80,8 @@ class Workers:
             for rank in ranks:
                 env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store", share)
                 env[FOLDER] = str(self.pulses)
-                self._alive[rank] = _start(command, env, self._logs[rank])
+                held = share.listening if share is not None and rank == 0 else None
+                self._alive[rank] = _start(command, env, self._logs[rank], () if held is None else (held,))
         except OSError as e:
             self.close()
             raise SetupError(
@@ -166,6 +168,7 @@ def worker_env(
             "MASTER_PORT": str(port),
             "GROUP_RANK": str(share.node),
             **({} if share.address is None else ways.settings(share.address)),
+            **({} if share.listening is None or rank else {"SHOAL_LISTENING": str(share.listening)}),
         }
     return where | {
         "RANK": str(rank),
@@ -193,12 +196,13 @@ def threads_for(asked: int | str, world: int) -> int:
     return max(1, cores // world)
 
 
-def _start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], env: Mapping[str, str], log: Path, held: Sequence[int]) -> subprocess.Popen[bytes]:
+    """`held`: open files that it is handed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     tied = [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
     with open(log, "ab", buffering=0) as out:
         return subprocess.Popen(
-            tied, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            tied, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, pass_fds=held
         )
 
 

@@ -73,7 +73,7 @@ def _meet(rank: int, world: int, device: torch.device) -> None:
     # Connections of gloo are made when they are first used: those of a ring, not one to every process.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     address = os.environ.get("SHOAL_RENDEZVOUS", "env://")
-    way: dict[str, Any] = {"store": _store()} if address == "env://" else {"init_method": address}
+    way: dict[str, Any] = {"init_method": address} if address.startswith("file:") else {"store": _store(rank, world)}
     # With its device named NCCL's communicator of all processes is made here, and those of axes are split from it.
     bound = device if device.type == "cuda" else None
     dist.init_process_group(_backend(device), rank=rank, world_size=world, timeout=JOIN_TIMEOUT, device_id=bound, **way)
@@ -87,8 +87,13 @@ def raise_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _store() -> dist.Store:
-    """torchrun's, with a part of its own for each restart: torch 2.13 would find the addresses of the dead there."""
+def _store(rank: int, world: int) -> dist.Store:
+    """Of our own agents, at the socket that rank 0 was handed; or torchrun's, with a part of its own for each restart:
+    torch 2.13 would find the addresses of the dead there."""
+    if "SHOAL_RENDEZVOUS" in os.environ:
+        host, port, listening = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "SHOAL_LISTENING"))
+        socket = None if listening is None else int(listening)
+        return dist.TCPStore(str(host), int(port or 0), world, rank == 0, JOIN_TIMEOUT, master_listen_fd=socket)
     store, _, _ = next(dist.rendezvous("env://"))
     return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

@@ -105,8 +105,14 @@ class Nodes:
             say(ways.sentence(address))
 
     def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> NodeGroup:
-        master, address = (self.host, _free_port()), self._address()
-        seats = [Seat(None, Share(0, 0, self.processes, master, address))]
+        with _listening() as socket_of_rank_0:  # it is handed that: a port that is only looked for may be taken again
+            return self._start(command, ready, attempt, logs, socket_of_rank_0)
+
+    def _start(
+        self, command: Sequence[str], ready: Ready, attempt: int, logs: Path, listening: socket.socket
+    ) -> NodeGroup:
+        master, address = (self.host, int(listening.getsockname()[1])), self._address()
+        seats = [Seat(None, Share(0, 0, self.processes, master, address, listening.fileno()))]
         for position, node in enumerate(self._seated, 1):
             # One that came over the loopback is on this machine: whoever reaches this node reaches that one too.
             theirs = address if ways.is_loopback(node.line.own_address) else None
@@ -187,8 +193,8 @@ class Nodes:
             )
 
 
-def _free_port() -> int:
-    """For rank 0's store. Somebody else may take it before that listens; then the attempt fails and is tried again."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _listening() -> socket.socket:
+    """For rank 0's store, at a port that is free, over both families where there are both."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=4096)
