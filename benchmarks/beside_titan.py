@@ -1,0 +1,313 @@
+"""torchtitan beside Shoal on the ranks of one card, in one run and taking turns: tokens/s, ratio, exposed wait.
+
+    python benchmarks/beside_titan.py [--meshes 1x1,2x1,4x1,2x2,8x1,4x2] [--size 170m] [--out FOLDER]
+    python benchmarks/beside_titan.py --systems before,shoal --against OTHER --meshes 1x1 --size 1b
+
+A mesh is dp_shard x tp (of tp alone torchtitan computes in float32: not compared). torchtitan 0.2.2 must be importable;
+`--peers FOLDER` adds one. OTHER is another tree of Shoal, or a tarball of one (`git archive -o before.tgz COMMIT src`).
+Each system's own training loop, in bf16 with float32 weights, AdamW and clipping, compiled, no recomputation, random
+tokens of one file. All ranks of all systems start, compile and warm up; then a few steps of each in turn, again and
+again (ABAB), so that drift counts against nobody. A ratio is that of the last system to another, the median over the
+rounds. Exposed wait is what torch's profiler saw in a last turn, the mean of the ranks: the share of the time in which
+kernels of NCCL ran and nothing else did, and that in which nothing ran.
+
+Ranks share the card, under MPS where it is there, and send through sockets of the loopback: this compares what the
+systems do beside the products, and says nothing of real links. No GPU: `--device cpu --size tiny --no-compile
+--precision fp32` tries it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+from benchmarks.beside.asked import SIZES, Asked, make_data  # noqa: E402
+from benchmarks.beside.turns import MARK  # noqa: E402
+from tests.gpu.crew import death_of, words_of  # noqa: E402
+from tests.gpu.mps import mps  # noqa: E402
+
+from shoal import shared_gpu  # noqa: E402
+from shoal.guard.classify import classify, culprit  # noqa: E402
+
+MODULES = {"shoal": "run_shoal", "before": "run_shoal", "torchtitan": "run_torchtitan"}
+WARM = 4  # steps, of all systems at once; then SETTLE of each alone
+SETTLE = 2
+NOT_LINKS = "Ranks of one card over the loopback: it says nothing of real links."
+
+
+class Ended(RuntimeError):
+    """A rank has ended, or said nothing for too long."""
+
+
+@dataclass
+class System:
+    name: str
+    asked: Asked
+    ranks: list[subprocess.Popen[str]]
+    logs: list[Path]
+    heard: list[queue.Queue[dict[str, Any]]]
+    seconds: list[float] = field(default_factory=list)  # of each round
+
+    def say(self, words: str) -> None:
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            with contextlib.suppress(OSError):  # it has ended; `answers` tells
+                rank.stdin.write(words + "\n")
+                rank.stdin.flush()
+
+    def answers(self, within_s: float) -> list[dict[str, Any]]:
+        """One of each rank."""
+        end, told = time.monotonic() + within_s, []
+        for heard in self.heard:
+            while True:
+                try:
+                    told.append(heard.get(timeout=0.2))
+                    break
+                except queue.Empty:
+                    self._alive(end)
+        return told
+
+    def _alive(self, end: float) -> None:
+        codes = [rank.poll() for rank in self.ranks]
+        if any(code is not None for code in codes):
+            time.sleep(1.0)  # for the last words of the others
+            codes = [rank.poll() for rank in self.ranks]
+            failures = [classify(death_of(i, code, self.logs[i])) for i, code in enumerate(codes) if code is not None]
+            first = culprit(failures)
+            assert first is not None
+            raise Ended(f"{self.name}: rank {first.rank} {words_of(first)}")
+        if time.monotonic() > end:
+            raise Ended(f"{self.name}: no answer in time; rank 0's log ends: {self.logs[0].read_text()[-300:]}")
+
+    def end(self) -> None:
+        self.say("end")
+        for rank in self.ranks:
+            try:
+                rank.wait(5)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+
+
+def start(name: str, asked: Asked, env: dict[str, str], source: Path) -> System:
+    folder = Path(asked.folder)
+    folder.mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks, logs, heard = [], [], []
+    for rank in range(asked.world):
+        own = {
+            **os.environ,
+            **env,
+            **(shared_gpu.settings(rank) if asked.device == "cuda" and asked.world > 1 else {}),
+            shared_gpu.SETTING: "1",
+            "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "2",
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(asked.world),
+            "LOCAL_WORLD_SIZE": str(asked.world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "SHOAL_RENDEZVOUS": f"file://{folder}/store",
+        }
+        logs.append(folder / f"rank-{rank}.log")
+        with open(logs[-1], "wb") as log:
+            command = [sys.executable, "-m", f"benchmarks.beside.{MODULES[name]}", asked.dump()]
+            ranks.append(
+                subprocess.Popen(
+                    command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder
+                )
+            )
+        heard.append(_listen(ranks[-1]))
+    return System(name, asked, ranks, logs, heard)
+
+
+def _listen(rank: subprocess.Popen[str]) -> queue.Queue[dict[str, Any]]:
+    heard: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def listen() -> None:
+        assert rank.stdout is not None
+        for line in rank.stdout:
+            if line.startswith(MARK):
+                heard.put(json.loads(line.removeprefix(MARK)))
+
+    threading.Thread(target=listen, daemon=True).start()
+    return heard
+
+
+def measure(systems: Sequence[System], rounds: int, steps: int, traced: int, limit_s: float) -> list[dict[str, Any]]:
+    """A row a system; what was measured before a trace that fails is not lost."""
+    end = time.monotonic() + limit_s
+
+    def turn(system: System, words: str) -> list[dict[str, Any]]:
+        system.say(words)
+        return system.answers(end - time.monotonic())
+
+    for system in systems:
+        ready = system.answers(end - time.monotonic())
+        if source := ready[0]["shoal"]:
+            print(f"      {system.name} is {source}", flush=True)
+    for system in systems:
+        system.say(f"go {WARM}")
+    for system in systems:
+        system.answers(end - time.monotonic())
+    for system in systems:
+        turn(system, f"go {SETTLE}")
+    peaks: dict[str, float] = {}
+    for _ in range(rounds):
+        for system in systems:
+            told = turn(system, f"go {steps}")
+            system.seconds.append(max(t["s"] for t in told))
+            peaks[system.name] = max(t.get("gb", 0.0) for t in told)
+    rows = [
+        {
+            "system": system.name,
+            "mesh": f"{system.asked.dp}x{system.asked.tp}",
+            "tokens_s": round(steps * system.asked.tokens / median(system.seconds)),
+            "ms": round(1e3 * median(system.seconds) / steps, 2),
+            "rounds_s": [round(s, 4) for s in system.seconds],
+            "gb": peaks[system.name],
+        }
+        for system in systems
+    ]
+    for row, system in zip(rows, systems, strict=True):
+        if traced:
+            try:
+                told = turn(system, f"trace {traced}")
+                for share in ("exposed", "idle", "sending"):
+                    if all(share in t for t in told):
+                        row[share] = round(mean(t[share] for t in told), 4)
+                row["traced_ms"] = round(1e3 * max(t["s"] for t in told) / traced, 2)
+            except Ended as e:
+                row["no_trace"] = str(e)
+    return rows
+
+
+def ratio_of(first: System, second: System) -> float:
+    """Of speeds, round by round."""
+    return median(b / a for a, b in zip(first.seconds, second.seconds, strict=True))
+
+
+def lines(rows: Sequence[dict[str, Any]], ratios: dict[str, float]) -> list[str]:
+    said = []
+    for row in rows:
+        if "exposed" in row:
+            waits = f"exposed {row['exposed']:6.1%}, idle {row['idle']:6.1%} (sending {row['sending']:.1%})"
+        else:
+            waits = f"no trace{': ' + row['no_trace'] if 'no_trace' in row else ''}"
+        speed = f"{row['tokens_s']:>9,} tokens/s {row['ms']:>9.2f} ms {row['gb']:>6.1f} GB"
+        said.append(f"{row['mesh']:<5} {row['system']:<11} {speed}  {waits}")
+    return said + [f"      {names}: {ratio:.3f}" for names, ratio in ratios.items()]
+
+
+def source_of(against: Path | None, place: Path) -> Path:
+    """The folder to import the other Shoal from."""
+    if against is None:
+        raise SystemExit("`before` is another tree of Shoal: name it with --against.")
+    if against.is_file():
+        with tarfile.open(against) as archive:
+            archive.extractall(place, filter="data")
+        against = place
+    for folder in (against / "src", against):
+        if (folder / "shoal").is_dir():
+            return folder.resolve()
+    raise SystemExit(f"{against} has no src/shoal: --against takes a tree of Shoal, or a tarball of its src.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", default="torchtitan,shoal", help="some of torchtitan, shoal, before (%(default)s)")
+    parser.add_argument("--against", type=Path, help="the tree, or tarball, of `before`")
+    parser.add_argument("--peers", type=Path, help="a folder with torchtitan")
+    parser.add_argument("--meshes", default="1x1,2x1,4x1,2x2,8x1,4x2", help="dp_shard x tp (%(default)s)")
+    parser.add_argument("--size", choices=[*SIZES], default="170m")
+    parser.add_argument("--precision", choices=["bf16", "fp8", "fp32"], default="bf16", help="fp8: of Shoal alone")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5, help="of a turn")
+    parser.add_argument("--traced", type=int, default=2, help="steps of the traced turn; 0: none")
+    parser.add_argument("--no-compile", action="store_true", help="of both")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one mesh (%(default)g)")
+    parser.add_argument("--out", type=Path, help="a folder for beside.json, table.txt and the ranks' logs")
+    args = parser.parse_args(argv)
+    names = args.systems.split(",")
+    if wrong := [name for name in names if name not in MODULES]:
+        raise SystemExit(f"there is no system '{wrong[0]}': {', '.join(MODULES)}")
+    if "torchtitan" in names and args.precision == "fp8":
+        raise SystemExit("fp8 is compared between trees of Shoal: --systems shoal,before")
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-beside-")))
+        sources = dict.fromkeys(names, ROOT / "src")
+        if "before" in names:
+            sources["before"] = source_of(args.against, place / "before")
+        daemon = stack.enter_context(mps()) if args.device == "cuda" else None
+        how = ("under MPS" if daemon.env else f"without MPS: {daemon.why_not}") if daemon else "on a processor"
+        path = os.pathsep.join(str(p) for p in (args.peers and args.peers.resolve(), os.environ.get("PYTHONPATH")) if p)
+        env = {**(daemon.env if daemon else {}), "PYTHONPATH": path}
+        said = [f"{args.size}, {args.precision}{'' if args.no_compile else ', compiled'}, {how}. {NOT_LINKS}"]
+        print(said[0], flush=True)
+        data = make_data(place / "data", SIZES[args.size])
+        all_rows: list[dict[str, Any]] = []
+        failed = 0
+        for mesh in args.meshes.split(","):
+            dp, tp = map(int, mesh.split("x"))
+            began = time.monotonic()
+            systems: list[System] = []
+            try:
+                for name in names:
+                    own = place / mesh / name
+                    how_asked = (args.device, args.precision, not args.no_compile, str(own), str(data))
+                    systems.append(start(name, Asked(args.size, dp, tp, *how_asked), env, sources[name]))
+                rows = measure(systems, args.rounds, args.steps, args.traced, args.limit)
+                last = systems[-1]
+                ratios = {f"{last.name} of {s.name}": ratio_of(last, s) for s in systems[:-1]}
+                told = lines(rows, ratios)
+                all_rows += [{**row, "ratios": ratios if row["system"] == last.name else {}} for row in rows]
+            except Ended as e:
+                failed += 1
+                told = [f"{mesh:<5} FAILED {e}"]
+                all_rows.append({"mesh": mesh, "failed": str(e)})
+            finally:
+                for system in systems:
+                    system.end()
+            told[-1] += f"  [{time.monotonic() - began:.0f} s]"
+            print("\n".join(told), flush=True)
+            said += told
+            if args.out:
+                _write(args.out, place / mesh, {"how": said[0], "rows": all_rows}, said)
+    return int(failed > 0)
+
+
+def _write(out: Path, mesh: Path, told: dict[str, Any], said: Sequence[str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "beside.json").write_text(json.dumps(told, indent=1))
+    (out / "table.txt").write_text("\n".join(said) + "\n")
+    for log in mesh.rglob("rank-*.log"):
+        shutil.copy(log, out / f"{mesh.name}-{log.parent.name}-{log.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
