@@ -244,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", type=Path, help="a folder with torchtitan")
     parser.add_argument("--meshes", default="1x1,2x1,4x1,2x2,8x1,4x2", help="dp_shard x tp (%(default)s)")
     parser.add_argument("--size", choices=[*SIZES], default="170m")
+    parser.add_argument("--batch", type=int, default=0, help="windows of a data-parallel rank (the size's own)")
     parser.add_argument("--precision", choices=["bf16", "fp8", "fp32"], default="bf16", help="fp8: of Shoal alone")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="of a turn")
@@ -279,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 for name in names:
                     own = place / mesh / name
-                    how_asked = (args.device, args.precision, not args.no_compile, str(own), str(data))
+                    how_asked = (args.device, args.precision, not args.no_compile, str(own), str(data), args.batch)
                     systems.append(start(name, Asked(args.size, dp, tp, *how_asked), env, sources[name]))
                 rows = measure(systems, args.rounds, args.steps, args.traced, args.limit)
                 last = systems[-1]

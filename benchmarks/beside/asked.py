@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(2, 256, 4, 2, 768, 512, 64, 2),  # to try the scripts
-    "170m": Size(8, 1024, 16, 8, 2816, 32_000, 2048, 4),
+    "170m": Size(8, 1024, 16, 8, 2816, 32_000, 2048, 2),
     "1b": Size(16, 2048, 32, 8, 8192, 128_256, 4096, 4),
 }
 STEPS = 100_000  # more than anybody takes: a rate that hardly falls, no end
@@ -39,6 +39,7 @@ class Asked:
     compiled: bool
     folder: str  # of this system's own
     data: str  # a folder of token shards; tokens.npy is the same for whoever cannot read those
+    batch: int = 0  # instead of the size's own
 
     @property
     def world(self) -> int:
@@ -46,7 +47,8 @@ class Asked:
 
     @property
     def of(self) -> Size:
-        return SIZES[self.size]
+        size = SIZES[self.size]
+        return replace(size, batch=self.batch or size.batch)
 
     @property
     def tokens(self) -> int:
