@@ -153,7 +153,7 @@ def test_collectives_of_a_gpu_that_is_shared_are_told_and_not_kept(
     asked = ["bench", "--processes", "2", "--json", "--workspace", str(tmp_path)]
     monkeypatch.delenv("SHOAL_TEST_SHARE_GPU", raising=False)
     assert main(asked) == 2
-    assert "there are 1 GPUs here" in capsys.readouterr().err
+    assert "but this machine has 1 GPU; leave it out" in capsys.readouterr().err
     monkeypatch.setenv("SHOAL_TEST_SHARE_GPU", "1")
     assert main(asked) == 0
     out, err = capsys.readouterr()
