@@ -37,6 +37,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.beside.asked import SIZES, Asked, make_data  # noqa: E402
@@ -50,7 +52,8 @@ from shoal.guard.classify import classify, culprit  # noqa: E402
 MODULES = {"shoal": "run_shoal", "before": "run_shoal", "torchtitan": "run_torchtitan"}
 WARM = 4  # steps, of all systems at once; then SETTLE of each alone
 SETTLE = 2
-NOT_LINKS = "Ranks of one card over the loopback: it says nothing of real links."
+NOT_LINKS = "Ranks that share a GPU send through the loopback: it says nothing of real links."
+OWN_GPUS = "No two ranks share a GPU."
 
 
 class Ended(RuntimeError):
@@ -107,6 +110,10 @@ class System:
                 rank.wait()
 
 
+def shares_gpus(world: int, device: str) -> bool:
+    return device == "cuda" and world > torch.cuda.device_count()
+
+
 def start(name: str, asked: Asked, env: dict[str, str], source: Path) -> System:
     folder = Path(asked.folder)
     folder.mkdir(parents=True)
@@ -118,12 +125,11 @@ def start(name: str, asked: Asked, env: dict[str, str], source: Path) -> System:
         own = {
             **os.environ,
             **env,
-            **(shared_gpu.settings(rank) if asked.device == "cuda" and asked.world > 1 else {}),
+            **(shared_gpu.settings(rank) if shares_gpus(asked.world, asked.device) else {}),
             shared_gpu.SETTING: "1",
             "PYTHONPATH": os.pathsep.join([str(source), str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": "2",
             "PYTORCH_ALLOC_CONF": "expandable_segments:True",
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -267,14 +273,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         daemon = stack.enter_context(mps()) if args.device == "cuda" else None
         how = ("under MPS" if daemon.env else f"without MPS: {daemon.why_not}") if daemon else "on a processor"
         path = os.pathsep.join(str(p) for p in (args.peers and args.peers.resolve(), os.environ.get("PYTHONPATH")) if p)
-        env = {**(daemon.env if daemon else {}), "PYTHONPATH": path}
-        said = [f"{args.size}, {args.precision}{'' if args.no_compile else ', compiled'}, {how}. {NOT_LINKS}"]
+        meshes = [tuple(map(int, mesh.split("x"))) for mesh in args.meshes.split(",")]
+        links = NOT_LINKS if any(shares_gpus(dp * tp, args.device) for dp, tp in meshes) else OWN_GPUS
+        said = [f"{args.size}, {args.precision}{'' if args.no_compile else ', compiled'}, {how}. {links}"]
         print(said[0], flush=True)
         data = make_data(place / "data", SIZES[args.size])
         all_rows: list[dict[str, Any]] = []
         failed = 0
-        for mesh in args.meshes.split(","):
-            dp, tp = map(int, mesh.split("x"))
+        for dp, tp in meshes:
+            mesh = f"{dp}x{tp}"
+            threads = max(1, len(os.sched_getaffinity(0)) // (dp * tp * len(names)))
+            env = {**(daemon.env if daemon else {}), "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
             began = time.monotonic()
             systems: list[System] = []
             try:

@@ -63,7 +63,7 @@ class Asked:
         return cls(**json.loads(text))
 
 
-def make_data(folder: Path, size: Size, windows: int = 512) -> Path:
+def make_data(folder: Path, size: Size, windows: int = 2048) -> Path:
     """Random tokens, as one document: attention reaches over whole windows in every system."""
     from shoal.data.index import write_index
     from shoal.data.writer import ShardWriter

@@ -18,8 +18,14 @@ import torch
 from benchmarks.beside.asked import STEPS, Asked
 from benchmarks.beside.turns import Turns
 
-if importlib.util.find_spec("datasets") is None:
-    sys.modules |= {name: MagicMock() for name in ("datasets", "datasets.distributed")}
+# What it imports and a step does not use.
+for package, names in {
+    "datasets": ("datasets", "datasets.distributed"),
+    "tensorboard": ("torch.utils.tensorboard",),
+    "tokenizers": ("tokenizers",),
+}.items():
+    if importlib.util.find_spec(package) is None:
+        sys.modules |= {name: MagicMock() for name in names}
 
 
 class Tokens:
