@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import beside_titan
 from benchmarks.beside.asked import Asked
+from benchmarks.beside.system import Ended, System, listen_to
 from benchmarks.beside.trace import shares
-from benchmarks.beside_titan import Ended, lines, measure, ratio_of, source_of
+from benchmarks.beside_titan import lines, measure, ratio_of, source_of
 
 ASKED = Asked("tiny", 2, 1, "cpu", "fp32", False, "", "")
 
@@ -72,7 +72,7 @@ def test_systems_take_turns_and_a_trace_that_fails_costs_no_measurement() -> Non
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> Iterator[beside_titan.System]:
+def ends(tmp_path: Path) -> Iterator[System]:
     """A rank that dies of an exception and one that waits for it."""
     logs, ranks = [tmp_path / "0.log", tmp_path / "1.log"], []
     for log, code in zip(logs, ("input()", "raise KeyError('the cause')"), strict=True):
@@ -80,12 +80,12 @@ def ends(tmp_path: Path) -> Iterator[beside_titan.System]:
             command = [sys.executable, "-c", code]
             pipe = subprocess.PIPE
             ranks.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=err, text=True))
-    system = beside_titan.System("any", ASKED, ranks, logs, [beside_titan._listen(rank) for rank in ranks])
+    system = System("any", ASKED, ranks, logs, [listen_to(rank) for rank in ranks])
     yield system
     system.end()
 
 
-def test_a_rank_that_ends_is_told_by_its_exception(ends: beside_titan.System) -> None:
+def test_a_rank_that_ends_is_told_by_its_exception(ends: System) -> None:
     with pytest.raises(Ended, match=r"^any: rank 1 KeyError: 'the cause'"):
         ends.answers(60)
 
