@@ -142,6 +142,28 @@ def test_collectives_of_two_processes() -> None:
     assert collectives.link_gbs(ring) == pytest.approx(360)
 
 
+def test_collectives_of_a_gpu_that_is_shared_are_told_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More processes than GPUs: refused, but for tests, and then it tells nothing of a link."""
+    seen = replace(SEEN, collectives=tuple(("all_gather", 2, size, size / 1e9) for size in (1 << 20, 1 << 26)))
+    monkeypatch.setattr("shoal.bench.machine.this_machine", lambda asked: H200)
+    monkeypatch.setattr("shoal.bench.machine.busy", lambda machine: "")
+    monkeypatch.setattr("shoal.bench.measure.measure", lambda *_: seen)
+    asked = ["bench", "--processes", "2", "--json", "--workspace", str(tmp_path)]
+    monkeypatch.delenv("SHOAL_TEST_SHARE_GPU", raising=False)
+    assert main(asked) == 2
+    assert "but this machine has 1 GPU; leave it out" in capsys.readouterr().err
+    monkeypatch.setenv("SHOAL_TEST_SHARE_GPU", "1")
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert "2 processes share 1 GPU" in err
+    assert len(json.loads(out)["measured"]["collectives"]) == 2
+    ours, known = find("h200", [tmp_path / "hardware"]), find("h200")
+    assert ours.link == known.link
+    assert not ours.measured.collectives
+
+
 def test_a_known_gpu_keeps_its_name_and_what_was_not_measured() -> None:
     known = find("h200")
     ours = read_back(H200, SEEN, entry.known_as(H200, None, []))

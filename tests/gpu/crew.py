@@ -158,19 +158,19 @@ class Crew:
             stood = {rank: _stood(log) for rank, log in enumerate(errors)}
             where = "; ".join(f"rank {rank} in {at}" for rank, at in stood.items() if at)
             return Failed(f"{task.name}: ended after {task.limit_s:g} s{where and ', '}{where}{_tails(errors)}")
-        failures = [classify(_death(rank, code, errors[rank])) for rank, code in enumerate(codes) if code]
+        failures = [classify(death_of(rank, code, errors[rank])) for rank, code in enumerate(codes) if code]
         first = culprit(failures)
         assert first is not None
         rank = f" rank {first.rank}" if len(codes) > 1 else ""
-        return Failed(f"{task.name}:{rank} {_words(first)}{_tails(errors)}")
+        return Failed(f"{task.name}:{rank} {words_of(first)}{_tails(errors)}")
 
 
-def _words(failure: Failure) -> str:
+def words_of(failure: Failure) -> str:
     how = f"exit code {failure.exit_code}" if failure.exit_code is not None else "a signal"
     return f"{failure.evidence or how} [{failure.cause}, {how}]"
 
 
-def _death(rank: int, code: int, log: Path) -> Death:
+def death_of(rank: int, code: int, log: Path) -> Death:
     exited, signalled = (None, -code) if code < 0 else (code, None)
     return Death(rank, 0, exited, signalled, told=False, t=time.time(), log=log)
 

@@ -59,7 +59,7 @@ PARTS = (
         "one",
         "what one GPU computes",
         ("test_cuda.py", "test_fast_cuda.py", "test_recompute_cuda.py", "test_ring_cuda.py"),
-        180,
+        240,
         beside=True,
         on_cpu=False,
     ),

@@ -82,7 +82,8 @@ def _bench(args: argparse.Namespace) -> int:
     machine = this_machine(args.device)
     shared = machine.cuda and (args.processes or 1) > machine.count
     if shared and not shared_gpu.sharing():
-        raise UsageError(f"--processes is {args.processes}, but there are {machine.count} GPUs here; leave it out.")
+        gpus = f"{machine.count} GPU{'s' * (machine.count > 1)}"
+        raise UsageError(f"--processes is {args.processes}, but this machine has {gpus}; leave it out.")
     known = entry.known_as(machine, args.name, [hardware])
     called = args.name or (known.name if known else machine.name)
     file = Path(args.out).absolute() if args.out else folder / publish.file_name(called)
