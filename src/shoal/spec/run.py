@@ -188,7 +188,9 @@ class Mesh(Strict):
 class Resources(Strict):
     """What the run may use of this machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: the GPUs when there are any.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="`auto`: the GPUs when there are any; `cuda`: GPUs, also of AMD."
+    )
     processes: CountOrAuto = Field(
         "auto", description="Worker processes (of each island); `auto`: one a GPU, or one a core on a CPU."
     )
