@@ -22,14 +22,7 @@ def vendor(root: Path = Path("/")) -> Vendor | None:
 
 def visible_gpus(root: Path = Path("/")) -> int:
     """How many this process may use, without starting any driver's tool."""
-    match vendor(root):
-        case "nvidia":
-            found = [Gpu("nvidia", "NVIDIA GPU")] * nvidia.count(root)
-        case "amd":
-            found = amd.nameless(root)
-        case None:
-            return 0
-    return len(allowed(found, os.environ))
+    return len(allowed(_nameless(root), os.environ))
 
 
 @cache
@@ -50,14 +43,22 @@ def gpus() -> tuple[Gpu, ...]:
 
 def on_the_bus(root: Path = Path("/")) -> list[str | None]:
     """Where each GPU that this process may use is on the bus, in its own order; no tool is started."""
+    return [gpu.bus for gpu in allowed(_nameless(root), os.environ)]
+
+
+def all_on_the_bus(root: Path = Path("/")) -> list[str | None]:
+    """The same of all that can be seen, whoever may use them."""
+    return [gpu.bus for gpu in _nameless(root)]
+
+
+def _nameless(root: Path) -> list[Gpu]:
     match vendor(root):
         case "nvidia":
-            found = nvidia.nameless(root)
+            return nvidia.nameless(root)
         case "amd":
-            found = amd.nameless(root)
+            return amd.nameless(root)
         case None:
             return []
-    return [gpu.bus for gpu in allowed(found, os.environ)]
 
 
 def problem(asked: int, limit_s: float) -> str | None:

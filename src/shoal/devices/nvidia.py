@@ -42,9 +42,12 @@ def nameless(root: Path = Path("/")) -> list[Gpu]:
         except OSError:
             continue
         about = {key.strip(): value.strip() for key, value in said.items()}
+        if not (root / "dev" / f"nvidia{about.get('Device Minor')}").exists():
+            continue  # the machine's, and not given to this container
         bus = bus_id(about.get("Bus Location", "") or file.parent.name)
         found.append(Gpu("nvidia", about.get("Model", "NVIDIA GPU"), None, bus, uuid=about.get("GPU UUID")))
-    return found or [Gpu("nvidia", "NVIDIA GPU")] * count(root)
+    there = count(root)
+    return found if len(found) == there else [Gpu("nvidia", "NVIDIA GPU")] * there
 
 
 def problem(asked: int, limit_s: float) -> str | None:

@@ -195,6 +195,11 @@ class Resources(Strict):
         "auto", description="Worker processes (of each island); `auto`: one a GPU, or one a core on a CPU."
     )
     threads: CountOrAuto = Field("auto", description="CPU threads a process computes with; `auto`: cores / processes.")
+    bind: bool = Field(
+        True,
+        description="Each process keeps to its share of the cores: those near its GPU, or of a machine with several "
+        "NUMA nodes an even part.",
+    )
 
 
 class Checkpoint(Strict):

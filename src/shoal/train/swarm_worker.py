@@ -22,6 +22,7 @@ import torch
 
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
+from shoal.devices import cores
 from shoal.errors import DONE, SetupError, TransientError
 from shoal.fleet.codec import codec, warm
 from shoal.leaving import exit_code, leave_at_once
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lambda: False) -> None:
     """One process of a peer, with everything decided."""
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     journal, lock = Journal(run_dir.journal_file) if place.rank == 0 else None, threading.Lock()
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
 

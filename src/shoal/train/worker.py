@@ -16,6 +16,7 @@ from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
+from shoal.devices import cores
 from shoal.errors import DONE, Stopped
 from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
@@ -78,7 +79,7 @@ def outcome(
 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     journal = Journal(run_dir.journal_file) if place.rank == 0 else None
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
 
@@ -178,6 +179,7 @@ class Parts:
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **_through_memory(run, shape, device),
+            **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }
 
