@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.devices import cores
 from shoal.errors import DONE, SetupError, TransientError
@@ -34,6 +33,7 @@ from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.evaluate import Evaluator
+from shoal.train.open_data import open_together
 from shoal.train.swarm_link import Gone, Link
 from shoal.train.swarm_mesh import Mesh
 from shoal.train.swarm_trainer import Trainer
@@ -78,7 +78,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lam
     parts = prepare(run_dir, run, place)
     evaluator = None
     if run.data.eval:
-        sources = open_sources(run.data.eval, run.data, run_dir.workspace)
+        sources = open_together(run.data.eval, run.data, run_dir.workspace)
         held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
         evaluator = Evaluator(run, place, parts.model, held_out, tell)
     mesh = Mesh(run, run_dir, parts, evaluator)

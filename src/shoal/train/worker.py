@@ -14,7 +14,6 @@ import torch
 from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
-from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.devices import cores
 from shoal.errors import DONE, Stopped
@@ -37,6 +36,7 @@ from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.numerics import Numerics, Past, Rewind
+from shoal.train.open_data import open_together
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
 from shoal.train.replay import Replay
@@ -196,7 +196,7 @@ def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float
 
 
 def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> Parts:
-    sources = open_sources(run.data.train, run.data, run_dir.workspace)
+    sources = open_together(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     model = build(run, place)
@@ -226,9 +226,8 @@ class StopFlag:
 def evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
-    held_out = Windows(
-        open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents
-    )
+    sources = open_together(run.data.eval, run.data, run_dir.workspace)
+    held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
     evaluator = Evaluator(run, place, state.model, held_out, tell)
     return lambda step: state.measured(step, evaluator(step))
 
