@@ -130,7 +130,8 @@ class Launch(Strict):
         "auto", description="Worker processes of each node; `auto`: one a GPU; else resources.processes / nodes, or 1."
     )
     cpus: Positive | None = Field(
-        None, description="Cores of each node; empty: on Slurm the GPUs' share of the node's, else one a process."
+        None,
+        description="Cores of each node; empty: the GPUs' share of what the nodes have, else one a process.",
     )
     memory_gb: float | None = Field(None, gt=0, description="Memory of each node; empty: what the scheduler gives.")
     time_limit: Duration | None = Field(None, description="Of one start; the run saves before it and is started again.")

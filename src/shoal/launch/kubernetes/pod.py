@@ -61,7 +61,7 @@ def _spec(request: Request, head: str, job_uid_label: str) -> Manifest:
         spec["imagePullSecrets"] = [{"name": own.pull_secret}]
     if launch.priority and not own.kueue:
         spec["priorityClassName"] = launch.priority
-    if selector := _node_selector(request):
+    if selector := node_selector(request):
         spec["nodeSelector"] = selector
     if tolerations := _tolerations(request):
         spec["tolerations"] = tolerations
@@ -213,7 +213,7 @@ def in_a_volume(request: Request, path: str) -> bool:
     )
 
 
-def _node_selector(request: Request) -> dict[str, str]:
+def node_selector(request: Request) -> dict[str, str]:
     launch, own = request.launch, request.launch.kubernetes
     selector = dict(own.node_selector)
     if launch.gpus and launch.gpu_type:
