@@ -284,7 +284,5 @@ def test_cores_go_with_the_gpus_as_the_clusters_nodes_have_them(kubectl: Path) -
     asked = (kubectl / "asked").read_text().splitlines()
     assert "get nodes" in asked[0]
     assert "--selector=nvidia.com/gpu.product=NVIDIA-H100" in asked[-1]
-    (kubectl / "kubectl").write_text(
-        "#!/bin/sh\necho 'Error from server (Forbidden): no' >&2; exit 1\n"
-    )
+    (kubectl / "kubectl").write_text("#!/bin/sh\necho 'Error from server (Forbidden): no' >&2; exit 1\n")
     assert cores(gpus=8) == 8, "one a process, and no limit, where nobody may ask"
