@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 from shoal import checkpoint
 from shoal.checkpoint import Name, ledger
 from shoal.checkpoint import manifest as manifests
-from shoal.checkpoint.find import newest_readable
+from shoal.checkpoint.find import Found, newest_readable
 from shoal.checkpoint.names import MANIFEST
 from shoal.checkpoint.store import Folder
 from shoal.errors import WRONG_ENVIRONMENT, CheckpointError, SetupError, TransientError
@@ -188,6 +188,43 @@ def test_no_bit_of_a_checkpoint_can_flip_unnoticed(root: Path) -> None:
             flip(path, bit)
             ledger.release(Folder(root), NEWEST)
     assert restored(root) == (3, "")
+
+
+def test_each_rank_looks_at_its_share_of_the_headers_and_what_one_finds_makes_all_fall_back(tmp_path: Path) -> None:
+    """At a thousand ranks nobody opens a thousand files before the first byte is read."""
+
+    def work(rank: int, world: int) -> tuple[int, list[str], str]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        from shoal.checkpoint import find
+
+        mesh, looked, real = init_device_mesh("cpu", (world,)), [], find._check_header
+
+        def sharded(value: float) -> dict[str, torch.Tensor]:
+            return {"w": distribute_tensor(torch.full((8, 4), float(value)), mesh, [Shard(0)])}
+
+        for step in (1, 2):
+            checkpoint.save(tmp_path, step, sharded(step), {})
+        if rank == 1:
+            flip(tmp_path / "step-00000002-term-0" / "rank-00002.safetensors", 8 * 12)  # in its header
+        torch.distributed.barrier()
+
+        def look(found: Found, file: str) -> None:
+            looked.append(f"{found.name.step} {file}")
+            real(found, file)
+
+        find._check_header = look
+        found = checkpoint.restore(tmp_path, sharded(0))
+        assert found is not None
+        return found.step, looked, "; ".join(map(str, found.skipped))
+
+    results = run_ranks(work, 3)
+    assert [step for step, _, _ in results] == [1, 1, 1]
+    for rank, (_, looked, _) in enumerate(results):
+        assert looked == [f"2 rank-{rank:05d}.safetensors", f"1 rank-{rank:05d}.safetensors"]
+    assert "rank-00002.safetensors" in results[0][2]
+    assert "rank-00002.safetensors" in ledger.quarantine_reason(Folder(tmp_path), Name(2, 0))
 
 
 def test_a_bit_that_only_one_rank_reads_makes_all_ranks_fall_back_together(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shoal.errors import ShoalError, SpecError, UsageError
 from shoal.launch.bundle import Bundle
 from shoal.launch.kubernetes import manifests, pod
 from shoal.launch.kubernetes.backend import Kubernetes
+from shoal.launch.ray import rayjob
 from shoal.launch.request import Request
 
 PLAIN: dict[str, Any] = {
@@ -51,7 +52,7 @@ VARIANTS = {
     "cpu": {},
     "gpu": GPUS,
     "rdma": RDMA,
-    "amd": {**GPUS, "launch.kubernetes.gpu_resource": "amd.com/gpu", "launch.gpu_type": "AMD_Instinct_MI300X_OAM"},
+    "amd": {**GPUS, "launch.gpu_type": "AMD_Instinct_MI300X_OAM"},
     "kueue": {**GPUS, **KUEUE, "launch.kubernetes.topology": "cloud.example/rack"},
     "kueue elastic": {**GPUS, **KUEUE, "launch.min_nodes": 2},
     "all": ALL,
@@ -277,3 +278,26 @@ def test_a_secret_that_the_shell_does_not_have_is_missed_before_anything_is_sent
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl either
     with pytest.raises(ShoalError, match=r"\$MY_TOKEN is not set"):
         Kubernetes().submit(request_of(ALL))
+
+
+@pytest.mark.parametrize(
+    ("says", "resource"),
+    [
+        ({}, "nvidia.com/gpu"),
+        ({"launch.gpu_type": "NVIDIA-H100-80GB-HBM3"}, "nvidia.com/gpu"),
+        ({"launch.gpu_type": "AMD_Instinct_MI300X_OAM"}, "amd.com/gpu"),
+        ({"launch.gpu_type": "a-label-of-ours"}, "nvidia.com/gpu"),
+        ({"plan.on": "mi355x"}, "amd.com/gpu"),
+        ({"plan.on": "mi355x", "launch.kubernetes.gpu_resource": "amd.com/cpx"}, "amd.com/cpx"),
+    ],
+)
+def test_a_gpu_is_called_as_its_makers_plug_in_calls_it(says: dict[str, Any], resource: str) -> None:
+    changes = {**GPUS, "launch.gpu_type": None, **says}
+    container = container_of(changes)
+    assert container["resources"]["limits"][resource] == str(GPUS["launch.gpus"])
+    spec = job_of(changes)["spec"]["template"]["spec"]
+    assert spec["tolerations"] == [{"key": resource, "operator": "Exists"}]
+    if says.get("launch.gpu_type", "").startswith("AMD"):
+        assert spec["nodeSelector"] == {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}
+    worker = rayjob._worker(request_of(changes))
+    assert worker["spec"]["containers"][0]["resources"]["limits"][resource] == str(GPUS["launch.gpus"])

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.tiny import make_run
 
 from shoal.errors import SetupError, ShoalError, TransientError, UsageError
 from shoal.launch.backend import State
+from shoal.launch.bundle import Bundle
 from shoal.launch.job import Job
 from shoal.launch.kubernetes import logs, why
 from shoal.launch.kubernetes.backend import Kubernetes
 from shoal.launch.kubernetes.client import Cluster, Refused
+from shoal.launch.kubernetes.cores import with_cores
 from shoal.launch.kubernetes.states import Seen, state
+from shoal.launch.request import Request
 
 NO_GPU = (
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: "
@@ -255,3 +259,30 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "kubectl" in Kubernetes().states([job])[job.id].why
     nowhere = Cluster()._error("The connection to the server localhost:8080 was refused - did you specify …?")
     assert str(nowhere) == "kubectl knows no cluster; log in to one, or set KUBECONFIG."
+
+
+def a_node(cpu: str, gpus: str | None, **spec: Any) -> dict[str, Any]:
+    return {"spec": spec, "status": {"allocatable": {"cpu": cpu, **({"nvidia.com/gpu": gpus} if gpus else {})}}}
+
+
+def test_cores_go_with_the_gpus_as_the_clusters_nodes_have_them(kubectl: Path) -> None:
+    nodes = [a_node("191500m", "8"), a_node("223", "8"), a_node("64", "8", unschedulable=True), a_node("16", None)]
+    nodes += [a_node("x", "8"), a_node("96", "4"), {}]
+    (kubectl / "answer").write_text(json.dumps({"items": nodes}))
+    cluster = Cluster("prod")
+
+    def cores(**launch: Any) -> int:
+        about = {f"launch.{name}": value for name, value in {"on": "kubernetes", "image": "x", **launch}.items()}
+        run = make_run(Path("/data"), **about, **{"resources.device": "cuda"})
+        return with_cores(Request(run, Path("/here"), Bundle({})), cluster).cpus
+
+    assert cores(gpus=8) == 167, "seven eighths of the least node with eight"
+    assert cores(gpus=4) == 83
+    assert cores(gpus=8, cpus=12) == 12
+    assert cores(gpus=16) == 16, "no node has as many: the scheduler will say so"
+    assert cores(gpus=8, gpu_type="NVIDIA H100") == 167
+    asked = (kubectl / "asked").read_text().splitlines()
+    assert "get nodes" in asked[0]
+    assert "--selector=nvidia.com/gpu.product=NVIDIA-H100" in asked[-1]
+    (kubectl / "kubectl").write_text("#!/bin/sh\necho 'Error from server (Forbidden): no' >&2; exit 1\n")
+    assert cores(gpus=8) == 8, "one a process, and no limit, where nobody may ask"

@@ -13,11 +13,12 @@ import yaml
 from tests.launch.schemas import validate
 
 from shoal.errors import SpecError, UsageError
+from shoal.launch.cores import SPARE, share
 from shoal.launch.job import Job
 from shoal.launch.ray.backend import Ray
 from shoal.launch.ray.driver import request_in
 from shoal.launch.ray.order import order, script
-from shoal.launch.ray.places import bundle, words
+from shoal.launch.ray.places import bundle, of_machines, words
 from shoal.launch.ray.states import states
 from shoal.launch.ray.submission import TAR, job_id, package, package_name, submission
 from shoal.launch.request import Request
@@ -195,3 +196,15 @@ def test_rays_words_become_ours() -> None:
     }
     assert found["wrong"].exit_code == 78
     assert found["busy"].started == 1.0
+
+
+def test_cores_go_with_the_gpus_as_rays_machines_have_them() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0, "accelerator_type:H100": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 128.0, "GPU": 8.0, "accelerator_type:A100": 1.0}},
+        {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 16.0}},
+    ]
+    assert share(of_machines(nodes, None), 8, SPARE) == 84
+    assert share(of_machines(nodes, "A100"), 4, SPARE) == 56
+    assert share(of_machines(nodes, "H200"), 1, SPARE) is None

@@ -15,8 +15,7 @@ from shoal.cli.main import main
 from shoal.errors import SetupError
 from shoal.launch import watch
 from shoal.launch.backend import State
-from shoal.launch.job import Job, remember
-from shoal.launch.send import RUN_FILE
+from shoal.launch.job import RUN_FILE, Job, remember
 from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir

@@ -13,6 +13,7 @@ import pytest
 from shoal.cli.main import main
 from shoal.errors import SetupError
 from shoal.guard.history import History
+from shoal.launch.price import Stated
 from shoal.launch.why import answer
 from shoal.observe.follow import Follower
 from shoal.observe.prometheus import gauges, text
@@ -22,7 +23,7 @@ from shoal.track.events import Reader
 from shoal.track.journal import Odd, records
 from shoal.track.rundir import RunDir, find_run, runs_in
 from tests.observe.islands import Fleet
-from tests.track.journals import RUN, Story, make_run
+from tests.track.journals import Story, make_run
 
 NO_RECORDS = [
     *(b"null", b"12", b"[1]", b'"text"', b"{}", b"true", b"{", b"\xff\xfe", b"[" * 100_000, b'{"kind":"step"}'),
@@ -49,7 +50,7 @@ def told_by_all(run_dir: RunDir) -> None:
     found = report(run_dir, pictures=False)
     as_text(found)
     json.dumps(as_json(found))
-    str(answer(status, None, records(run_dir.journal_file), RUN))
+    str(answer(status, None, records(run_dir.journal_file), Stated(2.0)))
     History.of(run_dir)
     Follower(run_dir, 200, stream=io.StringIO()).poll()
     text(run_dir.name, gauges(run_dir))

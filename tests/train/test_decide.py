@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.devices import Gpu
 from shoal.errors import SetupError, SpecError
 from shoal.plan.layouts import layouts
 from shoal.spec.rules import broken
@@ -207,7 +208,7 @@ def test_recompute_is_as_little_as_the_memory_allows(data: Path, monkeypatch: py
 def test_more_processes_than_gpus_are_refused_with_a_mesh_for_those_there_are(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 4)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 4)
     run = make_run(data, **{"resources.device": "cuda", "mesh.dp_shard": 4, "mesh.dp_replicate": 1, "mesh.tp": 2})
     with pytest.raises(SetupError, match=r"8 processes need a GPU each, and 4 are visible .* is dp_shard 2 x tp 2\."):
         on(run)
@@ -216,7 +217,7 @@ def test_more_processes_than_gpus_are_refused_with_a_mesh_for_those_there_are(
 def test_with_the_tests_setting_processes_share_gpus_and_their_memory(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 1)
     monkeypatch.setattr("shoal.plan.memory._gpu_bytes", lambda: [8 << 30])
     monkeypatch.setenv("SHOAL_TEST_SHARE_GPU", "1")
     run = make_run(data, **{"resources.device": "cuda", "mesh.dp_shard": 4, "mesh.dp_replicate": 1, "mesh.tp": 2})
@@ -251,7 +252,7 @@ def test_a_model_that_cannot_fit_this_machine_is_refused_before_it_starts(data: 
 def test_a_run_that_no_gpu_here_holds_is_refused_with_the_plans_numbers(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 2)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 2)
     model = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_dim": 14336, "vocab_size": 128256}
     mesh = {"mesh.dp_shard": 2, "mesh.dp_replicate": 1, "mesh.micro_batch": 1, "resources.device": "cuda"}
     run = make_run(data, **{f"model.{name}": value for name, value in model.items()}, **mesh)
@@ -312,7 +313,7 @@ def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def test_several_gpus_are_laid_out_by_the_planner(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 8)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 8)
     monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "NVIDIA H100 80GB HBM3")
     llama = {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn_dim": 14336, "vocab_size": 128256}
     large = {f"model.{name}": value for name, value in llama.items()}
@@ -332,7 +333,7 @@ def test_windows_at_once_fill_a_card_as_far_as_speed_and_memory_ask(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No limit of 16,384 tokens: on a card with room for more it takes more, on a small one less, and never all."""
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 1)
     monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "NVIDIA H200")
     model = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": 2048}
     changes = {**{f"model.{name}": value for name, value in model.items()}, "train.batch": 1024, "data.seq_len": 128}
@@ -353,7 +354,50 @@ def test_windows_at_once_fill_a_card_as_far_as_speed_and_memory_ask(
 
 
 def test_a_card_that_nobody_has_described_is_filled_by_rule(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.train.decide.visible_gpus", lambda: 1)
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 1)
     monkeypatch.setattr("shoal.plan.expect.this_device", lambda: "Some Accelerator 9000")
     decided = decide(make_run(data, **{"resources.device": "cuda", "train.batch": 1024}), data.parent)
     assert int(decided.run.mesh.micro_batch) * 32 == 16_384
+
+
+@pytest.fixture
+def of_amd(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Two MI300X, and a torch that was built for them."""
+    card = Gpu("amd", "AMD Instinct MI300X", 206_141_652_992, "0000:05:00.0", "gfx942")
+    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 2)
+    monkeypatch.setattr("shoal.train.decide_device.vendor", lambda: "amd")
+    monkeypatch.setattr("shoal.devices.torch_build.build", lambda: "rocm")
+    monkeypatch.setattr("shoal.devices.torch_build.version", lambda: "2.13.0+rocm7.1")
+    for place in ("shoal.devices", "shoal.plan.memory", "shoal.plan.expect"):
+        monkeypatch.setattr(f"{place}.gpus", lambda: (card, card))
+    return monkeypatch
+
+
+def test_gpus_of_amd_are_used_as_cuda_with_torchs_own_kernels(data: Path, of_amd: pytest.MonkeyPatch) -> None:
+    decided = decide(make_run(data, **{"resources.device": "auto"}), Path.cwd())
+    assert (decided.run.resources.device, decided.run.resources.processes) == ("cuda", 2)
+    assert decided.run.train.kernels == "plain"
+    assert "never tried" in why(decided, "train.kernels")
+    assert any("2 MI300X" in decision.why for decision in decided.decisions), "the planner knows it"
+
+
+def test_what_shoal_cannot_do_on_amd_is_refused_before_the_start(data: Path, of_amd: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SetupError, match=r"AMD Instinct MI300X \(gfx942\) does not multiply those .* take bf16\."):
+        on(make_run(data, **{"resources.device": "auto", "train.precision": "fp8", "mesh.micro_batch": 1}))
+    with pytest.raises(SetupError, match=r"written and measured for NVIDIA's GPUs, .* take plain or auto\."):
+        on(make_run(data, **{"resources.device": "auto", "train.kernels": "triton"}))
+
+
+def test_a_torch_for_other_gpus_is_told_before_the_start(data: Path, of_amd: pytest.MonkeyPatch) -> None:
+    of_amd.setattr("shoal.devices.torch_build.build", lambda: "cuda")
+    of_amd.setattr("shoal.devices.torch_build.version", lambda: "2.13.0+cu130")
+    says = r"GPUs visible: 2 of AMD, and torch 2\.13\.0\+cu130 was built without ROCm"
+    with pytest.raises(SetupError, match=says + r": install the one for ROCm, or set resources\.device to cpu\."):
+        on(make_run(data, **{"resources.device": "cuda"}))
+    decided = decide(make_run(data, **{"resources.device": "auto"}), Path.cwd())
+    assert decided.run.resources.device == "cpu", "an AMD processor's own small GPU stops nobody"
+    assert re.search(says, why(decided, "resources.device"))
+    of_amd.setattr("shoal.train.decide_device.vendor", lambda: "nvidia")
+    of_amd.setattr("shoal.devices.torch_build.build", lambda: "cpu")
+    with pytest.raises(SetupError, match=r"2 of NVIDIA, and torch .* was built without CUDA"):
+        on(make_run(data, **{"resources.device": "auto"}))

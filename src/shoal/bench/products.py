@@ -15,6 +15,7 @@ import torch
 from shoal.bench import shapes
 from shoal.bench.clock import Clock, Work, digits
 from shoal.bench.shapes import Product
+from shoal.devices import on_torch
 from shoal.plan.hardware_types import Row
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
@@ -57,13 +58,12 @@ def _computes(clock: Clock, precision: str) -> bool:
     """Whether the device has units for it, as far as one can ask."""
     if not clock.cuda:
         return True
-    generation = torch.cuda.get_device_capability(clock.device)
     if precision == "bf16":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "tf32":
-        return torch.version.hip is None and generation >= (8, 0)
+        return on_torch.has_tf32(clock.device)
     if precision in (BY_TENSOR, BY_ROW):
-        return torch.version.hip is not None or generation >= (8, 9)
+        return on_torch.eight_bits(clock.device) is not None
     return True
 
 
@@ -129,5 +129,4 @@ def _scaled(device: torch.device, product: Product, by_row: bool) -> Work:
 
 
 def _fp8(device: torch.device) -> torch.dtype:
-    name = getattr(torch.cuda.get_device_properties(device), "gcnArchName", "") if torch.version.hip else ""
-    return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
+    return on_torch.eight_bits(device) or torch.float8_e4m3fn  # a processor computes it in float32

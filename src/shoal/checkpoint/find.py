@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -139,11 +139,13 @@ def _lost_claims(claims: Sequence[ledger.Claim], there: Sequence[tuple[Store, Na
     return lost
 
 
-def open_checkpoint(root: Root, name: Name) -> Found:
-    """The cheap check, else `Corrupt`: a whole manifest that fits its name, every file with its size and header."""
+def open_checkpoint(root: Root, name: Name, headers: bool = True) -> Found:
+    """The cheap check, else `Corrupt`: a whole manifest that fits its name, every file with its size and header.
+    Without `headers` those are somebody else's to look at."""
     store = store_of(root)
     found = Found(store, name, read_manifest(store, name))
-    check_headers(found)
+    if headers:
+        check_headers(found)
     return found
 
 
@@ -160,9 +162,9 @@ def read_manifest(store: Store, name: Name) -> Manifest:
     return manifest
 
 
-def check_headers(found: Found) -> None:
-    """`Corrupt` unless every file is there, with its size and header."""
-    at_once(found.store, lambda file: _check_header(found, file), found.manifest.files)
+def check_headers(found: Found, files: Iterable[str] | None = None) -> None:
+    """`Corrupt` unless every file (of these) is there, with its size and header."""
+    at_once(found.store, lambda file: _check_header(found, file), found.manifest.files if files is None else files)
 
 
 def newest(roots: Roots, verify: bool = False, before: Name | None = None) -> Found | None:
@@ -178,9 +180,14 @@ def newest(roots: Roots, verify: bool = False, before: Name | None = None) -> Fo
 
 
 def scan(
-    roots: Roots, verify: bool = False, before: Name | None = None, tried: Collection[tuple[str, Name]] = ()
+    roots: Roots,
+    verify: bool = False,
+    before: Name | None = None,
+    tried: Collection[tuple[str, Name]] = (),
+    headers: Callable[[Store], bool] = lambda store: True,
 ) -> tuple[Found | None, list[Skipped]]:
-    """Like `newest`, but what is bad is always returned, too. `tried` were found bad by the caller: (where, name)."""
+    """Like `newest`, but what is bad is always returned, too. `tried` were found bad by the caller: (where, name).
+    `headers`: of which stores the headers are looked at here, and not by the caller."""
     skipped: list[Skipped] = []
     for one in published(roots):
         if (before is not None and one.name >= before) or not one.on_history or (one.store.where, one.name) in tried:
@@ -190,7 +197,8 @@ def scan(
             skipped.append(Skipped(one.store, one.name, f"quarantined: {reason}", known=True))
             continue
         try:
-            found = open_checkpoint(one.store, one.name)  # even if it is not listed: NFS may show an old listing
+            # Even if it is not listed: NFS may show an old listing.
+            found = open_checkpoint(one.store, one.name, headers(one.store))
             if verify and (wrong := damage(found)):
                 raise Corrupt(wrong[0])
         except Corrupt as e:

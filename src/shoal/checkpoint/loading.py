@@ -22,6 +22,7 @@ from shoal.checkpoint.find import (
     Found,
     Roots,
     Skipped,
+    check_headers,
     none_is_good,
     quarantine,
     scan,
@@ -129,14 +130,21 @@ def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
 
 def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None) -> Found | None:
     """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
-    rank, _ = peers.here()
+    rank, world = peers.here()
     stores = stores_of(roots)
+
+    def by_rank_0(store: Store) -> bool:
+        """Whose headers rank 0 looks at; those of other stores each rank at its share of the files."""
+        return world == 1 or isinstance(store, Memory)
+
     while True:
         found: Found | None = None
         words: str | None = None
         if rank == 0:
             try:
-                found, bad = scan(stores, before=before, tried={(s.store.where, s.name) for s in skipped})
+                found, bad = scan(
+                    stores, before=before, tried={(s.store.where, s.name) for s in skipped}, headers=by_rank_0
+                )
                 skipped += bad
                 if found is None and skipped:
                     words = f"{_OTHER} {none_is_good(stores, skipped)}"
@@ -162,7 +170,15 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
             except Exception as e:
                 why = "do all nodes share this folder?"
                 words = f"{_OTHER} rank {rank} cannot open {store.where}/{name}, which rank 0 can ({e}): {why}"
+        if found is not None and words is None and not by_rank_0(store):
+            try:
+                check_headers(found, sorted(found.manifest.files)[rank::world])
+            except Exception as e:  # whatever it is, the others must not wait for this rank
+                words = _words(e)
         failed = peers.first_error(words)
+        if failed is not None and failed[1].startswith(f"{_DAMAGED} "):
+            skipped.append(Skipped(store, name, failed[1].removeprefix(f"{_DAMAGED} ")))
+            continue
         if failed is None or not isinstance(store, Memory):
             _all_well(failed)
             return found
@@ -171,9 +187,8 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
 
 
 def sent_by_rank_0(store: Store, name: Name, sent: bytes, folder: str = "") -> Found:
-    """What rank 0 has opened, on another rank: by the manifest that it sent. Not its headers: rank 0 has looked at all
-    of them, and a thousand ranks need not look at a thousand. Only whether this node sees the same folder: what is
-    missing here is no damage."""
+    """What rank 0 has opened, on another rank: by the manifest that it sent. Not its headers: a thousand ranks need not
+    look at a thousand. Only whether this node sees the same folder: what is missing here is no damage."""
     if store.size(f"{folder or name}/{MANIFEST}") != len(sent):
         raise CheckpointError("its manifest.json is another one here")
     return Found(store, name, decode(sent, checked=True), folder=folder)

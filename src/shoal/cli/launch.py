@@ -19,9 +19,9 @@ from shoal.cli.train import differs
 from shoal.errors import SpecError
 from shoal.guard.history import History
 from shoal.launch.backend import Rendered, backend
-from shoal.launch.job import Job
+from shoal.launch.job import Job, on
 from shoal.launch.request import Request
-from shoal.launch.send import alone, checked, on, request_of, send, where_known
+from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.observe.commands import command
 from shoal.spec import Run, load
 from shoal.spec.history import differences

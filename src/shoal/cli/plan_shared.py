@@ -250,7 +250,7 @@ def _vocabulary(run: Run, folder: Path) -> int:
     from shoal.data.sources import open_sources
 
     try:
-        return open_sources(run.data.train, run.data, folder)[0].vocab_size
+        return open_sources(run.data.train, run.data, folder, look=False)[0].vocab_size
     except ShoalError as e:
         raise SpecError(
             f"model.vocab_size is auto, and the data that would say it cannot be opened: {str(e).rstrip('.')}; "

@@ -74,7 +74,7 @@ def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
 
     if not any((folder / "runs").glob(f"*/{FILE}")):
         return [(s, None) for s in statuses(folder)]
-    from shoal.launch.watch import jobs_in, look  # and with it the run file's types: others need not wait for them
+    from shoal.launch.watch import jobs_in, look  # and with it schedulers: others need not wait for them
 
     jobs, wrong = jobs_in(folder)
     launched = look(jobs.values(), folder)
@@ -111,24 +111,26 @@ def _table(found: list[tuple[Status, Seen | None]]) -> None:
 
 
 def _one(name: str, folder: Path, as_json: bool) -> int:
-    from shoal.launch.job import launched
-    from shoal.launch.send import run_file
-    from shoal.launch.watch import look, visible
+    from shoal.launch.job import launched, run_file
+    from shoal.launch.price import stated
     from shoal.launch.why import answer
     from shoal.observe.status import status_of
-    from shoal.spec import load
     from shoal.track.rundir import find_run
     from shoal.track.told import Told, told
 
     job = launched(name, folder)
-    seen = None if job is None else look([job], folder)[job.run]
-    run_dir = find_run(name, folder) if job is None else visible(job, folder)
+    seen = None
+    if job is None:
+        run_dir = find_run(name, folder)
+    else:
+        from shoal.launch.watch import look, visible  # and with it schedulers: others need not wait for them
+
+        seen, run_dir = look([job], folder)[job.run], visible(job, folder)
     status = status_of(run_dir) if seen is None else seen.status
     known = told(run_dir.journal_file) if run_dir.exists() else Told([])
     if known.odd.count:
         print(f"shoal: {known.odd}.", file=sys.stderr)
     file = run_dir.spec_file if job is None else run_file(job, folder)
-    spec = load(file).run if file.exists() else None
-    said = answer(status, seen, known, spec)
+    said = answer(status, seen, known, stated(file) if file.exists() else None)
     print(json.dumps({**(seen or status).as_json(), **said.as_json()}, indent=2) if as_json else said)
     return 0

@@ -18,8 +18,8 @@ from shoal.guard import lock
 from shoal.guard.begin import Asked, same_data, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
-from shoal.launch.job import Job, launched
-from shoal.launch.send import alone, checked, request_of, run_file, send, where_known
+from shoal.launch.job import Job, launched, run_file
+from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.launch.watch import visible
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable

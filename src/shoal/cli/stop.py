@@ -21,8 +21,8 @@ from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
 from shoal.launch.backend import OVER, backend
 from shoal.launch.following import ASK_EVERY_S
-from shoal.launch.job import Job, launched, remember
-from shoal.launch.send import on, run_file, state_of
+from shoal.launch.job import Job, launched, on, remember, run_file
+from shoal.launch.send import state_of
 from shoal.launch.watch import visible
 from shoal.observe.commands import going_on
 from shoal.spec import load

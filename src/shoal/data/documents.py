@@ -22,7 +22,7 @@ def documents_of(run: Run, shape: Shape, workspace: Path) -> Documents:
     if not run.data.mask_documents:
         return one_document(shape, run.data.seq_len)
     try:
-        return measured(run, shape, open_sources(run.data.train, run.data, workspace))
+        return measured(run, shape, open_sources(run.data.train, run.data, workspace, look=False))
     except ShoalError:
         return one_document(shape, run.data.seq_len)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.index import ShardInfo
+from shoal.data.index import Index, ShardInfo
 from shoal.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -40,6 +40,14 @@ class Folder(Protocol):
 
     def read(self, name: str) -> bytes:
         """A small file, whole: the index, the tokenizer."""
+        ...
+
+    def holds(self, size_bytes: int) -> None:
+        """So much there is of it in all."""
+        ...
+
+    def look(self, index: Index) -> None:
+        """That all files are there and as long as the index says, as far as that costs little."""
         ...
 
     def open(self, shard: ShardInfo) -> Shard: ...

@@ -34,6 +34,11 @@ def cache_folder(workspace: Path, mounts: str | None = None, env: Mapping[str, s
     return here
 
 
+def is_shared(path: Path, mounts: str | None = None) -> bool:
+    """Whether other machines see the same files there."""
+    return _shared(_kind(path, _mounts(_mountinfo() if mounts is None else mounts)))
+
+
 def _own(folder: Path) -> bool:
     """Ours, and nobody else may write to it: in /tmp anybody may have made it before."""
     try:

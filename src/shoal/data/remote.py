@@ -25,7 +25,7 @@ import xxhash
 
 from shoal.data.cache import Cache
 from shoal.data.folder import Array, Shard, check_ends
-from shoal.data.index import INDEX_FILE, PIECE_BYTES, ShardFile, ShardInfo, parse_index, pieces_of
+from shoal.data.index import INDEX_FILE, PIECE_BYTES, Index, ShardFile, ShardInfo, parse_index, pieces_of
 from shoal.data.local import map_file
 from shoal.data.shards import DEFAULT_CACHE_BYTES, TokenShards
 from shoal.data.store import connect, explained, get
@@ -58,6 +58,9 @@ class RemoteFolder:
     def holds(self, size_bytes: int) -> None:
         """What all pieces come to."""
         self._kept = min(1.0, FILLED * self.cache.limit_bytes / max(1, size_bytes))
+
+    def look(self, index: Index) -> None:
+        """Nothing to do: a request for each file of a bucket costs more than one that fails later."""
 
     def read(self, name: str) -> bytes:
         return get(self._first, self.where, name)

@@ -30,6 +30,19 @@ MAX_OPEN_SHARDS = 128
 _VERIFY_ITEMS = 1 << 22
 
 
+def folder_at(
+    path_or_url: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+) -> Folder:
+    where = os.fspath(path_or_url)
+    if "://" in where:
+        from shoal.data.remote import RemoteFolder
+
+        return RemoteFolder(where, cache_dir, cache_bytes)
+    return LocalFolder(where)
+
+
 class TokenShards:
     """An open data set: one stream of tokens with document boundaries. Reading is safe from several threads."""
 
@@ -49,18 +62,31 @@ class TokenShards:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> TokenShards:
         """A folder, or s3://bucket/prefix, of which `cache_dir` keeps what was read, up to `cache_bytes`."""
-        where = os.fspath(path_or_url)
-        if "://" in where:
-            from shoal.data.remote import RemoteFolder
+        opened = cls.unseen(path_or_url, cache_dir, cache_bytes)
+        opened.look()
+        return opened
 
-            remote = RemoteFolder(where, cache_dir, cache_bytes)
-            index = parse_index(remote.read(INDEX_FILE), where)
-            remote.holds(index.size_bytes)
-            return cls(remote, index)
-        local = LocalFolder(where)
-        index = parse_index(local.read(INDEX_FILE), where)
-        local.check_sizes(index)
-        return cls(local, index)
+    @classmethod
+    def unseen(
+        cls,
+        path_or_url: str | os.PathLike[str],
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> TokenShards:
+        """By its index alone: for who needs sizes and names, or reads after somebody else has looked."""
+        folder = folder_at(path_or_url, cache_dir, cache_bytes)
+        return cls.of(folder, folder.read(INDEX_FILE))
+
+    @classmethod
+    def of(cls, folder: Folder, index: bytes) -> TokenShards:
+        """With an index that was read before."""
+        found = parse_index(index, folder.where)
+        folder.holds(found.size_bytes)
+        return cls(folder, found)
+
+    def look(self) -> None:
+        """That all files are there and as long as the index says."""
+        self.folder.look(self.index)
 
     @property
     def where(self) -> str:

@@ -12,13 +12,23 @@ from shoal.errors import DataError
 from shoal.spec.run import Data, Source
 
 
-def open_sources(sources: Sequence[Source], data: Data, workspace: Path) -> list[TokenShards]:
-    """Local paths are absolute by now. Remote data is cached on a disk of this machine, or where the run file says."""
-    cache = data.cache_dir or cache_folder(workspace)
-    opened = [TokenShards.open(s.path, cache_dir=cache, cache_bytes=int(data.cache_gb * 1e9)) for s in sources]
+def open_sources(sources: Sequence[Source], data: Data, workspace: Path, look: bool = True) -> list[TokenShards]:
+    """Local paths are absolute by now. Without `look` by their indexes alone: nothing is asked of their files. (The
+    processes of a run open them together: `shoal.train.open_data`.)"""
+    way = TokenShards.open if look else TokenShards.unseen
+    opened = [way(source.path, *cache_of(data, workspace)) for source in sources]
+    refuse_mixed_tokens(opened)
+    return opened
+
+
+def cache_of(data: Data, workspace: Path) -> tuple[str | Path, int]:
+    """Remote data is cached on a disk of this machine, or where the run file says; and in so many bytes."""
+    return data.cache_dir or cache_folder(workspace), int(data.cache_gb * 1e9)
+
+
+def refuse_mixed_tokens(opened: Sequence[TokenShards]) -> None:
     for other in opened[1:]:
         _same_tokens(opened[0], other)
-    return opened
 
 
 def _same_tokens(one: TokenShards, other: TokenShards) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import wire
+from shoal.devices import visible_gpus
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, writing
@@ -35,7 +36,7 @@ from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import differences
 from shoal.streams import steady
 from shoal.track.rundir import RunDir, workspace
-from shoal.train.decide import decide, visible_gpus
+from shoal.train.decide import decide
 from shoal.train.decide_length import measured
 
 EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from shoal.launch.job import Job
-from shoal.launch.request import Request
+
+if TYPE_CHECKING:
+    from shoal.launch.request import Request
 
 Phase = Literal["waiting", "starting", "running", "done", "failed", "stopped", "gone", "unknown"]
 OVER: tuple[Phase, ...] = ("done", "failed", "stopped", "gone")
@@ -79,3 +81,8 @@ def backend(name: str) -> Backend:
 
             return Ray()
     raise ValueError(name)
+
+
+def remembering(job: Job, state: State) -> State:
+    """A job that is gone because a person stopped it was stopped."""
+    return State("stopped", "it was told to stop") if state.phase == "gone" and job.stopped else state

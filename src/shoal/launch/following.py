@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.launch.backend import OVER, Backend, State, backend
-from shoal.launch.job import Job
-from shoal.launch.send import on, state_of
+from shoal.launch.job import Job, on
+from shoal.launch.send import state_of
 from shoal.launch.watch import visible
 from shoal.observe import logs
 from shoal.track.rundir import RunDir

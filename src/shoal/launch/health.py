@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from shoal import devices
 
 LEAST_FREE_BYTES = 1 << 30  # of the workspace: below it no checkpoint of any use fits
 DRIVER_S = 60.0  # a driver that takes longer to list its GPUs is broken
@@ -24,7 +25,7 @@ def problem(workspace: Path, mark: tuple[str, str] | None, gpus: int, memory_gb:
     return (
         _disk(workspace)
         or (_shared(workspace / mark[0], mark[1]) if mark else None)
-        or (_gpus(gpus) if gpus else None)
+        or (devices.problem(gpus, DRIVER_S) if gpus else None)
         or (_memory(memory_gb) if memory_gb else None)
     )
 
@@ -57,20 +58,6 @@ def _shared(file: Path, text: str) -> str | None:
         if time.monotonic() > deadline:
             return f"{file} of the first node is not seen: the workspace is not on a disk that the nodes share"
         time.sleep(0.5)
-
-
-def _gpus(asked: int) -> str | None:
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=DRIVER_S)
-    except FileNotFoundError:
-        return f"{asked} GPUs were asked for and nvidia-smi is not there"
-    except subprocess.TimeoutExpired:
-        return f"nvidia-smi did not list the GPUs within {DRIVER_S:g} s"
-    if listed.returncode:
-        last = (listed.stdout + listed.stderr).strip().splitlines()[-1:]
-        return f"nvidia-smi failed ({' '.join(last) or listed.returncode})"
-    seen = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-    return None if seen >= asked else f"{asked} GPUs were asked for and {seen} can be seen"
 
 
 def _memory(asked_gb: float) -> str | None:

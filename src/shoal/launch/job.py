@@ -12,6 +12,7 @@ from shoal.errors import SetupError
 from shoal.track.rundir import RunDir
 
 FILE = "job.json"
+RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,13 @@ def remembered(run_dir: RunDir) -> Job | None:
 def launched(name: str, workspace: Path) -> Job | None:
     """The job of a run that a person names, if it was launched from here."""
     return remembered(RunDir.of(name, workspace))
+
+
+def run_file(job: Job, workspace: Path) -> Path:
+    """The run as it was sent last; `resume` and the cost of a run need it where its directory is out of sight."""
+    return RunDir.of(job.run, workspace).path / RUN_FILE
+
+
+def on(job: Job) -> str:
+    """Who runs it and under what name: `local`, `slurm 123`, `kubernetes ns/name`."""
+    return "local" if job.backend == "local" else f"{job.backend} {job.id}"

@@ -20,6 +20,8 @@ PORT = 29400  # of the head's agent; a job that shares its nodes with others tak
 MARGIN_S = 30.0  # between the run's own grace and the scheduler's kill
 BACKOFF_S = 10.0  # before the scheduler starts a failed job again; doubled each time in a row
 LONGEST_BACKOFF_S = 600.0
+NVIDIA_GPU = "nvidia.com/gpu"
+GPU_RESOURCES = {"amd": "amd.com/gpu"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,19 @@ class Request:
     @property
     def cpus(self) -> int:
         return self.launch.cpus or self.processes
+
+    @property
+    def gpu_resource(self) -> str:
+        """What a Kubernetes cluster calls its GPUs: its device plug-in's word, by who makes them."""
+        asked, name = self.launch.kubernetes.gpu_resource, self.launch.gpu_type or self.run.plan.on
+        if asked != "auto":
+            return asked
+        from shoal.plan.catalogue import find  # reads files: only where it must be told apart
+
+        try:
+            return GPU_RESOURCES.get(find(name).vendor, NVIDIA_GPU) if name else NVIDIA_GPU
+        except SpecError:  # a label of the cluster's own
+            return NVIDIA_GPU
 
     @property
     def least_nodes(self) -> int:

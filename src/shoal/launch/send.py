@@ -11,17 +11,15 @@ from pathlib import Path
 from shoal.errors import SetupError, ShoalError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import writing
-from shoal.launch.backend import OVER, Backend, State, backend
+from shoal.launch.backend import OVER, Backend, State, backend, remembering
 from shoal.launch.bundle import Bundle
-from shoal.launch.job import Job, remember, remembered
+from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
 from shoal.launch.request import Request, check
 from shoal.observe.commands import command
 from shoal.spec import Run, dump
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import RunDir
 from shoal.train.decide_length import with_steps
-
-RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here
 
 
 def checked(run: Run, begun: bool = False) -> Run:
@@ -109,21 +107,6 @@ def state_of(job: Job, of: Backend) -> State:
     except ShoalError as e:
         return State("unknown", str(e).rstrip("."))
     return remembering(job, said.get(job.id, State("gone", f"{job.backend} knows nothing of job {job.id} any more")))
-
-
-def remembering(job: Job, state: State) -> State:
-    """A job that is gone because a person stopped it was stopped."""
-    return State("stopped", "it was told to stop") if state.phase == "gone" and job.stopped else state
-
-
-def run_file(job: Job, workspace: Path) -> Path:
-    """The run as it was sent last; `resume` and the cost of a run need it where its directory is out of sight."""
-    return RunDir.of(job.run, workspace).path / RUN_FILE
-
-
-def on(job: Job) -> str:
-    """Who runs it and under what name: `local`, `slurm 123`, `kubernetes ns/name`."""
-    return "local" if job.backend == "local" else f"{job.backend} {job.id}"
 
 
 def _remove_if_empty(run_dir: RunDir) -> None:

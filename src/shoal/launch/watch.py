@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.launch.backend import OVER, State, backend
-from shoal.launch.job import FILE, Job, remembered
-from shoal.launch.send import on, remembering
+from shoal.launch.backend import OVER, State, backend, remembering
+from shoal.launch.job import FILE, Job, on, remembered
 from shoal.observe.status import Status, status_of
 from shoal.track.rundir import RunDir
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, ShoalError
-from shoal.launch.backend import State
-from shoal.launch.watch import Seen
+from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.launch.price import Stated, price
 from shoal.observe import words
 from shoal.observe.causes import CAUSES
 from shoal.observe.ledger import NEEDED, Ledger, ledger
 from shoal.observe.status import Status
-from shoal.spec import Run
 from shoal.track.journal import Record
 from shoal.track.tail import REMARKS
 from shoal.track.told import Told, told_of
+
+if TYPE_CHECKING:
+    from shoal.launch.backend import State
+    from shoal.launch.watch import Seen
 
 STUCK_S = 600.0  # a live run that says nothing for so long is worth a look
 LOOPS = 3  # restarts by the scheduler without an end
@@ -63,14 +65,14 @@ def answer(
     status: Status,
     seen: Seen | None,
     records: Told | Iterable[Record],
-    run: Run | None,
+    said: Stated | None,
     now: float | None = None,
 ) -> Answer:
-    """`records` is the journal, `run` the run file; empty and None where they are out of sight."""
+    """`records` is the journal, `said` the run file about its price; empty and None where they are out of sight."""
     now = time.time() if now is None else now
     told = told_of(records)
     died = _died(seen, told)
-    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, run, now))
+    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, said, now))
 
 
 def _now(status: Status, seen: Seen | None, now: float, told_below: bool) -> str:
@@ -137,7 +139,7 @@ def _when(record: Record) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(float(record['t'])))} "
 
 
-def _cost(status: Status, seen: Seen | None, told: Told, run: Run | None, now: float) -> Cost:
+def _cost(status: Status, seen: Seen | None, told: Told, said: Stated | None, now: float) -> Cost:
     accounts: Ledger | None = None
     if not told.empty:
         accounts = ledger(told, now if status.status == "running" else None)
@@ -146,28 +148,11 @@ def _cost(status: Status, seen: Seen | None, told: Told, run: Run | None, now: f
     start: Record = next((r for _, r in reversed(told.others(NEEDED)) if r["kind"] == "start"), {})
     device = str(start.get("device", "cpu"))
     gpus = seen.job.gpus if seen is not None else int(start.get("world", 0)) if device != "cpu" else 0
-    devices = gpus or (1 if run is not None and run.plan.price else 0)  # a price of a CPU is that of its node
-    usd, price = (None, None) if run is None or not devices else _price(run, device)
+    devices = gpus or (1 if said is not None and said.usd_per_hour else 0)  # a price of a CPU is that of its node
+    usd, by = (None, None) if said is None or not devices else price(said, device)
     dollars = None if usd is None else usd * devices * nodes * hours
-    return Cost(nodes * hours, nodes * gpus * hours, dollars, accounts.goodput if accounts else None, price)
+    return Cost(nodes * hours, nodes * gpus * hours, dollars, accounts.goodput if accounts else None, by)
 
 
 def _since_start_s(state: State, now: float) -> float:
     return 0.0 if state.started is None else max(0.0, (state.ended or now) - state.started)
-
-
-def _price(run: Run, device_seen: str) -> tuple[float | None, str | None]:
-    """Of one device and hour, and whose word that is."""
-    if run.plan.price is not None:
-        return run.plan.price, f"${run.plan.price:.2f} a device and hour (plan.price)"
-    name = run.launch.gpu_type or run.plan.on or device_seen
-    from shoal.plan.catalogue import find, price  # numpy is not needed to list runs
-
-    try:
-        device = find(name)
-        known = price(device)
-    except ShoalError:  # a label of the cluster that no catalogue knows
-        return None, None
-    if known is None:
-        return None, None
-    return known.usd_per_hour, f"${known.usd_per_hour:.2f} a {device.name} and hour ({known.basis}, {known.date})"

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal import kernels
-from shoal.errors import SetupError
+from shoal.devices.on_torch import refuse_without_e4m3fn
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
 from shoal.spec.eight_bits import check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-SINCE = (8, 9)  # the first GPUs that multiply 8 bits
 TINY = 1e-12  # what is all zeros stays so
 
 
@@ -37,11 +36,7 @@ cast_joined: Callable[[list[Tensor], list[Tensor], torch.dtype, int], tuple[Tens
 def apply(decoder: Decoder, device: torch.device, head: bool, scaling: Literal["tensor", "row"] = "tensor") -> None:
     """Every product of the dense blocks in 8 bits, and those of the head if wanted (one scale a tensor always: that of
     its gradient is known). Before recomputation and compiling."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < SINCE:
-        raise SetupError(
-            f"train.precision fp8 needs a GPU with 8-bit products (L40S, RTX 4090, H100 and newer), which "
-            f"{torch.cuda.get_device_name(device)} is not: take bf16."
-        )
+    refuse_without_e4m3fn(device)
     check(decoder.shape, tensor_parallel=any(isinstance(p, DTensor) for p in decoder.parameters()))
     global cast_joined
     if kernels.fit(()):

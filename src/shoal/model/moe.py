@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.devices.on_torch import groups_products
 from shoal.model.feed_forward import FeedForward
 from shoal.spec.shape import Shape
 
@@ -182,7 +183,7 @@ def has_grouped(x: Tensor, gate: Tensor) -> bool:
     The CPU has it too, but no faster than the loop. The number of rows of an expert is free: rows lie one after the
     other in both passes, so an expert's first one is always aligned.
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) < (8, 0):
+    if x.dtype != torch.bfloat16 or not groups_products(x.device):
         return False
     return x.shape[0] > 0 and all(width * x.element_size() % ALIGNMENT == 0 for width in gate.shape[1:])
 

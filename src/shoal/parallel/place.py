@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import shared_gpu, ways
+from shoal.devices import cores
 from shoal.errors import SetupError
 from shoal.parallel.groups import Groups
 from shoal.spec.mesh import Sizes
@@ -58,7 +59,10 @@ class Place:
 def join(run: Run) -> Place:
     """Join the group that RANK, WORLD_SIZE and SHOAL_RENDEZVOUS (or torchrun's MASTER_*) describe."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = _device(run, int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if run.resources.bind and (share := cores.bind(run.resources.device == "cuda", local_rank, _processes_here())):
+        print(f"shoal: bound to {share}", flush=True)
+    device = _device(run, local_rank)
     if world == 1:
         return Place(rank, world, device)
     if not dist.is_initialized():

@@ -7,11 +7,11 @@ the catalogue's, and the plan says which.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.devices import gpus
 from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import find
@@ -26,12 +26,7 @@ from shoal.spec.shape import Shape
 
 def this_device() -> str:
     """The name of this machine's GPUs, as their driver tells it; else its processor."""
-    try:
-        ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "cpu"
-    return told.strip().split("\n")[0] or "cpu"
+    return next((gpu.name for gpu in gpus()), "cpu")
 
 
 def expected(

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.devices import gpus
 from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.plan.parts import Held, Part, ddp, held, micro_batches
@@ -231,12 +230,6 @@ def _machine_bytes() -> int:
     return min(whole, *allowed) if allowed else whole
 
 
-@cache
 def _gpu_bytes() -> list[int]:
-    """Each GPU's memory, asked once of the driver's own tool: CUDA must not be started before the workers are."""
-    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [int(line) << 20 for line in told.split("\n") if line.strip().isdigit()]
+    """Of each GPU that says it."""
+    return [gpu.memory_bytes for gpu in gpus() if gpu.memory_bytes]

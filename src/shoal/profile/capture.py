@@ -21,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from shoal.data.feed import Feed
+from shoal.devices import cores
 from shoal.errors import Stopped, TransientError
 from shoal.parallel.place import Place
 from shoal.profile.launches import name_triton_launches
@@ -46,7 +47,7 @@ class Asked:
 
 
 def capture(run: Run, place: Place, workspace: Path, folder: Path, asked: Asked, stop: Callable[[], bool]) -> None:
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     # One step more for the profiler to warm up in, and one after the last: on a GPU a step ends where the next begins.
     needed = asked.warmup + 1 + asked.steps + 1
     run = run.model_copy(update={"train": run.train.model_copy(update={"steps": max(run.steps, needed + 1)})})

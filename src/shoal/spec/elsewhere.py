@@ -278,6 +278,18 @@ ANSWERED = {
     "install": "extras are installed with pip: `pip install shoal[mlflow]`",
 }  # fmt: skip
 
+_CUDA = "and torch calls AMD's GPUs `cuda`, as Shoal does: write `cuda`, or `auto`"
+# Values that other trainers have for a key of ours: what to write, or that Shoal lacks it.
+VALUES = {
+    "resources.device": {
+        **dict.fromkeys(("rocm", "hip", "amd"), _CUDA),
+        **dict.fromkeys(("gpu", "nvidia"), "which Shoal calls `cuda`: write `cuda`, or `auto`"),
+        "mps": "and Shoal does not train on Apple's GPUs yet: write `cpu`",
+        "xpu": "and Shoal does not train on Intel's GPUs yet: write `cpu`",
+        **dict.fromkeys(("tpu", "xla", "hpu", "npu"), "and Shoal trains on GPUs of NVIDIA and AMD and on CPUs alone"),
+    },
+}  # fmt: skip
+
 # Verbs of other programs, and ours.
 VERBS_CALLED = {
     "fit": "train",
@@ -354,3 +366,8 @@ def answered(name: str) -> str | None:
     if plain in ANSWERED:
         return ANSWERED[plain]
     return next((ANSWERED[part] for part in plain.split("_") if part in _PARTS), None)
+
+
+def answered_value(key: str, value: object) -> str | None:
+    """What to say of a value that another trainer has for this key."""
+    return VALUES.get(key, {}).get(value.lower()) if isinstance(value, str) else None

@@ -91,7 +91,11 @@ class Kubernetes(Strict):
     user: Positive = Field(1000, description="Number of the user and group in the pods; never root.")
     node_selector: Pairs = Field({}, description="Labels that nodes must have.")
     tolerations: Lines = Field((), description="Keys of taints that do not keep the pods away.")
-    gpu_resource: Text = Field("nvidia.com/gpu", description="What the cluster calls a GPU.")
+    gpu_resource: Text = Field(
+        "auto",
+        description="What the cluster calls a GPU; `auto`: `amd.com/gpu` where launch.gpu_type or plan.on names one of "
+        "AMD's, else `nvidia.com/gpu`.",
+    )
     rdma: Counts = Field({}, description="RDMA devices of each pod, such as `rdma/ib: 8`; they come with IPC_LOCK.")
     shm_gb: float = Field(8.0, gt=0, description="Size of /dev/shm, which is memory.")
     pull_secret: Text | None = Field(None, description="Secret to pull the image with.")
@@ -126,7 +130,8 @@ class Launch(Strict):
         "auto", description="Worker processes of each node; `auto`: one a GPU; else resources.processes / nodes, or 1."
     )
     cpus: Positive | None = Field(
-        None, description="Cores of each node; empty: on Slurm the GPUs' share of the node's, else one a process."
+        None,
+        description="Cores of each node; empty: the GPUs' share of what the nodes have, else one a process.",
     )
     memory_gb: float | None = Field(None, gt=0, description="Memory of each node; empty: what the scheduler gives.")
     time_limit: Duration | None = Field(None, description="Of one start; the run saves before it and is started again.")

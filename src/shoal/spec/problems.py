@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.spec.describe import allowed, given
+from shoal.spec.elsewhere import answered_value
 from shoal.spec.names import Path, dotted, hint, known_part, lookup
 
 Where = Callable[[Path], str]
@@ -26,7 +27,9 @@ def sentences(error: ValidationError, values: dict[str, Any], where: Where) -> l
             said[loc] = f"{where(loc)}: {dotted(loc)} is missing; {_missing(loc)}"
         else:
             path = known_part(loc)
-            said[path] = f"{where(path)}: {dotted(path)} is {given(_at(values, path))}, but must be {_must_be(path)}."
+            value = _at(values, path)
+            instead = answered_value(dotted(path), value) or f"but must be {_must_be(path)}"
+            said[path] = f"{where(path)}: {dotted(path)} is {given(value)}, {instead}."
     # A misspelt name is also a missing one, and a list with a wrong item a wrong list; the first sentence says it all.
     meant = {path for path in said if any(text.endswith(f"mean {dotted(path)}?") for text in unknown.values())}
     wider = {path for path in said for other in (*said, *unknown) if path != other and other[: len(path)] == path}

@@ -188,11 +188,18 @@ class Mesh(Strict):
 class Resources(Strict):
     """What the run may use of this machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: the GPUs when there are any.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="`auto`: the GPUs when there are any; `cuda`: GPUs, also of AMD."
+    )
     processes: CountOrAuto = Field(
         "auto", description="Worker processes (of each island); `auto`: one a GPU, or one a core on a CPU."
     )
     threads: CountOrAuto = Field("auto", description="CPU threads a process computes with; `auto`: cores / processes.")
+    bind: bool = Field(
+        True,
+        description="Each process keeps to its share of the cores: those near its GPU, or of a machine with several "
+        "NUMA nodes an even part.",
+    )
 
 
 class Checkpoint(Strict):

@@ -11,13 +11,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from shoal.errors import SpecError
 from shoal.near import closest
-from shoal.spec.names import Path
+
+if TYPE_CHECKING:
+    from shoal.spec.names import Path
 
 LARGEST_BYTES = 1 << 20  # a run file is a page or two; a data set given by mistake is not read into memory
 

@@ -16,6 +16,7 @@ from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import rule_of, with_rule
+from shoal.train.decide_device import choose_device, kernels_for, refuse_what_these_cannot
 from shoal.train.decide_length import measured
 from shoal.train.decide_mesh import close_mesh, closed_mesh
 from shoal.train.decide_torch import refuse_schedule
@@ -44,12 +45,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     length = measured(run, workspace)
     run, choices = length.run, Choices(list(length.decisions))
     choose = choices.choose
-    gpus = visible_gpus()
-    device = choose("resources.device", run.resources.device, "cuda" if gpus else "cpu", f"GPUs visible: {gpus}")
-    if device == "cuda" and not gpus and world is None:
-        raise SetupError(
-            "resources.device is cuda but no GPU is visible here: set it to cpu or auto, or check nvidia-smi."
-        )
+    where = choose_device(run, choices, started=world is not None)
+    device, gpus = where.device, where.gpus
     opened = _look_at_data(run, workspace)
     tokenizer_vocab = opened[0].vocab_size
     shape = shape_of(run.model, tokenizer_vocab)
@@ -82,8 +79,9 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         tokens = layout.micro_batch * run.data.seq_len // layout.sizes.cp
         eight_bits.check(shape, layout.sizes.tp > 1, tokens)
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
-    own = ("triton", "a GPU") if device == "cuda" else ("plain", "no GPU")
-    kernels = choose("train.kernels", run.train.kernels, *own)
+    kernels = choose("train.kernels", run.train.kernels, *kernels_for(device))
+    if device == "cuda":
+        refuse_what_these_cannot(precision, kernels)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={
@@ -111,15 +109,6 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
     if schedule == "zbv":
         return False, "zbv takes a block's backward pass in two halves"
     return True, "a GPU"
-
-
-def visible_gpus() -> int:
-    """GPUs this process may use, without importing torch or starting CUDA."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = sum(1 for p in Path("/dev").glob("nvidia[0-9]*"))
-    if listed is None:
-        return present
-    return min(present, len([d for d in listed.split(",") if d.strip() not in ("", "-1")]))
 
 
 def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:

@@ -55,7 +55,7 @@ def _windows(run: Run, workspace: Path) -> int:
     from shoal.data.windows import Windows
 
     try:
-        sources = open_sources(run.data.train, run.data, workspace)
+        sources = open_sources(run.data.train, run.data, workspace, look=False)
     except DataError as e:
         raise DataError(
             f"train.epochs {run.train.epochs:g}: how many steps that are is known once data.train can be read here, "

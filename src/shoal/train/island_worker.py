@@ -10,6 +10,7 @@ import torch
 
 from shoal.data.shard_feed import ShardFeed
 from shoal.data.skips import Skips
+from shoal.devices import cores
 from shoal.fleet.fleet import Fleet, Turn
 from shoal.fleet.inner import Inner
 from shoal.observe.pulse import SILENT, Pulse
@@ -31,7 +32,7 @@ HOST = "SHOAL_FLEET_HOST"  # the address of this machine that the other islands 
 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     parts = prepare(run_dir, run, place, pulse)
     island, host = int(os.environ["SHOAL_ISLAND"]), os.environ.get(HOST, "127.0.0.1")
     inner = Inner(place.rank, place.world)

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
+from shoal.devices import cores
 from shoal.errors import DONE, SetupError, TransientError
 from shoal.fleet.codec import codec, warm
 from shoal.leaving import exit_code, leave_at_once
@@ -33,6 +33,7 @@ from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.evaluate import Evaluator
+from shoal.train.open_data import open_together
 from shoal.train.swarm_link import Gone, Link
 from shoal.train.swarm_mesh import Mesh
 from shoal.train.swarm_trainer import Trainer
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lambda: False) -> None:
     """One process of a peer, with everything decided."""
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     journal, lock = Journal(run_dir.journal_file) if place.rank == 0 else None, threading.Lock()
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
 
@@ -77,7 +78,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lam
     parts = prepare(run_dir, run, place)
     evaluator = None
     if run.data.eval:
-        sources = open_sources(run.data.eval, run.data, run_dir.workspace)
+        sources = open_together(run.data.eval, run.data, run_dir.workspace)
         held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
         evaluator = Evaluator(run, place, parts.model, held_out, tell)
     mesh = Mesh(run, run_dir, parts, evaluator)

@@ -14,8 +14,8 @@ import torch
 from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
-from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
+from shoal.devices import cores
 from shoal.errors import DONE, Stopped
 from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
@@ -36,6 +36,7 @@ from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
 from shoal.train.numerics import Numerics, Past, Rewind
+from shoal.train.open_data import open_together
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
 from shoal.train.replay import Replay
@@ -78,7 +79,7 @@ def outcome(
 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:
-    torch.set_num_threads(int(run.resources.threads))
+    torch.set_num_threads(cores.threads(int(run.resources.threads)))
     journal = Journal(run_dir.journal_file) if place.rank == 0 else None
     attempt = int(os.environ.get("SHOAL_ATTEMPT", "0"))
 
@@ -178,6 +179,7 @@ class Parts:
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **_through_memory(run, shape, device),
+            **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }
 
@@ -194,7 +196,7 @@ def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float
 
 
 def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> Parts:
-    sources = open_sources(run.data.train, run.data, run_dir.workspace)
+    sources = open_together(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     model = build(run, place)
@@ -224,9 +226,8 @@ class StopFlag:
 def evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
-    held_out = Windows(
-        open_sources(run.data.eval, run.data, run_dir.workspace), run.data.seq_len, run.data.mask_documents
-    )
+    sources = open_together(run.data.eval, run.data, run_dir.workspace)
+    held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
     evaluator = Evaluator(run, place, state.model, held_out, tell)
     return lambda step: state.measured(step, evaluator(step))
 

@@ -11,10 +11,12 @@ import yaml
 
 from shoal.errors import ShoalError, UsageError
 from shoal.launch.backend import OVER, Rendered, State
+from shoal.launch.cores import is_open
 from shoal.launch.job import Job
 from shoal.launch.kubernetes import logs, manifests, names, why
 from shoal.launch.kubernetes.checks import check
 from shoal.launch.kubernetes.client import Cluster, Refused, condition, current_context
+from shoal.launch.kubernetes.cores import with_cores
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.kubernetes.states import Seen, state
 from shoal.launch.request import Request
@@ -34,6 +36,11 @@ class Kubernetes:
         as_jobset = bool(asked)
         documents = [manifests.job(request, as_jobset), *manifests.belongings(request, as_jobset)]
         text = yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+        if is_open(request):
+            text = (
+                "# launch.cpus is empty: where the cluster tells what its nodes have, the GPUs' share of their cores\n"
+                f"# is asked for instead of {request.cpus}.\n{text}"
+            )
         if asked is None:
             text = (
                 "# launch.kubernetes.jobset is auto: a cluster that knows JobSets gets one instead of the Job and the\n"
@@ -48,6 +55,7 @@ class Kubernetes:
         cluster = Cluster(own.context or current_context())
         try:
             as_jobset = _as_jobset(request, cluster)
+            request = with_cores(request, cluster)
             _make_room(request, cluster)
             _create(request, cluster, as_jobset, secrets)
         except Refused as e:

@@ -29,7 +29,7 @@ def check(request: Request) -> None:
             "launch.kubernetes.topology is kept by Kueue; set launch.kubernetes.kueue, or leave the topology out."
         )
     if launch.gpus and launch.gpu_type:
-        _check_type(launch.gpu_type, own.gpu_resource)
+        _check_type(launch.gpu_type, request.gpu_resource)
     if request.time_limit_s is not None and request.time_limit_s <= request.warning_s:
         raise SpecError(
             f"launch.time_limit {launch.time_limit} leaves no time to train: {request.warning_s:g} s of it are for "

@@ -61,7 +61,7 @@ def _spec(request: Request, head: str, job_uid_label: str) -> Manifest:
         spec["imagePullSecrets"] = [{"name": own.pull_secret}]
     if launch.priority and not own.kueue:
         spec["priorityClassName"] = launch.priority
-    if selector := _node_selector(request):
+    if selector := node_selector(request):
         spec["nodeSelector"] = selector
     if tolerations := _tolerations(request):
         spec["tolerations"] = tolerations
@@ -169,7 +169,7 @@ def _resources(request: Request) -> Manifest:
     requests, limits = {"cpu": str(request.cpus)}, {}
     if launch.memory_gb is not None:
         requests["memory"] = limits["memory"] = f"{round(launch.memory_gb * 1024)}Mi"
-    devices = {launch.kubernetes.gpu_resource: launch.gpus} if launch.gpus else {}
+    devices = {request.gpu_resource: launch.gpus} if launch.gpus else {}
     for resource, count in {**devices, **launch.kubernetes.rdma}.items():
         requests[resource] = limits[resource] = str(count)
     return {"requests": requests, "limits": limits} if limits else {"requests": requests}
@@ -213,17 +213,17 @@ def in_a_volume(request: Request, path: str) -> bool:
     )
 
 
-def _node_selector(request: Request) -> dict[str, str]:
+def node_selector(request: Request) -> dict[str, str]:
     launch, own = request.launch, request.launch.kubernetes
     selector = dict(own.node_selector)
     if launch.gpus and launch.gpu_type:
-        label = PRODUCT_LABELS[own.gpu_resource.split("/")[0]]
+        label = PRODUCT_LABELS[request.gpu_resource.split("/")[0]]
         selector.setdefault(label, launch.gpu_type.replace(" ", "-"))
     return selector
 
 
 def _tolerations(request: Request) -> list[Manifest]:
     launch, own = request.launch, request.launch.kubernetes
-    keys = [own.gpu_resource] if launch.gpus else []  # nodes with GPUs are kept free from others by a taint so named
+    keys = [request.gpu_resource] if launch.gpus else []  # a taint of that name keeps others off nodes with GPUs
     keys += [key for key in own.tolerations if key not in keys]
     return [{"key": key, "operator": "Exists"} for key in keys]

@@ -26,7 +26,7 @@ from shoal.guard.signals import Signals
 from shoal.launch.bundle import Bundle
 from shoal.launch.ray.checks import KUBERAY
 from shoal.launch.ray.mailbox import AT_ONCE, SECRETS, key
-from shoal.launch.ray.places import Places
+from shoal.launch.ray.places import Places, with_cores
 from shoal.launch.ray.round import NEVER_AGAIN, Job, Round, Stop, say
 from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S, Request
 from shoal.spec import load
@@ -38,6 +38,7 @@ def drive(
     """The job from its first node to its end; Ray is initialised. `secrets` are those of `request.secret_env`."""
     import ray
 
+    request = with_cores(request)
     launch = request.launch
     losses = Budget(launch.requeues, request.run.guard.backoff_s)  # of machines: the next one may be well at once
     failures = Budget(launch.requeues, BACKOFF_S)  # of the run, after the restarts of its own supervisor

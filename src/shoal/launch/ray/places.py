@@ -7,8 +7,10 @@ whose machine is lost is given another one by Ray.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from shoal.launch.cores import SPARE, asking, is_open, share
 from shoal.launch.ray.checks import KUBERAY
 from shoal.launch.request import Request
 
@@ -28,6 +30,24 @@ def bundle(request: Request) -> dict[str, float]:
     if launch.memory_gb is not None:
         needs["memory"] = round(launch.memory_gb * 2**30)
     return {**needs, **launch.ray.resources}
+
+
+def with_cores(request: Request) -> Request:
+    """By what the cluster's machines have, asked of Ray inside it."""
+    if not is_open(request):
+        return request
+    import ray
+
+    kind = None if request.launch.ray.address == KUBERAY else request.launch.gpu_type
+    return asking(request, share(of_machines(ray.nodes(), kind), request.launch.gpus, SPARE))
+
+
+def of_machines(nodes: Iterable[Mapping[str, Any]], kind: str | None) -> Iterator[tuple[float, int]]:
+    """(CPU, GPU) of those that are alive and have GPUs of that kind."""
+    for node in nodes:
+        has = node.get("Resources") or {}
+        if node.get("Alive") and has.get("GPU") and (kind is None or f"accelerator_type:{kind}" in has):
+            yield float(has.get("CPU", 0)), int(has["GPU"])
 
 
 def words(needs: dict[str, float]) -> str:

@@ -93,7 +93,7 @@ def _worker(request: Request) -> Manifest:
     requests, limits = {"cpu": str(request.cpus)}, {}
     if launch.memory_gb is not None:
         requests["memory"] = limits["memory"] = f"{round(launch.memory_gb * 1024)}Mi"
-    devices = {own.gpu_resource: launch.gpus} if launch.gpus else {}
+    devices = {request.gpu_resource: launch.gpus} if launch.gpus else {}
     for resource, count in {**devices, **own.rdma}.items():
         requests[resource] = limits[resource] = str(count)
     mounts: list[tuple[Manifest, Manifest]] = [
@@ -114,10 +114,10 @@ def _worker(request: Request) -> Manifest:
     spec["terminationGracePeriodSeconds"] = round(request.warning_s)
     selector = dict(own.node_selector)
     if launch.gpus and launch.gpu_type:
-        selector.setdefault(PRODUCT_LABELS[own.gpu_resource.split("/")[0]], launch.gpu_type.replace(" ", "-"))
+        selector.setdefault(PRODUCT_LABELS[request.gpu_resource.split("/")[0]], launch.gpu_type.replace(" ", "-"))
     if selector:
         spec["nodeSelector"] = selector
-    keys = dict.fromkeys([*([own.gpu_resource] if launch.gpus else []), *own.tolerations])
+    keys = dict.fromkeys([*([request.gpu_resource] if launch.gpus else []), *own.tolerations])
     if keys:
         spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in keys]
     if launch.priority and not own.kueue:

@@ -1,16 +1,12 @@
-"""How many cores a node's task asks for where `launch.cpus` is empty: the GPUs' share of what the nodes have.
-
-Slurm alone knows what its nodes have. One core a GPU, which it would give, leaves the loader, the compiler, NCCL's
-threads and the background save to share it with the process that feeds the GPU.
-"""
+"""The cores of a node's task by what the partition's nodes have: asked of Slurm, which alone knows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shoal.errors import ShoalError
+from shoal.launch import cores
 from shoal.launch.request import Request
 from shoal.launch.slurm.commands import Refused, ask
 
@@ -21,20 +17,16 @@ _GPUS = re.compile(r"\bgpu(?::([^:(,]+))?:(\d+)")
 def with_cores(requests: Sequence[Request]) -> list[Request]:
     """Each with its cores named. Requests without GPUs, and those whose cores were named, stay as they are; so do all
     of them where Slurm cannot be asked: one core a process then."""
-    queues = {r.launch.queue for r in requests if r.launch.gpus and not r.launch.cpus}
+    queues = {r.launch.queue for r in requests if cores.is_open(r)}
     nodes = {queue: _nodes(queue) for queue in queues}
     return [_with(request, nodes) for request in requests]
 
 
 def _with(request: Request, nodes: dict[str | None, str]) -> Request:
     launch = request.launch
-    if not launch.gpus or launch.cpus:
+    if not cores.is_open(request):
         return request
-    cores = share(nodes[launch.queue], launch.gpus, launch.gpu_type)
-    if cores is None or cores <= request.processes:
-        return request
-    named = launch.model_copy(update={"cpus": cores})
-    return replace(request, run=request.run.model_copy(update={"launch": named}))
+    return cores.asking(request, share(nodes[launch.queue], launch.gpus, launch.gpu_type))
 
 
 def share(nodes: str, gpus: int, kind: str | None) -> int | None:
@@ -44,9 +36,8 @@ def share(nodes: str, gpus: int, kind: str | None) -> int | None:
     for line in nodes.splitlines():
         if node := _NODE.match(line.strip()):
             has = [int(n) for name, n in _GPUS.findall(node[2]) if kind is None or name.lower() == kind.lower()]
-            if sum(has) >= gpus:
-                found.append(int(node[1]) * gpus // sum(has))
-    return min(found, default=None)
+            found.append((float(node[1]), sum(has)))
+    return cores.share(found, gpus)
 
 
 def _nodes(queue: str | None) -> str:
