@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, TICK_S, WAITS, Group
 
-from shoal.guard.hang import UNHEARD_S, Hang, Watch
-from shoal.guard.nodes.group import Kernels, take_pulses
+from shoal.guard.hang import Hang, Watch
+from shoal.guard.nodes.kernels import Kernels
 from shoal.guard.nodes.share import RunningShare
+from shoal.guard.ranks import UNHEARD_S
 from shoal.guard.surroundings import Surroundings
-from shoal.observe.pulse import PulseFolder
+from shoal.observe.pulse_file import PulseFolder
 from shoal.track.rundir import RunDir
 
 
@@ -23,15 +24,15 @@ class FarGroup:
     """All ranks of the group are on another node, whose agent is asked for its messages."""
 
     def __init__(self, group: Group, here: Path) -> None:
-        self.group, self.here, self.kernel = group, here, Kernels(range(0))
+        self.group, self.kernel = group, Kernels(range(0), PulseFolder(here))
         workers: Any = SimpleNamespace(pids=group.pids, pulses=group.folder)
         self._agent = RunningShare(RunDir(here), 0, workers, Surroundings.now(here), shared=True, every_s=0.0)
-        self.watch = Watch(group.pids, PulseFolder(here), kernel=self.kernel)
+        self.watch = Watch(group.pids, self.kernel, kernel=self.kernel)
 
     def send(self, kind: str, **fields: Any) -> None:
         """As the line to node 0 does."""
         if kind == "pulse":
-            take_pulses(json.loads(json.dumps(fields)), self.kernel, self.here, self.group.now)
+            self.kernel.take(json.loads(json.dumps(fields)), self.group.now)
 
     def looks(self, seconds: float, tick_s: float = TICK_S, happens: Callable[[], object] | None = None) -> list[Hang]:
         """`happens`: what is waited for before each look; None: nothing is heard of the node either."""

@@ -24,7 +24,8 @@ from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.signs import signs_of
 from shoal.guard.straggler import OWN, Spent, Straggler, Stragglers
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import Pulse, PulseFolder, read_beat, read_sample
+from shoal.observe.pulse import Pulse
+from shoal.observe.pulse_file import PulseFolder, read_beat, read_sample
 from shoal.parallel.place import Place, join
 from shoal.parallel.standing import standing
 from shoal.track.rundir import RunDir

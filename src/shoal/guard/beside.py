@@ -17,7 +17,8 @@ from typing import Any
 from shoal.guard.progress import Progress
 from shoal.guard.pulses import folder_of
 from shoal.guard.signs import signs_of
-from shoal.observe.pulse import Pulse, read_beat
+from shoal.observe.pulse import Pulse
+from shoal.observe.pulse_file import read_beat
 from shoal.spec.run import Guard
 
 TICK_S = 0.2

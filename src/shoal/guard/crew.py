@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.guard.islands import Hands, HandsHere
+from shoal.guard.ranks import Pulses
 from shoal.guard.signals import Signals
 from shoal.guard.signs import Kernel
 from shoal.guard.workers import Group, Workers, threads_for
+from shoal.observe.pulse_file import PulseFolder
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 
@@ -39,6 +41,8 @@ class Team(Group, Protocol):
 
     @property
     def pulses(self) -> Path: ...
+    @property
+    def watched(self) -> Pulses: ...
     @property
     def kernel(self) -> Kernel: ...
     @property
@@ -75,6 +79,10 @@ class LocalTeam(Workers):
 
     left: str | None = None
     nodes: list[dict[str, object]] = []  # noqa: RUF012  # never written to
+
+    @cached_property
+    def watched(self) -> PulseFolder:
+        return PulseFolder(self.pulses)
 
     @cached_property
     def kernel(self) -> Kernel:

@@ -109,7 +109,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         pulse,
         numerics,
         poison,
-        timeline_of(place.device),
+        timeline_of(place.device, model.decoders),
     )
     try:
         while True:

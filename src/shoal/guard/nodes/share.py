@@ -11,7 +11,7 @@ from shoal.guard.nodes.talk import EVERY_S, Line, Message, packed
 from shoal.guard.signs import Kernel
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
-from shoal.observe.pulse import SIZE, news, pulse_file
+from shoal.observe.pulse_file import SIZE, news, pulse_file
 from shoal.track.rundir import RunDir
 
 RANKS_PER_S = 4000.0  # that node 0 reads of; more ranks tell it less often

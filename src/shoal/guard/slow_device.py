@@ -1,0 +1,81 @@
+"""Says which GPU is slower than the others, by the GPUs' own clocks. Never imports torch.
+
+Each rank tells how long the blocks of a step's forward passes took its device, without what waits for others
+(shoal.train.clock), as the median of its last few steps: a compilation or a hiccup in one of them does not show. A card
+that is hot, has a lower clock or is shared with another process is slow in every step. It is named once that has lasted
+for `STEPS` steps and `SECONDS`. A block waits in it for those with whom its rank shares a layer (tensor, context and
+expert parallelism): they all look the same, so then it is such a group that is compared and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.guard.others import median_of_others
+from shoal.guard.straggler import AGAIN_S, OF_STEP, RATIO, Spent, Straggler
+
+STEPS, SECONDS = 12, 3.0  # three steps of five make a median: 15 in all, and up to three until they are read and seen
+SPREAD = 4.0  # … and so many times as far off as the others are from each other: documents differ in length
+LEAST_TO_SPREAD = 5
+PASSES = 3  # a backward pass takes about two forward passes, and nobody measures it
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Who can be compared: ranks of one pipeline stage, which have the same layers, in groups that share each layer."""
+
+    stage: int = 0  # ranks of a stage, one after the other; 0: all of them
+    layer: int = 1  # ranks that share a layer, one after the other
+
+
+class SlowDevices:
+    """Of one group of ranks."""
+
+    def __init__(self, kin: Kin | None = None) -> None:
+        self._kin = kin or Kin()
+        self._since: dict[int, tuple[int, float]] = {}  # first rank of a group → step and time since when it is slow
+        self._told: dict[int, float] = {}
+
+    def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
+        """What has become certain, the slowest first; each is told once in a while."""
+        if len(beats) < 2 or min(b.device_s for b in beats.values()) < 0:
+            return []
+        found, slow = [], dict[int, tuple[int, float]]()
+        for own_s, usual_s, ranks in self._slow(beats):
+            first, steps = ranks[0], min(beats[r].steps for r in ranks)
+            began, at = slow[first] = self._since.get(first, (steps, now))
+            if steps - began < STEPS or now - at < SECONDS or now < self._told.get(first, now):
+                continue
+            step_s = (now - at) / (steps - began)
+            if PASSES * (own_s - usual_s) >= OF_STEP * step_s:
+                among = ranks if len(ranks) > 1 else ()
+                found.append(Straggler(first, "compute", own_s, usual_s, step_s, steps - began, "device", among))
+                self._told[first] = now + AGAIN_S
+        self._since = slow
+        return sorted(found, key=lambda s: s.usual_s - s.own_s)
+
+    def _slow(self, beats: Mapping[int, Spent]) -> list[tuple[float, float, tuple[int, ...]]]:
+        """Now: its time, that of the others, and the ranks."""
+        found = []
+        ranks = sorted(beats)
+        size = self._kin.stage or len(ranks)
+        for at in range(0, len(ranks), size):
+            stage = ranks[at : at + size]
+            groups = [tuple(stage[i : i + self._kin.layer]) for i in range(0, len(stage), self._kin.layer)]
+            if len(groups) < 2:
+                continue
+            own_s = (
+                np.array([np.median([beats[r].device_s for r in group]) for group in groups])
+                if (self._kin.layer > 1)
+                else np.array([beats[r].device_s for r in stage])
+            )
+            usual_s = median_of_others(own_s)
+            least_s = RATIO * usual_s
+            if len(groups) > LEAST_TO_SPREAD:
+                spread_s = 1.4826 * float(np.median(np.abs(own_s - np.median(own_s))))  # as of a normal distribution
+                least_s = np.maximum(least_s, usual_s + SPREAD * spread_s)
+            found += [(float(own_s[i]), float(usual_s[i]), groups[i]) for i in np.flatnonzero(own_s > least_s).tolist()]
+        return found
