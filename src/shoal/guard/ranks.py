@@ -59,6 +59,7 @@ class Ranks:
         self._ticks = [-1] * n  # of its device
         self._threads: list[Threads | None] = [None] * n  # when its present window began
         self._since = np.full(n, NEVER)  # when that was, by the machine's clock
+        self._moved = np.zeros(n, dtype=bool)  # whether they have been heard to do something since then
         self._on_disk = np.zeros(n, dtype=bool)
 
     def look(self, clock: float, tick_s: float, now: float) -> None:
@@ -72,7 +73,8 @@ class Ranks:
         due = clock - self.at >= self._look_s
         news = np.zeros(len(self.ranks), dtype=bool)
         news[fresh] = True
-        for i in np.flatnonzero(due & (news | ~self._looked)).tolist():
+        over = now - self._since >= self._window_s
+        for i in np.flatnonzero(due & (news | ~self._looked | (over & self._moved))).tolist():
             self._look_closer(i, clock, now)
         # All others do what they did when they were last heard of.
         self.busy_disk_at[due & self._on_disk] = clock
@@ -107,7 +109,8 @@ class Ranks:
         self.stopped_at[i] += seconds
 
     def _progressed(self, i: int, clock: float) -> None:
-        self.at[i], self.measured[i], self._looked[i], self._on_disk[i] = clock, False, False, False
+        self.at[i], self.measured[i], self._looked[i] = clock, False, False
+        self._on_disk[i] = self._moved[i] = False
         self.worked_at[i] = self.busy_disk_at[i] = self._since[i] = NEVER
         self._io_bytes[i] = self._ticks[i] = -1
         self.groups[i] = self._threads[i] = None
@@ -153,8 +156,9 @@ class Ranks:
             return
         passed_s = now - float(self._since[i])
         if passed_s < self._window_s:
+            self._moved[i] = True
             return
-        self._threads[i], self._since[i], self.measured[i] = threads, now, True
+        self._threads[i], self._since[i], self.measured[i], self._moved[i] = threads, now, True, False
         # While the device has work that it does not get done, the host may spin in a wait for it.
         if self.phase(i) in WAITS or (device is not None and device.queued) or may_spin(sample):
             return

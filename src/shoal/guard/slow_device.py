@@ -9,8 +9,10 @@ expert parallelism): they all look the same, so then it is such a group that is 
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from shoal.guard.others import median_of_others
 from shoal.guard.straggler import AGAIN_S, OF_STEP, RATIO, Spent, Straggler
 
 STEPS, SECONDS = 12, 3.0  # three steps of five make a median: 15 in all, and up to three until they are read and seen
+DIP = 3  # steps in which it was as quick as the others, that make no difference
 SPREAD = 4.0  # … and so many times as far off as the others are from each other: documents differ in length
 LEAST_TO_SPREAD = 5
 PASSES = 3  # a backward pass takes about two forward passes, and nobody measures it
@@ -31,30 +34,48 @@ class Kin:
     layer: int = 1  # ranks that share a layer, one after the other
 
 
+@dataclass
+class _Slow:
+    """Since when one is slow, and until when it was seen to be."""
+
+    step: int
+    at: float
+    until: int  # a step
+    seen_at: float
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))  # lengths of steps between looks
+
+    def goes_on(self, step: int, now: float) -> None:
+        if step > self.until:
+            self.steps_s.append((now - self.seen_at) / (step - self.until))
+            self.until, self.seen_at = step, now
+
+
 class SlowDevices:
     """Of one group of ranks."""
 
     def __init__(self, kin: Kin | None = None) -> None:
         self._kin = kin or Kin()
-        self._since: dict[int, tuple[int, float]] = {}  # first rank of a group → step and time since when it is slow
+        self._known: dict[int, _Slow] = {}  # by the first rank of its group
         self._told: dict[int, float] = {}
 
     def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
         if len(beats) < 2 or min(b.device_s for b in beats.values()) < 0:
             return []
-        found, slow = [], dict[int, tuple[int, float]]()
+        furthest = max(b.steps for b in beats.values())
+        self._known = {first: one for first, one in self._known.items() if furthest - one.until <= DIP}
+        found = []
         for own_s, usual_s, ranks in self._slow(beats):
-            first, steps = ranks[0], min(beats[r].steps for r in ranks)
-            began, at = slow[first] = self._since.get(first, (steps, now))
-            if steps - began < STEPS or now - at < SECONDS or now < self._told.get(first, now):
+            first, step = ranks[0], min(beats[r].steps for r in ranks)
+            slow = self._known.setdefault(first, _Slow(step, now, step, now))
+            slow.goes_on(step, now)
+            if step - slow.step < STEPS or now - slow.at < SECONDS or now < self._told.get(first, now):
                 continue
-            step_s = (now - at) / (steps - began)
+            step_s = statistics.median(slow.steps_s)  # of which one or two may have been held up
             if PASSES * (own_s - usual_s) >= OF_STEP * step_s:
                 among = ranks if len(ranks) > 1 else ()
-                found.append(Straggler(first, "compute", own_s, usual_s, step_s, steps - began, "device", among))
+                found.append(Straggler(first, "compute", own_s, usual_s, step_s, step - slow.step, "device", among))
                 self._told[first] = now + AGAIN_S
-        self._since = slow
         return sorted(found, key=lambda s: s.usual_s - s.own_s)
 
     def _slow(self, beats: Mapping[int, Spent]) -> list[tuple[float, float, tuple[int, ...]]]:
