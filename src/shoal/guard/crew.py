@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.guard.flights import Flight, ask
 from shoal.guard.islands import Hands, HandsHere
 from shoal.guard.ranks import Pulses
 from shoal.guard.signals import Signals
@@ -56,6 +57,10 @@ class Team(Group, Protocol):
         """Asked a few times a second while it runs."""
         ...
 
+    def flights(self) -> dict[int, Flight]:
+        """What NCCL's flight recorder says, of those ranks that answer within a few seconds."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -90,6 +95,9 @@ class LocalTeam(Workers):
 
     def look(self) -> None:
         pass
+
+    def flights(self) -> dict[int, Flight]:
+        return ask(list(self.pids), self.pulses)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Hang:
     waiting: int = 0  # how many they are
     works: bool = False  # it, or its device, computes: slow, or a live-lock
     marks: int = 0  # that it has made
+    nccl: str = ""  # who had not come to which collective, by NCCL's flight recorder
 
     @property
     def evidence(self) -> str:
@@ -90,7 +91,7 @@ class Hang:
             shown = "; ".join(map(str, self.others[:2]))
             more = f" and {self.waiting - 2} more" if self.waiting > 2 else ""
             words += f"; {shown}{more}"
-        return words
+        return f"{words}; NCCL: {self.nccl}" if self.nccl else words
 
     @property
     def place(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.guard.classify import Failure
+from shoal.guard.flights import Flight, ask, sentence
 from shoal.guard.hang import WINDOW_S, Hang, Limits, Watch
 from shoal.guard.ranks import Pulses
 from shoal.guard.signs import Kernel
@@ -36,9 +38,10 @@ class Progress:
         pulses: Pulses | None = None,
         kin: Kin | None = None,
         nodes: int = 1,
+        flights: Callable[[], Mapping[int, Flight]] | None = None,
     ) -> None:
         """`folder` has the pulses of this machine's ranks and `pulses` all of them, `logs` the logs of this attempt.
-        `note` writes a journal record."""
+        `note` writes a journal record. `flights` asks the ranks for NCCL's record; by default those of this machine."""
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
         self._livelock_s = math.inf if guard.livelock == "off" else seconds(guard.livelock)
@@ -46,6 +49,7 @@ class Progress:
         self._pulses = pulses or PulseFolder(folder)
         self._watch = Watch(pids, self._pulses, Limits.of(guard.hang, nodes), self._kernel)
         self._stragglers, self._devices = Stragglers(), SlowDevices(kin)
+        self._flights = flights or (lambda: ask(list(self._here), folder))
         self._here = {rank: pid for rank, pid in pids.items() if self._kernel.here(rank)}
         self._hanging: Hang | None = None
 
@@ -95,8 +99,10 @@ class Progress:
 
     def _tell(self, hang: Hang, ends: bool) -> Hang:
         # Whoever is to be killed may as well be asked for its stack; the sampled one is up to a second older.
+        # NCCL's record first: a rank may not survive the other question.
+        flights = self._flights() if ends else {}
         texts = dumps(self._here, self._folder) if ends else {}
-        hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack)
+        hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack, nccl=sentence(flights))
         self._note(
             "hang" if self._hangs(hang) else "slow",
             rank=hang.rank,
@@ -110,6 +116,7 @@ class Progress:
             others=[{"rank": o.rank, "phase": o.phase, "where": o.where} for o in hang.others],
             waiting=hang.waiting,
             stacks=self._keep(hang, texts),
+            nccl=self._keep_flights(hang, flights),
             action="restart" if ends else "wait",
         )
         return hang
@@ -125,6 +132,17 @@ class Progress:
         try:
             path.write_text("\n".join(parts))
         except OSError:  # a full disk; the journal has the one that matters
+            return None
+        return str(path)
+
+    def _keep_flights(self, hang: Hang, flights: Mapping[int, Flight]) -> str | None:
+        """NCCL's records of all ranks that gave one, beside the stacks: {folder}/nccl-step-NNNNNNNN.json."""
+        if not flights:
+            return None
+        path = self._logs / f"nccl-step-{hang.step:08d}.json"
+        try:
+            path.write_text(json.dumps({str(rank): flight for rank, flight in sorted(flights.items())}))
+        except OSError:
             return None
         return str(path)
 

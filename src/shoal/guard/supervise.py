@@ -225,7 +225,7 @@ class Session:
             logs = log_file(self.run_dir.logs, attempt, 0).parent
             kin, count = kin_of(self.run.mesh), len(team.nodes) + 1
             progress = Progress(
-                team.pids, team.pulses, logs, self.run.guard, note, team.kernel, team.watched, kin, count
+                team.pids, team.pulses, logs, self.run.guard, note, team.kernel, team.watched, kin, count, team.flights
             )
             grace_s = self.run.guard.grace_s
             ended = watch(team, self.signals, around, grace_s, self._stopping, self._tick(team), progress)

@@ -13,9 +13,12 @@ of marks compare.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import json
 import mmap
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.observe.beat import PHASES, Marks
 from shoal.observe.excuses import Frame, excuse
@@ -34,7 +37,9 @@ from shoal.observe.pulse_file import (
     Device,
     Groups,
     Sample,
+    ask_file,
     dump_file,
+    flight_file,
     packed_head,
     packed_sample,
     pulse_file,
@@ -55,6 +60,9 @@ class Pulse:
         self._look: Callable[[], Groups] | None = None
         self._device: Callable[[], Device] | None = None
         self._map: mmap.mmap | None = None
+        self._folder, self._rank = folder, rank
+        self._flight: Callable[[], Any] | None = None
+        self._pipe: int | None = None  # in which others ask for it
         if folder is None:
             return
         try:
@@ -96,6 +104,18 @@ class Pulse:
         """`look` tells how far the device is; asked once a second, by the thread."""
         self._device = look
 
+    def watch_flight(self, look: Callable[[], Any] | None) -> None:
+        """`look` gives what is known of the last collectives, as JSON has it; asked by the thread when others ask."""
+        if look is None or self._map is None or self._folder is None:
+            return
+        pipe = ask_file(self._folder, self._rank)
+        try:
+            os.mkfifo(pipe, 0o600)
+            self._flight = look
+            self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # open at both ends: it never reads as ended
+        except OSError:  # no pipes in this file system; a hang is then named without it
+            self._pipe = None
+
     def _write(self) -> None:
         assert self._map is not None
         self._number += 1
@@ -106,7 +126,23 @@ class Pulse:
         while True:
             number += 1
             self._write_sample(number)
-            time.sleep(SAMPLE_S)
+            self._rest(time.monotonic() + SAMPLE_S)
+
+    def _rest(self, until: float) -> None:
+        """… and answers meanwhile."""
+        while (left_s := until - time.monotonic()) > 0:
+            if self._pipe is None:
+                time.sleep(left_s)
+            elif select.select([self._pipe], [], [], left_s)[0]:
+                os.read(self._pipe, 4096)
+                self._answer()
+
+    def _answer(self) -> None:
+        assert self._folder is not None
+        file = flight_file(self._folder, self._rank)
+        with contextlib.suppress(OSError):  # a full memory
+            file.with_suffix(".part").write_text(json.dumps(_asked(self._flight) or {}))
+            file.with_suffix(".part").replace(file)
 
     def _write_sample(self, number: int) -> None:
         assert self._map is not None

@@ -59,6 +59,16 @@ def dump_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.stacks"
 
 
+def ask_file(folder: Path, rank: int) -> Path:
+    """A pipe: a byte in it asks the rank for NCCL's flight record (shoal.guard.flights)."""
+    return folder / f"rank-{rank:05d}.ask"
+
+
+def flight_file(folder: Path, rank: int) -> Path:
+    """Its answer."""
+    return folder / f"rank-{rank:05d}.flight"
+
+
 def packed_head(number: int, pid: int, m: Marks) -> bytes:
     told = (m.step, m.steps, m.marks, m.phase, m.since, m.slowest_s, m.device_s, *m.spent_s, *m.longest_s)
     return HEAD.pack(number, pid, *told, number)

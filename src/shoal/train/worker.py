@@ -21,6 +21,7 @@ from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.parallel.build import build
+from shoal.parallel.flight import flight_of
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, gpu_shared, join, leave
 from shoal.parallel.standing import standing
@@ -59,6 +60,7 @@ def outcome(
         pulse.mark("join")
         place = joined or join(run)
         pulse.watch_groups(standing(place))
+        pulse.watch_flight(flight_of(place))
         pulse.mark("load")
         try:
             if run.fleet.islands > 1:

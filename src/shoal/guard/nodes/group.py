@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal.guard.flights import WAIT_S, Flight, ask
 from shoal.guard.nodes.head import Head, Node
 from shoal.guard.nodes.kernels import Kernels
 from shoal.guard.nodes.talk import Message, unpacked
@@ -42,6 +43,7 @@ class NodeGroup:
         self.watched = self.kernel = Kernels(mine.ranks, PulseFolder(self.pulses))
         self._spare = set(head.nodes.values()) - set(self._others)  # whom the run cannot be laid over
         self.left: str | None = None  # why it is to be ended and put together anew
+        self._flights: dict[int, dict[int, Flight]] = {}  # of the nodes that were asked
         self._regrouping = False
         for node, share in self._others.items():
             head.tell(node, "start", attempt=attempt, **order(share))
@@ -109,6 +111,19 @@ class NodeGroup:
         self.kill()
         self._local.close()
 
+    def flights(self) -> dict[int, Flight]:
+        self._flights, waiting = {}, set(self._others)
+        for node in waiting:
+            self._head.tell(node, "flight", attempt=self.attempt)
+        found = ask(list(self._local.pids), self.pulses)
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and any(n.number not in self._flights for n in waiting):
+            self._early += self._heard()
+            time.sleep(0.02)
+        for theirs in self._flights.values():
+            found |= theirs
+        return found
+
     def look(self) -> None:
         """A node that was told to leave, or one that has come: all save, and the group is put together anew."""
         if self.left is None and (new := self._newcomers()):
@@ -143,6 +158,9 @@ class NodeGroup:
                 self.kernel.take(said, time.monotonic())
             case "log":
                 self._copy_log(int(said["rank"]), unpacked(said["data"]))
+            case "flight":
+                flights = {int(rank): dict(flight) for rank, flight in said["ranks"].items()}
+                self._flights[node.number] = {r: flight for r, flight in flights.items() if r in share.ranks}
             case "died":
                 return self._died(said)
         return []
