@@ -1,4 +1,4 @@
-"""A rank that leaves out a collective of NCCL: its flight record is asked for before the kill, kept, and says which one.
+"""A rank that leaves out a collective of NCCL: the flight record is asked for before the kill, kept, and says which.
 
 SHOAL_TEST_SHARE_GPU=1 pytest -s tests/gpu/test_flight.py
 """

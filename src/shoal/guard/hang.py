@@ -47,7 +47,7 @@ class Limits:
         """`patience` is guard.hang."""
         if patience not in ("auto", "off"):
             return Limits(seconds(patience))
-        return Limits() if nodes == 1 else Limits(NODES_S, stopped_s=QUICK_S)
+        return Limits() if nodes <= 1 else Limits(NODES_S, stopped_s=QUICK_S)
 
 
 @dataclass(frozen=True)

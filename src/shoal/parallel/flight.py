@@ -26,7 +26,7 @@ def flight_of(place: Place) -> Callable[[], dict[str, Any]] | None:
     names = axes(place)
 
     def look() -> dict[str, Any]:
-        from torch._C._distributed_c10d import _dump_nccl_trace_json  # torch's stubs do not know it
+        from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]  # not in its stubs
 
         return cut_down(json.loads(_dump_nccl_trace_json()), names)
 
