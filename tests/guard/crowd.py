@@ -42,6 +42,7 @@ class Crowd:
         for rank in ranks:
             for i, phase in enumerate(PHASES):
                 self._marks[rank].mark(phase, step if i == 0 else None, self.now + i * 1e-3)
+            self._marks[rank].worked(0.1 + 1e-4 * (rank % 7))
 
     def _take(self, ranks: range) -> None:
         about = {"state": "S", "io_bytes": 5, "worked_s": 1.0, "wanted_s": 1.0, "on_disk": False}

@@ -81,22 +81,18 @@ class SlowDevices:
     def _slow(self, beats: Mapping[int, Spent]) -> list[tuple[float, float, tuple[int, ...]]]:
         """Now: its time, that of the others, and the ranks."""
         found = []
-        ranks = sorted(beats)
+        ranks, layer = sorted(beats), self._kin.layer
         size = self._kin.stage or len(ranks)
         for at in range(0, len(ranks), size):
             stage = ranks[at : at + size]
-            groups = [tuple(stage[i : i + self._kin.layer]) for i in range(0, len(stage), self._kin.layer)]
-            if len(groups) < 2:
+            if len(stage) % layer or len(stage) < 2 * layer:
                 continue
-            own_s = (
-                np.array([np.median([beats[r].device_s for r in group]) for group in groups])
-                if (self._kin.layer > 1)
-                else np.array([beats[r].device_s for r in stage])
-            )
+            own_s = np.median(np.array([beats[r].device_s for r in stage]).reshape(-1, layer), axis=1)
             usual_s = median_of_others(own_s)
             least_s = RATIO * usual_s
-            if len(groups) > LEAST_TO_SPREAD:
+            if len(own_s) > LEAST_TO_SPREAD:
                 spread_s = 1.4826 * float(np.median(np.abs(own_s - np.median(own_s))))  # as of a normal distribution
                 least_s = np.maximum(least_s, usual_s + SPREAD * spread_s)
-            found += [(float(own_s[i]), float(usual_s[i]), groups[i]) for i in np.flatnonzero(own_s > least_s).tolist()]
+            slow = np.flatnonzero(own_s > least_s).tolist()
+            found += [(float(own_s[i]), float(usual_s[i]), tuple(stage[i * layer : (i + 1) * layer])) for i in slow]
         return found
