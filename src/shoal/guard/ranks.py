@@ -54,6 +54,7 @@ class Ranks:
         self.stopped = np.zeros(n, dtype=bool)
         self.stopped_at = np.full(n, NEVER)
         self.busy_disk_at = np.full(n, NEVER)  # when it last read or wrote something, or waited for a disk
+        self._states = [""] * n  # of its process, as the kernel names them
         self._looked = np.zeros(n, dtype=bool)  # at more than its marks, since its last progress
         self._io_bytes = [-1] * n  # -1: not known
         self._ticks = [-1] * n  # of its device
@@ -117,13 +118,16 @@ class Ranks:
         self.groups_changed = True
 
     def _look_at_marks(self, i: int, clock: float) -> None:
-        rank, beat = self.ranks[i], self._pulses.beat(self.ranks[i])
-        if beat is not None and beat is not self.beats[i] and beat.pid == self.pids[i] and beat.marks != self.marks[i]:
+        rank, pid, last = self.ranks[i], self.pids[i], self.beats[i]
+        beat = self._pulses.beat(rank)
+        if beat is not last and beat is not None and beat.pid == pid and (last is None or beat.marks != last.marks):
             self.beats[i], self.marks[i] = beat, beat.marks
             self._progressed(i, clock)
-        stopped = self._kernel.signs(rank, self.pids[i]).stopped
-        if stopped != self.stopped[i]:
-            self.stopped[i], self.stopped_at[i] = stopped, clock if stopped else NEVER
+        signs = self._kernel.signs(rank, pid)
+        if signs.state != self._states[i]:
+            self._states[i], stopped = signs.state, signs.stopped
+            if stopped != self.stopped[i]:
+                self.stopped[i], self.stopped_at[i] = stopped, clock if stopped else NEVER
 
     def _look_closer(self, i: int, clock: float, now: float) -> None:
         rank, pid, sample = self.ranks[i], self.pids[i], self._pulses.sample(self.ranks[i])
@@ -156,7 +160,7 @@ class Ranks:
             return
         passed_s = now - float(self._since[i])
         if passed_s < self._window_s:
-            self._moved[i] = True
+            self._moved[i] = threads.worked_s != before.worked_s or threads.wanted_s != before.wanted_s
             return
         self._threads[i], self._since[i], self.measured[i], self._moved[i] = threads, now, True, False
         # While the device has work that it does not get done, the host may spin in a wait for it.

@@ -60,10 +60,11 @@ class SlowDevices:
 
     def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
-        if len(beats) < 2 or min(b.device_s for b in beats.values()) < 0:
+        if len(beats) < 2 or min([b.device_s for b in beats.values()]) < 0:
             return []
-        furthest = max(b.steps for b in beats.values())
-        self._known = {first: one for first, one in self._known.items() if furthest - one.until <= DIP}
+        if self._known:
+            furthest = max(b.steps for b in beats.values())
+            self._known = {first: one for first, one in self._known.items() if furthest - one.until <= DIP}
         found = []
         for own_s, usual_s, ranks in self._slow(beats):
             first, step = ranks[0], min(beats[r].steps for r in ranks)

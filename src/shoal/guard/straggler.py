@@ -78,13 +78,15 @@ class Stragglers:
 
     def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
+        if self._from is not None and now - self._from[0] < self._window_s:
+            return []
         if len(beats) < 2 or min(b.steps for b in beats.values()) <= LAZY_STEPS:
             return []
         if self._from is None or self._from[1].keys() != beats.keys():
             self._from = now, beats
             return []
         began, before = self._from
-        if now - began < self._window_s or min(beats[r].steps - before[r].steps for r in beats) < STEPS:
+        if min(beats[r].steps - before[r].steps for r in beats) < STEPS:
             return []
         self._from = now, beats
         slow = slow_ranks(before, beats, now - began)

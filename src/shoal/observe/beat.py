@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PHASES = (
@@ -39,6 +39,24 @@ UNKNOWN_S = -1.0  # there is no device, or nothing has been measured yet
 _NUMBER = {name: i for i, name in enumerate(PHASES)}
 _IN_STEP = tuple(name not in OUTSIDE_STEPS for name in PHASES)
 _LEAST_S = 1e-9  # what has been measured is more than nothing
+
+
+class ByPhase(Mapping[str, float]):
+    """Seconds of each phase, in the order of PHASES; made for each of thousands of ranks, so of what was read as is."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._seconds = seconds
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[_NUMBER[phase]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PHASES)
+
+    def __len__(self) -> int:
+        return len(PHASES)
 
 
 @dataclass(frozen=True)
@@ -102,8 +120,8 @@ class Marks:
             phases,
             self.since,
             self.slowest_s,
-            dict(zip(PHASES, spent, strict=True)),
-            dict(zip(PHASES, longest, strict=True)),
+            ByPhase(tuple(spent)),
+            ByPhase(tuple(longest)),
             self.device_s,
         )
 

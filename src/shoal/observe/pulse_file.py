@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from shoal.observe.beat import PHASES, Beat, Marks
+from shoal.observe.beat import PHASES, Beat, ByPhase, Marks
 
 # number, pid, step, steps taken, marks, phase, since, slowest step, time of the device, spent in each phase, longest
 # stay in each, number
@@ -29,6 +29,8 @@ MOST_TEXT = SIZE - SAMPLE_AT - SAMPLE.size - 8
 Groups = Mapping[str, int]  # name of a group of processes → collectives begun in it
 
 _NUMBER = struct.Struct("<Q")
+_BY_PHASE = 9  # numbers before those of each phase
+_LONGEST = _BY_PHASE + len(PHASES)
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,11 @@ def beat_of(data: bytes, later_s: float = 0.0) -> Beat | None:
     `later_s`: this machine's clock is so much later than that of the one who wrote it."""
     if len(data) < HEAD.size:
         return None
-    number, pid, step, steps, marks, phase, since, slowest_s, device_s, *by_phase, again = HEAD.unpack_from(data)
-    if number != again or not number or phase >= len(PHASES):
+    told = HEAD.unpack_from(data)
+    number, pid, step, steps, marks, phase, since, slowest_s, device_s = told[:_BY_PHASE]
+    if number != told[-1] or not number or phase >= len(PHASES):
         return None
-    spent, longest = (dict(zip(PHASES, by_phase[i:], strict=False)) for i in (0, len(PHASES)))
+    spent, longest = ByPhase(told[_BY_PHASE:_LONGEST]), ByPhase(told[_LONGEST:-1])
     return Beat(pid, step, steps, marks, PHASES[phase], since + later_s, slowest_s, spent, longest, device_s)
 
 
