@@ -27,7 +27,8 @@ from shoal.guard.nodes.talk import EVERY_S, HELLO, Line, packed
 from shoal.guard.signs import Signs
 from shoal.guard.workers import Share
 from shoal.observe.beat import PHASES
-from shoal.observe.pulse import Pulse, news, pulse_file
+from shoal.observe.pulse import Pulse
+from shoal.observe.pulse_file import news, pulse_file
 
 PROCESSES = 8
 BAR = 0.5

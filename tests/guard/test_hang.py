@@ -19,7 +19,7 @@ from shoal.guard.progress import Progress
 from shoal.guard.pulses import make_folder
 from shoal.guard.signs import signs_of
 from shoal.guard.stacks import frames
-from shoal.observe.pulse import read_beat, read_sample
+from shoal.observe.pulse_file import read_beat, read_sample
 from shoal.spec.run import Guard
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.guard.fake import until
 from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, TICK_S, WAITS, Group
 
-from shoal.guard.hang import UNHEARD_S, Hang, Watch
-from shoal.guard.nodes.group import Kernels, take_pulses
+from shoal.guard.hang import Hang, Limits, Watch
+from shoal.guard.nodes.kernels import Kernels
 from shoal.guard.nodes.share import RunningShare
+from shoal.guard.progress import Progress
+from shoal.guard.ranks import UNHEARD_S
+from shoal.guard.signs import signs_of
 from shoal.guard.surroundings import Surroundings
-from shoal.observe.pulse import PulseFolder
+from shoal.observe.pulse_file import PulseFolder
+from shoal.spec.run import Guard
 from shoal.track.rundir import RunDir
 
 
@@ -23,15 +30,15 @@ class FarGroup:
     """All ranks of the group are on another node, whose agent is asked for its messages."""
 
     def __init__(self, group: Group, here: Path) -> None:
-        self.group, self.here, self.kernel = group, here, Kernels(range(0))
+        self.group, self.kernel = group, Kernels(range(0), PulseFolder(here))
         workers: Any = SimpleNamespace(pids=group.pids, pulses=group.folder)
         self._agent = RunningShare(RunDir(here), 0, workers, Surroundings.now(here), shared=True, every_s=0.0)
-        self.watch = Watch(group.pids, PulseFolder(here), kernel=self.kernel)
+        self.watch = Watch(group.pids, self.kernel, kernel=self.kernel)
 
     def send(self, kind: str, **fields: Any) -> None:
         """As the line to node 0 does."""
         if kind == "pulse":
-            take_pulses(json.loads(json.dumps(fields)), self.kernel, self.here, self.group.now)
+            self.kernel.take(json.loads(json.dumps(fields)), self.group.now)
 
     def looks(self, seconds: float, tick_s: float = TICK_S, happens: Callable[[], object] | None = None) -> list[Hang]:
         """`happens`: what is waited for before each look; None: nothing is heard of the node either."""
@@ -74,3 +81,29 @@ def test_time_in_which_nothing_is_heard_of_a_node_does_not_count(group: Group, h
     assert not far.looks(2, happens=lambda: None)
     assert not far.looks(60 + UNHEARD_S)
     assert far.looks(8, happens=lambda: None)
+
+
+@pytest.mark.parametrize(("nodes", "least_s", "most_s"), [(1, 6, 11), (2, 40, 50)])
+def test_between_nodes_a_hang_is_named_when_nccl_would_have_given_up_its_tries(
+    group: Group, nodes: int, least_s: float, most_s: float
+) -> None:
+    """A link that is away for half a minute is no hang, where there are links."""
+    group.start(WAITS, SLEEPS)
+    began, told = group.now, list[str]()
+    note: Callable[..., None] = lambda kind, **_: told.append(kind)  # noqa: E731
+    progress = Progress(group.pids, group.folder, group.folder, Guard(), note, nodes=nodes)
+    assert group.looks(progress, most_s) is not None
+    assert least_s < group.now - began < most_s
+    assert told == ["hang"]
+
+
+def test_a_stopped_process_is_named_as_soon_between_nodes_and_a_limit_of_ones_own_holds(group: Group) -> None:
+    assert Limits.of("auto", 2).stopped_s == Limits.of("auto", 1).quick_s
+    assert Limits.of("20 s", 2) == Limits.of("20 s", 1) == Limits(20.0)
+    group.start(WAITS, SLEEPS)
+    os.kill(group.pids[1], signal.SIGSTOP)
+    until(lambda: signs_of(group.pids[1]).stopped)
+    progress = Progress(group.pids, group.folder, group.folder, Guard(), lambda kind, **_: None, nodes=2)
+    failure = group.looks(progress, 10)
+    assert failure is not None
+    assert "is in state T" in failure.evidence

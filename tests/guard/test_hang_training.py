@@ -24,7 +24,9 @@ from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.signs import signs_of
 from shoal.guard.straggler import OWN, Spent, Straggler, Stragglers
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import Pulse, PulseFolder, read_beat, read_sample
+from shoal.observe.beat import UNKNOWN_S
+from shoal.observe.pulse import Pulse
+from shoal.observe.pulse_file import PulseFolder, read_beat, read_sample
 from shoal.parallel.place import Place, join
 from shoal.parallel.standing import standing
 from shoal.track.rundir import RunDir
@@ -250,3 +252,4 @@ def test_ranks_that_take_as_long_as_each_other_are_not_slow() -> None:
 class Tally:
     steps: int
     spent_s: dict[str, float]
+    device_s: float = UNKNOWN_S

@@ -68,12 +68,14 @@ SLOW = replace(
     works=True,
 )
 KILLED = {"kind": "failure", "cause": "killed", "evidence": "ended by SIGKILL"}
+SLOWER = {"kind": "straggler"}
 TOLD: list[tuple[str, dict[str, Any]]] = [
     ("runbooks/hang", {"kind": "failure", "rank": 1, "cause": "hang", "evidence": HANG.evidence}),
     ("guide/failures", {"kind": "slow", "rank": 1, "evidence": SLOW.evidence}),
     ("runbooks/numerics", {"kind": "skip", "step": 812, "batch": 811, "loss": "nan", "grad_norm": "nan"}),
     ("runbooks/preempted", {"kind": "stopping", "signal": "SIGTERM"}),
-    ("runbooks/straggler", {"kind": "straggler", "rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1}),
+    ("runbooks/straggler", {**SLOWER, "rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1, "by": "host"}),
+    ("runbooks/straggler", {**SLOWER, "rank": 5, "phase": "compute", "own_s": 0.31, "usual_s": 0.18, "by": "device"}),
     ("guide/failures", {**KILLED, "rank": 1, "action": "restart 1 of 3 from step 50 in 1 s"}),
     ("guide/islands", {**KILLED, "rank": 0, "island": 2, "action": "restart island 2 in 1 s; the others go on"}),
     ("guide/islands", {"kind": "epoch", "step": 42, "left": {"2": "closed its connection"}, "members": [0, 1]}),

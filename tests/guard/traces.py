@@ -18,7 +18,7 @@ from typing import Literal
 from shoal.guard.hang import Hang, Watch
 from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.observe.beat import Beat, Marks
-from shoal.observe.pulse import Device, Sample
+from shoal.observe.pulse_file import Device, Sample
 
 # What a span looks like from outside.
 Act = Literal["cpu", "gpu", "hung gpu", "disk", "bytes", "asleep", "compile", "stopped"]

@@ -16,8 +16,11 @@ from shoal.errors import SetupError
 from shoal.launch import watch
 from shoal.launch.backend import State
 from shoal.launch.job import RUN_FILE, Job, remember
+from shoal.launch.why import answer
+from shoal.observe.status import Status
 from shoal.spec import dump
 from shoal.spec.run import Run
+from shoal.track.journal import Record
 from shoal.track.rundir import RunDir
 
 
@@ -171,3 +174,22 @@ def test_a_run_that_only_waits_has_cost_nothing(
         "last end   it has not died so far",
         "cost       nothing yet: it has not started",
     ]
+
+
+def test_who_is_slow_is_told_of_a_run_that_runs_and_by_which_clock() -> None:
+    running = Status("a", "running", 9, 100, 2.0, 1e3, 0.0, time.time(), "step 9")
+    slow = {
+        "kind": "straggler",
+        "t": 3.0,
+        "rank": 5,
+        "phase": "compute",
+        "own_s": 0.31,
+        "usual_s": 0.18,
+        "by": "device",
+    }
+    attempt: Record = {"kind": "attempt", "t": 1.0, "attempt": 0, "world": 8, "pids": []}
+    told = str(answer(running, None, [attempt, slow], None))
+    assert "rank 5 is slow in compute: 310 ms a step, the others 180 ms (forward pass, by the device's clock)" in told
+    for others in ([slow, attempt], [attempt]):  # what was slow before a restart may be well now
+        assert answer(running, None, others, None).slow is None
+    assert answer(replace(running, status="done"), None, [attempt, slow], None).slow is None

@@ -254,6 +254,11 @@ def test_nothing_of_track_and_observe_imports_torch() -> None:
 def test_a_straggler_is_named_in_one_line_and_takes_no_time() -> None:
     slow = {"rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1, "step_s": 0.9, "steps": 20, "attempt": 0}
     assert words.straggler(slow) == "rank 3 is slow in data: 420 ms a step, the others 100 ms"
+    shared = {**slow, "phase": "compute", "by": "device", "ranks": [8, 9, 10]}
+    assert words.straggler(shared) == (
+        "one of ranks 8 to 10, which share each layer, is slow in compute: 420 ms a step, the others 100 ms "
+        "(forward pass, by the device's clock)"
+    )
     steps = [
         {"kind": "step", "t": t + 1.0, "begin": t, "step": i + 1, "attempt": 0} for i, t in enumerate((10.0, 12.0))
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import Device
+from shoal.observe.pulse_file import Device
 from shoal.parallel.ticks import MOST, Ticks, ticks_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from shoal.observe.pulse import SILENT
-from shoal.train.clock import Clock, Timeline
+from shoal.observe.pulse import SILENT, Pulse
+from shoal.observe.pulse_file import read_beat
+from shoal.train.clock import MOST_BLOCKS, Clock, Timeline
 
 
 class Device:
@@ -159,6 +161,54 @@ def test_an_island_waits_for_data_more_than_once_in_a_step(device: Device, timel
 
     phases = step(0).fields()["device"]
     assert phases == pytest.approx({"step": 1, "trade_s": 0.3, "wait_s": 0.2, "forward_s": 0.2, "optimizer_s": 0.05})
+
+
+def blocks(device: Device, timeline: Timeline, count: int, waits_s: float = 0.0) -> None:
+    """Each waits for its weights, which others bring, and then computes for 10 ms."""
+    for _ in range(count):
+        timeline.enter()
+        device.work(waits_s)
+        timeline.gathered()
+        device.work(0.01)
+        timeline.leave()
+
+
+def a_step_of_blocks(device: Device, timeline: Timeline, step: int, count: int, waits_s: float) -> None:
+    clock = Clock(SILENT, step, timeline)
+    clock.mark("forward")
+    blocks(device, timeline, count, waits_s)
+    clock.mark("clip")
+    device.work(5.0)  # in collectives
+    device.wait()
+    clock.lap("compute_s", then="record")
+    device.wait()
+    clock.fields()
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 3.0])
+@pytest.mark.parametrize("count", [4, 64, 500])
+def test_a_devices_own_work_is_that_of_its_blocks_without_what_they_wait_for(
+    device: Device, timeline: Timeline, count: int, waits_s: float
+) -> None:
+    for step in range(3):
+        a_step_of_blocks(device, timeline, step, count, waits_s)
+        assert timeline.own_s == pytest.approx(count * 0.01)
+        blocks(device, timeline, 7)  # an evaluation: no step
+    assert device.marks <= 2 * 2 * MOST_BLOCKS + 20  # however many blocks there are
+
+
+def test_the_pulse_tells_the_median_of_the_devices_own_work(device: Device, timeline: Timeline, tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path, 0)
+    for step, count in enumerate((1, 900, 2, 3, 4, 800, 5)):  # two steps were held up
+        clock = Clock(pulse, step, timeline)
+        blocks(device, timeline, count)
+        clock.mark("record")
+        device.wait()
+        clock.fields()
+        beat = read_beat(tmp_path, 0)
+        assert beat is not None
+        assert (beat.device_s < 0) == (step < 4), "known from the fifth step on"
+    assert beat.device_s == pytest.approx(0.04)
 
 
 def test_without_a_device_the_hosts_clock_is_all_there_is() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from shoal.guard.progress import Progress
 from shoal.guard.pulses import folder_of
 from shoal.guard.signs import signs_of
-from shoal.observe.pulse import Pulse, read_beat
+from shoal.observe.pulse import Pulse
+from shoal.observe.pulse_file import read_beat
 from shoal.spec.run import Guard
 
 TICK_S = 0.2
@@ -55,7 +56,8 @@ def watch_beside(folder: Path, logs: Path, guard: Guard, tell: Callable[..., Non
             time.sleep(TICK_S)
             found = ((r, read_beat(folder, r)) for r in ranks)
             pids = {r: beat.pid for r, beat in found if beat is not None and signs_of(beat.pid).state not in "?Z"}
-        progress = Progress(pids, folder, logs, guard.model_copy(update={"on_hang": "wait"}), note)
+        nodes = int(os.environ.get("WORLD_SIZE", "1")) // len(ranks)
+        progress = Progress(pids, folder, logs, guard.model_copy(update={"on_hang": "wait"}), note, nodes=nodes)
         while True:
             progress.look(time.monotonic())
             time.sleep(TICK_S)

@@ -8,10 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.guard.flights import Flight, ask
 from shoal.guard.islands import Hands, HandsHere
+from shoal.guard.ranks import Pulses
 from shoal.guard.signals import Signals
 from shoal.guard.signs import Kernel
 from shoal.guard.workers import Group, Workers, threads_for
+from shoal.observe.pulse_file import PulseFolder
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 
@@ -40,6 +43,8 @@ class Team(Group, Protocol):
     @property
     def pulses(self) -> Path: ...
     @property
+    def watched(self) -> Pulses: ...
+    @property
     def kernel(self) -> Kernel: ...
     @property
     def left(self) -> str | None:
@@ -50,6 +55,10 @@ class Team(Group, Protocol):
     def nodes(self) -> list[dict[str, object]]: ...
     def look(self) -> None:
         """Asked a few times a second while it runs."""
+        ...
+
+    def flights(self) -> dict[int, Flight]:
+        """What NCCL's flight recorder says, of those ranks that answer within a few seconds."""
         ...
 
     def close(self) -> None: ...
@@ -77,11 +86,18 @@ class LocalTeam(Workers):
     nodes: list[dict[str, object]] = []  # noqa: RUF012  # never written to
 
     @cached_property
+    def watched(self) -> PulseFolder:
+        return PulseFolder(self.pulses)
+
+    @cached_property
     def kernel(self) -> Kernel:
         return Kernel()
 
     def look(self) -> None:
         pass
+
+    def flights(self) -> dict[int, Flight]:
+        return ask(list(self.pids), self.pulses)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from shoal.guard import orphans
 from shoal.guard.budget import Budget
 from shoal.guard.classify import Failure
 from shoal.guard.history import History
-from shoal.guard.progress import Progress, of_attempt
+from shoal.guard.progress import Progress, kin_of, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
@@ -102,7 +102,8 @@ class Agent:
             self._note("island", island=self._island, start=start, agent=os.getpid(), pids=pids)
             logs = log_file(logs_of(self._run_dir, self._island), start, 0).parent
             note = of_attempt(self._note, island=self._island, start=start)
-            progress = Progress(workers.pids, workers.pulses, logs, self._run.guard, note)
+            kin = kin_of(self._run.mesh)
+            progress = Progress(workers.pids, workers.pulses, logs, self._run.guard, note, kin=kin)
             grace_s = self._run.guard.grace_s
             return watch(workers, self._signals, around, grace_s, self._stopping, lambda: None, progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from shoal.guard.classify import Failure
+from shoal.guard.flights import Flight, ask, sentence
 from shoal.guard.hang import WINDOW_S, Hang, Limits, Watch
+from shoal.guard.ranks import Pulses
 from shoal.guard.signs import Kernel
+from shoal.guard.slow_device import Kin, SlowDevices
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
-from shoal.observe.pulse import PulseFolder, read_sample
+from shoal.observe.pulse_file import PulseFolder
 from shoal.spec.duration import seconds
-from shoal.spec.run import Guard
+from shoal.spec.mesh import Sizes
+from shoal.spec.run import Guard, Mesh
 
 MOST_FRAMES = 16  # in the journal; the file beside the logs has all
 
@@ -30,21 +35,29 @@ class Progress:
         guard: Guard,
         note: Callable[..., None],
         kernel: Kernel | None = None,
+        pulses: Pulses | None = None,
+        kin: Kin | None = None,
+        nodes: int = 1,
+        flights: Callable[[], Mapping[int, Flight]] | None = None,
     ) -> None:
-        """`folder` has the pulses, `logs` those of this attempt. `note` writes a journal record."""
-        limits = Limits() if guard.hang in ("auto", "off") else Limits(quick_s=seconds(guard.hang))
+        """`folder` has the pulses of this machine's ranks and `pulses` all of them, `logs` the logs of this attempt.
+        `note` writes a journal record. `flights` asks the ranks for NCCL's record; by default those of this machine."""
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
         self._livelock_s = math.inf if guard.livelock == "off" else seconds(guard.livelock)
         self._kernel = kernel or Kernel()
-        self._watch, self._stragglers = Watch(pids, PulseFolder(folder), limits, self._kernel), Stragglers()
+        self._pulses = pulses or PulseFolder(folder)
+        self._watch = Watch(pids, self._pulses, Limits.of(guard.hang, nodes), self._kernel)
+        self._stragglers, self._devices = Stragglers(), SlowDevices(kin)
+        self._flights = flights or (lambda: ask(list(self._here), folder))
         self._here = {rank: pid for rank, pid in pids.items() if self._kernel.here(rank)}
         self._hanging: Hang | None = None
 
     def look(self, now: float) -> Failure | None:
         """To be called a few times a second; the hang that the group is to be ended for, if there is one."""
         found = self._watch.verdict(now)
-        for slow in self._stragglers.look(self._watch.beats, now):
+        beats = self._watch.beats
+        for slow in (*self._devices.look(beats, now), *self._stragglers.look(beats, now)):
             self._note("straggler", rank=slow.rank, **slow.fields())
         if not self._names_hangs:
             return None
@@ -86,8 +99,10 @@ class Progress:
 
     def _tell(self, hang: Hang, ends: bool) -> Hang:
         # Whoever is to be killed may as well be asked for its stack; the sampled one is up to a second older.
+        # NCCL's record first: a rank may not survive the other question.
+        flights = self._flights() if ends else {}
         texts = dumps(self._here, self._folder) if ends else {}
-        hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack)
+        hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack, nccl=sentence(flights))
         self._note(
             "hang" if self._hangs(hang) else "slow",
             rank=hang.rank,
@@ -99,7 +114,9 @@ class Progress:
             stack=list(hang.stack[:MOST_FRAMES]),
             reader=list(hang.reader[:MOST_FRAMES]),
             others=[{"rank": o.rank, "phase": o.phase, "where": o.where} for o in hang.others],
+            waiting=hang.waiting,
             stacks=self._keep(hang, texts),
+            nccl=self._keep_flights(hang, flights),
             action="restart" if ends else "wait",
         )
         return hang
@@ -108,7 +125,7 @@ class Progress:
         """The stacks of all ranks, in a file beside the logs: {folder}/hang-step-NNNNNNNN.txt."""
         parts = [f"{hang.evidence}\n"]
         for rank in sorted(self._pids):
-            sample = read_sample(self._folder, rank)
+            sample = self._pulses.sample(rank)
             sampled = "\n".join(f"  {frame}" for frame in sample.stack) if sample else ""
             parts.append(f"rank {rank} (pid {self._pids[rank]}):\n{texts.get(rank) or sampled or '  (not known)'}\n")
         path = self._logs / f"hang-step-{hang.step:08d}.txt"
@@ -117,6 +134,26 @@ class Progress:
         except OSError:  # a full disk; the journal has the one that matters
             return None
         return str(path)
+
+    def _keep_flights(self, hang: Hang, flights: Mapping[int, Flight]) -> str | None:
+        """NCCL's records of all ranks that gave one, beside the stacks: {folder}/nccl-step-NNNNNNNN.json."""
+        if not flights:
+            return None
+        path = self._logs / f"nccl-step-{hang.step:08d}.json"
+        try:
+            path.write_text(json.dumps({str(rank): flight for rank, flight in sorted(flights.items())}))
+        except OSError:
+            return None
+        return str(path)
+
+
+def kin_of(mesh: Mesh) -> Kin:
+    """The ranks whose devices have the same to do; all of them, where the run has not been laid out (a script's)."""
+    try:
+        sizes = Sizes.of(mesh)
+    except ValueError:
+        return Kin()
+    return Kin(sizes.world // sizes.pp, math.lcm(sizes.tp * sizes.cp, sizes.ep))
 
 
 def of_attempt(note: Callable[..., None], **about: Any) -> Callable[..., None]:

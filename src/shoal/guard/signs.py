@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # The busiest thread works when it has this share of a core; or, where others have the cores, when it wants one for
@@ -56,9 +57,13 @@ class Kernel:
         """It makes progress: what its threads do meanwhile is not counted."""
         self._clocks.pop(pid, None)
 
-    def unheard_s(self, rank: int, now: float) -> float:
-        """For how long nothing has been heard of it, where others tell."""
-        return 0.0
+    def fresh(self) -> Iterable[int] | None:
+        """The ranks of which something may have changed since this was last asked; None: of any."""
+        return None
+
+    def unheard(self, now: float, seconds: float) -> Iterable[int]:
+        """The ranks of which nothing has been heard for longer than that, where others tell."""
+        return ()
 
     def here(self, rank: int) -> bool:
         """Whether it can be asked for its stack."""

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.guard.signs import signs_of
-from shoal.observe.pulse import dump_file, read_beat, short
+from shoal.observe.pulse import short
+from shoal.observe.pulse_file import dump_file, read_beat
 
 WAIT_S = 0.5
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')

@@ -1,17 +1,20 @@
 """Says which rank is persistently slower than the others, and in what. Never imports torch.
 
 In a synchronous run everybody takes as long as the slowest, so the length of a step tells nothing: what tells is the
-time that a rank spends on work of its own. Phases in which a rank waits for others are left out; in some layouts that
-includes the forward pass (FSDP gathers in it), and then a slow one looks like the others and is not named.
+time that a rank spends on work of its own. Phases in which a rank waits for others are left out. Where the CPU computes
+that may include the forward pass (FSDP gathers in it), and then a slow one looks like the others and is not named;
+where a GPU does, its own clock tells (shoal.guard.slow_device), and the host's is asked about the rest.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from shoal.guard.others import median_of_others
 from shoal.observe.beat import LAZY_STEPS
 
 OWN = {
@@ -35,6 +38,8 @@ class Spent(Protocol):
     def steps(self) -> int: ...
     @property
     def spent_s(self) -> Mapping[str, float]: ...
+    @property
+    def device_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,16 @@ class Straggler:
     usual_s: float  # of the others' median
     step_s: float
     steps: int  # looked at
+    by: str = "host"  # or device: whose clock has shown it
+    among: tuple[int, ...] = ()  # it is one of these, where ranks cannot be told apart
 
     def fields(self) -> dict[str, Any]:
         """For its journal record."""
         seconds = {"own_s": self.own_s, "usual_s": self.usual_s, "step_s": self.step_s}
-        return {"phase": self.phase, "steps": self.steps} | {name: round(s, 6) for name, s in seconds.items()}
+        about = {"phase": self.phase, "steps": self.steps, "by": self.by}
+        return (
+            about | ({"ranks": list(self.among)} if self.among else {}) | {n: round(s, 6) for n, s in seconds.items()}
+        )
 
     @property
     def costs(self) -> float:
@@ -68,13 +78,15 @@ class Stragglers:
 
     def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
+        if self._from is not None and now - self._from[0] < self._window_s:
+            return []
         if len(beats) < 2 or min(b.steps for b in beats.values()) <= LAZY_STEPS:
             return []
         if self._from is None or self._from[1].keys() != beats.keys():
             self._from = now, beats
             return []
         began, before = self._from
-        if now - began < self._window_s or min(beats[r].steps - before[r].steps for r in beats) < STEPS:
+        if min(beats[r].steps - before[r].steps for r in beats) < STEPS:
             return []
         self._from = now, beats
         slow = slow_ranks(before, beats, now - began)
@@ -86,19 +98,24 @@ class Stragglers:
 
 def slow_ranks(before: Mapping[int, Spent], after: Mapping[int, Spent], seconds: float) -> list[Straggler]:
     """The ranks whose own work takes clearly longer than that of the others, the slowest first."""
-    steps = min(after[r].steps - before[r].steps for r in after)
-    own = {
-        rank: {phase: (b.spent_s[phase] - before[rank].spent_s[phase]) / steps for phase in OWN}
-        for rank, b in after.items()
+    ranks, steps = list(after), min(after[r].steps - before[r].steps for r in after)
+    step_s = seconds / steps
+    # What the host does in a forward pass of a GPU is to queue it.
+    phases = [phase for phase in OWN if phase != "forward" or min(b.device_s for b in after.values()) < 0]
+    own_s = {
+        phase: np.array([after[r].spent_s[phase] - before[r].spent_s[phase] for r in ranks]) / steps for phase in phases
     }
+    total_s = np.zeros(len(ranks))
+    for spent_s in own_s.values():
+        total_s += spent_s
+    usual_s = median_of_others(total_s)
+    slow = np.flatnonzero((total_s > RATIO * usual_s) & (total_s - usual_s >= OF_STEP * step_s)).tolist()
+    if not slow:
+        return []
+    usual = {phase: median_of_others(spent_s) for phase, spent_s in own_s.items()}
     found = []
-    for rank, mine in own.items():
-        others = [o for other, o in own.items() if other != rank]
-        usual_s = statistics.median(sum(o.values()) for o in others)
-        total_s, step_s = sum(mine.values()), seconds / steps
-        if total_s <= RATIO * usual_s or total_s - usual_s < OF_STEP * step_s:
-            continue
-        usual = {phase: statistics.median(o[phase] for o in others) for phase in OWN}
-        phase = max(OWN, key=lambda phase: mine[phase] - usual[phase])
-        found.append(Straggler(rank, OWN[phase], mine[phase], usual[phase], step_s, steps))
+    for i in slow:
+        more_s = {phase: float(own_s[phase][i] - usual[phase][i]) for phase in phases}
+        phase = max(phases, key=more_s.__getitem__)
+        found.append(Straggler(ranks[i], OWN[phase], float(own_s[phase][i]), float(usual[phase][i]), step_s, steps))
     return sorted(found, key=lambda s: s.usual_s - s.own_s)

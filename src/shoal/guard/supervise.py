@@ -27,7 +27,7 @@ from shoal.guard.console import Console
 from shoal.guard.crew import Alone, Crew, Decision, Team
 from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.islands import Agents
-from shoal.guard.progress import Progress, of_attempt
+from shoal.guard.progress import Progress, kin_of, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.smaller import smaller
 from shoal.guard.surroundings import Surroundings
@@ -223,7 +223,10 @@ class Session:
             self._note("attempt", attempt=attempt, world=ready.world, pids=list(team.pids.values()), **nodes)
             note = of_attempt(self._note, attempt=attempt)
             logs = log_file(self.run_dir.logs, attempt, 0).parent
-            progress = Progress(team.pids, team.pulses, logs, self.run.guard, note, team.kernel)
+            kin, count = kin_of(self.run.mesh), len(team.nodes) + 1
+            progress = Progress(
+                team.pids, team.pulses, logs, self.run.guard, note, team.kernel, team.watched, kin, count, team.flights
+            )
             grace_s = self.run.guard.grace_s
             ended = watch(team, self.signals, around, grace_s, self._stopping, self._tick(team), progress)
             self._left = team.left

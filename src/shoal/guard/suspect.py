@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from shoal.observe.pulse import Sample
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.observe.pulse_file import Groups, Sample
 
 STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
 # A rank whose innermost Python frame is here waits for others, or for the device …
@@ -20,40 +22,55 @@ _SPINNING = (
 )
 
 
-class Seen(Protocol):
-    """What is known of a rank."""
-
-    @property
-    def marks(self) -> int: ...
-    @property
-    def sample(self) -> Sample | None: ...
-
-
 @dataclass(frozen=True)
 class Suspects:
-    rank: int  # the one to name
+    one: int  # the one to name
     among: tuple[int, ...]  # it is one of these; if one of them is at work, then the others wait for that one
     why: str
 
 
-def suspects(ranks: Mapping[int, Seen], now: float) -> Suspects:
-    if len(ranks) == 1:
-        rank = next(iter(ranks))
-        return Suspects(rank, (rank,), "it is the only one")
-    fewest = min(r.marks for r in ranks.values())
-    left = tuple(rank for rank, r in ranks.items() if r.marks == fewest)
+WaitedFor = dict[int, tuple[str, int]]  # who → (group, the collective that it has not begun)
+
+
+def suspects(marks: NDArray[np.int64], samples: Sequence[Sample | None], waited_for: WaitedFor, now: float) -> Suspects:
+    """Ranks are told by their position; `waited_for` as below."""
+    if len(samples) == 1:
+        return Suspects(0, (0,), "it is the only one")
+    left = tuple(np.flatnonzero(marks == marks.min()).tolist())
     if len(left) == 1:
         return Suspects(left[0], left, "it has made less progress than all others")
-    waited_for = _waited_for(ranks)
-    if behind := tuple(rank for rank in left if rank in waited_for):
+    if behind := tuple(i for i in left if i in waited_for):
         group, number = waited_for[behind[0]]
         return Suspects(behind[0], behind, f"it has not begun collective {number} of {group}, where another waits")
     # From here on it is a guess who of them it is.
-    if stale := [rank for rank in left if _stale(ranks[rank].sample, now)]:
-        return Suspects(stale[0], left, "no other thread of it can run")
-    if elsewhere := [rank for rank in left if not _is_in(ranks[rank].sample, _WAITING, unknown=True)]:
-        return Suspects(elsewhere[0], left, "it is in no collective")
+    if (stale := next((i for i in left if _stale(samples[i], now)), None)) is not None:
+        return Suspects(stale, left, "no other thread of it can run")
+    if (elsewhere := next((i for i in left if not _is_in(samples[i], _WAITING, unknown=True)), None)) is not None:
+        return Suspects(elsewhere, left, "it is in no collective")
     return Suspects(left[0], left, "all ranks wait at the same place, none is behind: look at the network between them")
+
+
+def waited_for(groups: Sequence[Groups]) -> WaitedFor:
+    """Of members of these groups, those that others wait for and that wait for nobody."""
+    least: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for mine in groups:
+        for name, begun in mine.items():
+            if begun < least.get(name, begun + 1):
+                least[name] = begun
+            if begun > most.get(name, begun - 1):
+                most[name] = begun
+    apart = {name for name, begun in least.items() if most[name] > begun}
+    found: WaitedFor = {}
+    if not apart:
+        return found
+    for i, mine in enumerate(groups):
+        if any(name in apart and begun > least[name] for name, begun in mine.items()):
+            continue  # it waits itself
+        if ahead := [(most[name], name) for name, begun in mine.items() if most[name] > begun]:
+            number, name = max(ahead)
+            found[i] = (f"group {name.split('/')[0]}", number)
+    return found
 
 
 def may_spin(sample: Sample | None) -> bool:
@@ -70,25 +87,6 @@ def waiting_in(sample: Sample | None) -> str:
         return sample.stack[0]
     called = _functions(reversed(sample.stack[:ours]))
     return f"{called} at {_line(sample.stack[ours])}" if called else _line(sample.stack[ours])
-
-
-def _waited_for(ranks: Mapping[int, Seen]) -> dict[int, tuple[str, int]]:
-    """Ranks that others wait for and that wait for nobody: (group, the collective that they have not begun)."""
-    groups = {rank: r.sample.groups if r.sample else {} for rank, r in ranks.items()}
-    least: dict[str, int] = {}
-    most: dict[str, int] = {}
-    for mine in groups.values():
-        for name, begun in mine.items():
-            least[name] = min(begun, least.get(name, begun))
-            most[name] = max(begun, most.get(name, begun))
-    found: dict[int, tuple[str, int]] = {}
-    for rank, mine in groups.items():
-        if any(begun > least[name] for name, begun in mine.items()):
-            continue  # it waits itself
-        if ahead := [(most[name], name) for name, begun in mine.items() if most[name] > begun]:
-            number, name = max(ahead)
-            found[rank] = (f"group {name.split('/')[0]}", number)
-    return found
 
 
 def _stale(sample: Sample | None, now: float) -> bool:

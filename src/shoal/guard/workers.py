@@ -79,7 +79,7 @@ class Workers:
         try:
             for rank in ranks:
                 env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store", share)
-                env[FOLDER] = str(self.pulses)
+                env |= {FOLDER: str(self.pulses), **recorder_env(os.environ, self._logs[rank].parent)}
                 held = share.listening if share is not None and rank == 0 else None
                 self._alive[rank] = _start(command, env, self._logs[rank], () if held is None else (held,))
         except OSError as e:
@@ -187,6 +187,21 @@ def allocator_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Of torch's allocator on GPUs, before it starts; what the user has set stays. Plans fill nine tenths of a card
     with tensors: that leaves no room for blocks of memory which no tensor fits into, so they must be able to grow."""
     return {} if set(ALLOCATOR) & environ.keys() else {ALLOCATOR[0]: "expandable_segments:True"}
+
+
+def recorder_env(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+    """Of NCCL's flight recorder: on, and where it writes when a collective times out and nobody has ended the run
+    before. (Before a rank is killed it is asked: shoal.guard.flights.) What the user has set stays."""
+    wanted = {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(logs / "nccl-timeout-rank-"),
+    }
+    older = {
+        "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    }
+    return {name: value for name, value in wanted.items() if not {name, older.get(name, name)} & environ.keys()}
 
 
 def threads_for(asked: int | str, world: int) -> int:

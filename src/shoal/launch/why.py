@@ -51,14 +51,16 @@ class Answer:
     now: str
     died: str | None
     cost: Cost
+    slow: str | None = None  # whom the others wait for
 
     def __str__(self) -> str:
         died = self.died or "it has not died so far"
-        return f"now        {self.now}\nlast end   {died}\ncost       {self.cost}"
+        slow = f"\nstraggler  {self.slow}" if self.slow else ""
+        return f"now        {self.now}{slow}\nlast end   {died}\ncost       {self.cost}"
 
     def as_json(self) -> dict[str, Any]:
         cost = {k: getattr(self.cost, k) for k in ("node_hours", "gpu_hours", "usd", "goodput")}
-        return {"now": self.now, "died": self.died, "cost": cost}
+        return {"now": self.now, "died": self.died, "cost": cost, "straggler": self.slow}
 
 
 def answer(
@@ -72,7 +74,18 @@ def answer(
     now = time.time() if now is None else now
     told = told_of(records)
     died = _died(seen, told)
-    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, said, now))
+    slow = _slow(told) if status.status == "running" else None
+    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, said, now), slow)
+
+
+def _slow(told: Told) -> str | None:
+    """The newest word on it, of the present attempt."""
+    for _, record in reversed(told.others(NEEDED)):
+        if record["kind"] == "attempt":
+            return None
+        if record["kind"] == "straggler":
+            return f"{_when(record)}{words.straggler(record)}{_see('straggler')}"
+    return None
 
 
 def _now(status: Status, seen: Seen | None, now: float, told_below: bool) -> str:

@@ -8,7 +8,7 @@ function that `shoal.parallel` may put another in the place of: `Decoder.mask`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,13 @@ class Block(nn.Module):
         return x + self.ffn(self.ffn_norm(x))  # [batch, seq, dim]
 
 
+class BlockTimer(Protocol):
+    """Told when a block begins and when it has ended."""
+
+    def enter(self) -> None: ...
+    def leave(self) -> None: ...
+
+
 class Decoder(nn.Module):
     """The whole model, or the stretch of it that one pipeline stage holds.
 
@@ -55,6 +62,7 @@ class Decoder(nn.Module):
         self.rope = Rope(shape)
         self.mask: Callable[..., Any] = attention_mask
         self.passes: Callable[[Tensor], None] | None = None  # told of what each block gives
+        self.timer: BlockTimer | None = None
         if self.first or (self.last and shape.tie_embeddings):
             self.embed = nn.Embedding(shape.vocab_size, shape.dim)
         self.blocks = nn.ModuleDict({str(i): Block(shape, i) for i in layers})
@@ -97,7 +105,11 @@ class Decoder(nn.Module):
             if torch.is_autocast_enabled(device.type):
                 x = x.to(torch.get_autocast_dtype(device.type))  # and so all that is added to it
         for i, block in zip(self.layers, self.blocks.values(), strict=True):
+            if self.timer is not None:
+                self.timer.enter()
             x = block(x, cos, sin, full if i < self.shape.full_attention_layers else sliding)
+            if self.timer is not None:
+                self.timer.leave()
             if self.passes is not None:
                 self.passes(x)
         return self.norm(x) if self.last else x

@@ -6,7 +6,9 @@ Plain arithmetic over marks, with no clock and no file of its own, so that the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PHASES = (
@@ -29,10 +31,32 @@ PHASES = (
 OUTSIDE_STEPS = ("trade", "record", "evaluate", "save")  # take as long as they take; the others are what a step is
 DECAY = 0.95  # of the slowest step and of the longest stay in a phase, with each step: after 20 a third is left
 LAZY_STEPS = 2  # of an attempt; they set things up and say nothing about the others
+# Steps whose median is told of the device: one or two that were held up (a compilation between two of its marks) do
+# not show, and a card that has become slow shows after three.
+DEVICE_STEPS = 5
+UNKNOWN_S = -1.0  # there is no device, or nothing has been measured yet
 
 _NUMBER = {name: i for i, name in enumerate(PHASES)}
 _IN_STEP = tuple(name not in OUTSIDE_STEPS for name in PHASES)
 _LEAST_S = 1e-9  # what has been measured is more than nothing
+
+
+class ByPhase(Mapping[str, float]):
+    """Seconds of each phase, in the order of PHASES; made for each of thousands of ranks, so of what was read as is."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._seconds = seconds
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[_NUMBER[phase]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PHASES)
+
+    def __len__(self) -> int:
+        return len(PHASES)
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,7 @@ class Beat:
     slowest_s: float  # recent step, without what is between steps; 0 until one has been measured
     spent_s: Mapping[str, float]  # in each phase since the start, the present one excluded
     longest_s: Mapping[str, float]  # recent stay in each phase; 0 until one has been measured
+    device_s: float = UNKNOWN_S  # of a step's own work on the device, the median of the last few
 
 
 class Marks:
@@ -60,6 +85,8 @@ class Marks:
         self.spent_s = [0.0] * len(PHASES)
         self.longest_s = [0.0] * len(PHASES)
         self._stays_s: dict[int, float] = {}  # phase → the longest stay in it since the step began
+        self.device_s = UNKNOWN_S
+        self._on_device_s = deque[float](maxlen=DEVICE_STEPS)
 
     def mark(self, phase: str, step: int | None, now: float) -> None:
         """From now on it is doing that. `step`: a step begins."""
@@ -77,6 +104,12 @@ class Marks:
         self.phase, self.since = _NUMBER[phase], now
         self.marks += 1
 
+    def worked(self, seconds: float) -> None:
+        """What a step took the device. Known when as many are as one goes by."""
+        self._on_device_s.append(seconds)
+        if len(self._on_device_s) == DEVICE_STEPS:
+            self.device_s = statistics.median(self._on_device_s)
+
     def beat(self, pid: int) -> Beat:
         phases, spent, longest = PHASES[self.phase], self.spent_s, self.longest_s
         return Beat(
@@ -87,8 +120,9 @@ class Marks:
             phases,
             self.since,
             self.slowest_s,
-            dict(zip(PHASES, spent, strict=True)),
-            dict(zip(PHASES, longest, strict=True)),
+            ByPhase(tuple(spent)),
+            ByPhase(tuple(longest)),
+            self.device_s,
         )
 
     def _measured(self) -> None:

@@ -7,61 +7,48 @@ Python stacks, how many collectives each group has begun, how far the device is;
 been stopped. Beside it lies what `faulthandler` writes on SIGUSR1, which works even when a thread holds the interpreter
 for ever.
 
-Both parts carry their number in front and behind: a reader that sees two different ones has met the writer at work, and
-asks again. All ranks mark the same phases in the same order, so their counts of marks compare.
+The file's format is that of shoal.observe.pulse_file. All ranks mark the same phases in the same order, so their counts
+of marks compare.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import mmap
 import os
+import select
 import signal
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from shoal.observe.beat import PHASES, Beat, Marks
+from shoal.observe.beat import PHASES, Marks
 from shoal.observe.excuses import Frame, excuse
+from shoal.observe.pulse_file import (
+    HEAD,
+    SAMPLE_AT,
+    SIZE,
+    Device,
+    Groups,
+    Sample,
+    ask_file,
+    dump_file,
+    flight_file,
+    packed_head,
+    packed_sample,
+    pulse_file,
+)
 
 FOLDER = "SHOAL_PULSE"  # the environment variable that names the folder; without it nothing is written
 SAMPLE_S = 1.0
 MOST_FRAMES = 48
-
-# number, pid, step, steps taken, marks, phase, since, slowest step, spent in each phase, longest stay in each, number
-_HEAD = struct.Struct(f"<QQqQQQdd{2 * len(PHASES)}dQ")
-_SAMPLE = struct.Struct("<QdQ")  # number, time, bytes; then the text, then the number
-_SAMPLE_AT = 512
-SIZE = 16 * 1024
-_MOST_TEXT = SIZE - _SAMPLE_AT - _SAMPLE.size - 8
-Groups = Mapping[str, int]  # name of a group of processes → collectives begun in it
-
-
-@dataclass(frozen=True)
-class Device:
-    """What is known of a GPU's work."""
-
-    ticks: int  # how often it has worked off what was queued before
-    queued: bool  # whether it has work that was queued a while ago and is not done
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What the thread saw last."""
-
-    t: float  # monotonic
-    stack: tuple[str, ...] = ()  # of the main thread, innermost first
-    reader: tuple[str, ...] = ()  # of the thread that reads the data
-    excuse: str | None = None
-    groups: Groups = field(default_factory=dict)
-    device: Device | None = None  # None: the CPU computes
+Told = TypeVar("Told")
 
 
 class Pulse:
@@ -73,6 +60,9 @@ class Pulse:
         self._look: Callable[[], Groups] | None = None
         self._device: Callable[[], Device] | None = None
         self._map: mmap.mmap | None = None
+        self._folder, self._rank = folder, rank
+        self._flight: Callable[[], Any] | None = None
+        self._pipe: int | None = None  # in which others ask for it
         if folder is None:
             return
         try:
@@ -99,6 +89,13 @@ class Pulse:
         self._marks.mark(phase, step, time.monotonic())
         self._write()
 
+    def worked(self, seconds: float) -> None:
+        """What a step's work took the device: its own work alone, as in shoal.train.clock."""
+        if self._map is None:
+            return
+        self._marks.worked(seconds)
+        self._write()
+
     def watch_groups(self, look: Callable[[], Groups]) -> None:
         """`look` tells how many collectives each group of processes has begun; asked once a second, by the thread."""
         self._look = look
@@ -107,137 +104,69 @@ class Pulse:
         """`look` tells how far the device is; asked once a second, by the thread."""
         self._device = look
 
+    def watch_flight(self, look: Callable[[], Any] | None) -> None:
+        """`look` gives what is known of the last collectives, as JSON has it; asked by the thread when others ask."""
+        if look is None or self._map is None or self._folder is None:
+            return
+        pipe = ask_file(self._folder, self._rank)
+        try:
+            os.mkfifo(pipe, 0o600)
+            self._flight = look
+            self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # open at both ends: it never reads as ended
+        except OSError:  # no pipes in this file system; a hang is then named without it
+            self._pipe = None
+
     def _write(self) -> None:
         assert self._map is not None
         self._number += 1
-        number, m = self._number, self._marks
-        told = (m.step, m.steps, m.marks, m.phase, m.since, m.slowest_s, *m.spent_s, *m.longest_s)
-        _HEAD.pack_into(self._map, 0, number, self._pid, *told, number)
+        self._map[: HEAD.size] = packed_head(self._number, self._pid, self._marks)
 
     def _sampling(self) -> None:
         number = 0
         while True:
             number += 1
             self._write_sample(number)
-            time.sleep(SAMPLE_S)
+            self._rest(time.monotonic() + SAMPLE_S)
+
+    def _rest(self, until: float) -> None:
+        """… and answers meanwhile."""
+        while (left_s := until - time.monotonic()) > 0:
+            if self._pipe is None:
+                time.sleep(left_s)
+            elif select.select([self._pipe], [], [], left_s)[0]:
+                os.read(self._pipe, 4096)
+                self._answer()
+
+    def _answer(self) -> None:
+        assert self._folder is not None
+        file = flight_file(self._folder, self._rank)
+        with contextlib.suppress(OSError):  # a full memory
+            file.with_suffix(".part").write_text(json.dumps(_asked(self._flight) or {}))
+            file.with_suffix(".part").replace(file)
 
     def _write_sample(self, number: int) -> None:
         assert self._map is not None
-        text = json.dumps(self._sample()).encode()
-        if len(text) > _MOST_TEXT:
-            text = b"{}"
-        t = time.monotonic()
-        _SAMPLE.pack_into(self._map, _SAMPLE_AT, number, t, len(text))
-        end = _SAMPLE_AT + _SAMPLE.size + len(text)
-        self._map[end - len(text) : end + 8] = text + struct.pack("<Q", number)
+        data = packed_sample(number, self._sample())
+        self._map[SAMPLE_AT : SAMPLE_AT + len(data)] = data
 
-    def _sample(self) -> dict[str, Any]:
+    def _sample(self) -> Sample:
         stacks = {ident: _frames(frame) for ident, frame in sys._current_frames().items()}
         names = {t.ident: t.name for t in threading.enumerate()}
         main = stacks.pop(threading.main_thread().ident or 0, [])
         reader = next((stacks.pop(ident) for ident in list(stacks) if names.get(ident) == "shoal-feed"), [])
         phase = PHASES[self._marks.phase]
-        found: dict[str, Any] = {"stack": _words(main), "excuse": excuse(phase, main, reader, stacks.values())}
-        if phase == "data":
-            found["reader"] = _words(reader)
-        for name, look in (("groups", self._look), ("device", self._device)):
-            if look is not None:
-                try:
-                    found[name] = _plain(look())
-                except Exception:  # groups come and go while this thread looks; the next second is soon enough
-                    found[name] = None
-        return found
+        groups, device = _asked(self._look) or {}, _asked(self._device)  # the latter takes a moment
+        return Sample(
+            time.monotonic(),
+            _words(main),
+            _words(reader) if phase == "data" else (),
+            excuse(phase, main, reader, stacks.values()),
+            groups,
+            device,
+        )
 
 
 SILENT = Pulse(None, 0)  # for those who take steps without a run
-
-
-class PulseFolder:
-    """The pulses of a group, as who watches it reads them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def beat(self, rank: int) -> Beat | None:
-        return read_beat(self._folder, rank)
-
-    def sample(self, rank: int) -> Sample | None:
-        return read_sample(self._folder, rank)
-
-
-def pulse_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:05d}.pulse"
-
-
-def dump_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank:05d}.stacks"
-
-
-def read_beat(folder: Path, rank: int) -> Beat | None:
-    """None when the process has not begun one, or stands still in the midst of writing: what was read before holds."""
-    data = _bytes(pulse_file(folder, rank), 0, _HEAD.size)
-    if len(data) < _HEAD.size:
-        return None
-    number, pid, step, steps, marks, phase, since, slowest_s, *by_phase, again = _HEAD.unpack(data)
-    if number != again or not number or phase >= len(PHASES):
-        return None
-    spent, longest = (dict(zip(PHASES, by_phase[i:], strict=False)) for i in (0, len(PHASES)))
-    return Beat(pid, step, steps, marks, PHASES[phase], since, slowest_s, spent, longest)
-
-
-def read_sample(folder: Path, rank: int) -> Sample | None:
-    data = _bytes(pulse_file(folder, rank), _SAMPLE_AT, SIZE - _SAMPLE_AT)
-    if len(data) < _SAMPLE.size:
-        return None
-    number, t, size = _SAMPLE.unpack_from(data)
-    end = _SAMPLE.size + size
-    if not number or size > _MOST_TEXT or data[end : end + 8] != struct.pack("<Q", number):
-        return None
-    try:
-        found = json.loads(data[_SAMPLE.size : end])
-        lists = {name: tuple(map(str, found.get(name) or ())) for name in ("stack", "reader")}
-        device = Device(int(d["ticks"]), bool(d["queued"])) if (d := found.get("device")) else None
-        return Sample(t, **lists, excuse=found.get("excuse"), groups=dict(found.get("groups") or {}), device=device)
-    except (ValueError, AttributeError, TypeError, KeyError):
-        return None
-
-
-def news(data: bytes, before: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
-    """What another machine has to be told of a pulse: its head where that has changed, else its sample where that has,
-    each without the empty rest. `before` is what this gave for the one that was told last, (0, 0) at first."""
-    if len(data) < SIZE:
-        return b"", before
-    (head,) = struct.unpack_from("<Q", data)
-    number, _, size = _SAMPLE.unpack_from(data, _SAMPLE_AT)
-    if head != before[0]:
-        return data[: _HEAD.size], (head, before[1])
-    if number != before[1]:
-        return data[: _SAMPLE_AT + _SAMPLE.size + size + 8], (head, number)
-    return b"", before
-
-
-def moved(data: bytes, later_s: float) -> bytes:
-    """A pulse of another machine with its times on this one's clock."""
-    whole = bytearray(data)
-    head = list(_HEAD.unpack_from(whole))
-    head[6] += later_s
-    _HEAD.pack_into(whole, 0, *head)
-    if len(whole) > _SAMPLE_AT:
-        number, t, size = _SAMPLE.unpack_from(whole, _SAMPLE_AT)
-        _SAMPLE.pack_into(whole, _SAMPLE_AT, number, t + later_s, size)
-    return bytes(whole)
-
-
-def _bytes(path: Path, at: int, size: int) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, at)
-    except OSError:
-        return b""
-
-
-def _plain(told: Groups | Device) -> dict[str, Any]:
-    return asdict(told) if isinstance(told, Device) else dict(told)
 
 
 def _frames(frame: FrameType | None) -> list[Frame]:
@@ -249,8 +178,15 @@ def _frames(frame: FrameType | None) -> list[Frame]:
     return found
 
 
-def _words(frames: Iterable[Frame]) -> list[str]:
-    return [f"{short(file)}:{line} {name}" for file, line, name in list(frames)[:MOST_FRAMES]]
+def _asked(look: Callable[[], Told] | None) -> Told | None:
+    try:
+        return None if look is None else look()
+    except Exception:  # groups come and go while this thread looks; the next second is soon enough
+        return None
+
+
+def _words(frames: Iterable[Frame]) -> tuple[str, ...]:
+    return tuple(f"{short(file)}:{line} {name}" for file, line, name in list(frames)[:MOST_FRAMES])
 
 
 def short(file: str) -> str:

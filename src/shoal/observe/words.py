@@ -74,7 +74,13 @@ def whom(record: Mapping[str, Any]) -> str:
 def straggler(record: Mapping[str, Any]) -> str:
     """A `straggler` record in one line."""
     own, usual = short(float(record.get("own_s", 0.0))), short(float(record.get("usual_s", 0.0)))
-    return f"{whom(record)} is slow in {record.get('phase')}: {own} a step, the others {usual}"
+    who, ranks = whom(record), record.get("ranks")
+    if isinstance(ranks, list) and len(ranks) > 1:
+        who = f"one of ranks {ranks[0]} to {ranks[-1]}, which share each layer,"
+    by = {"device": " (forward pass, by the device's clock)", "host": " (by the host's clock)"}
+    return (
+        f"{who} is slow in {record.get('phase')}: {own} a step, the others {usual}{by.get(str(record.get('by')), '')}"
+    )
 
 
 def epoch(record: Mapping[str, Any]) -> str:

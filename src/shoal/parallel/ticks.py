@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import Device
+from shoal.observe.pulse_file import Device
 
 AT_ONCE_S = 0.01  # a mark that is passed so soon had nothing before it that is worth the name of work
 MOST = 256  # marks between blocks under way; a host that is further ahead puts no more

@@ -253,7 +253,8 @@ class Guard(Strict):
     grace_s: float = Field(60.0, gt=0, description="Time the workers have to save and leave when told to stop.")
     hang: Patience = Field(
         "auto",
-        description="A worker without work and progress for so long, and for 2.5 steps, hangs; `auto`: 7 s. "
+        description="A worker without work and progress for so long, and for 2.5 steps, hangs; `auto`: 7 s, on several "
+        "nodes 45 s. "
         "Half an hour until a step was measured, and while it starts, compiles, saves or waits for a disk.",
     )
     livelock: Bound = Field(

@@ -188,7 +188,10 @@ _SHAPES = {
     "leaving": _Shape({"island": _count}),
     "hang": _Shape({}, {**_WHO, "seconds": _maybe(_real)}),
     "slow": _Shape({}, {**_WHO, "seconds": _maybe(_real)}),
-    "straggler": _Shape({"own_s": _real, "usual_s": _real}, {**_WHO, "step_s": _real, "steps": _count}),
+    "straggler": _Shape(
+        {"own_s": _real, "usual_s": _real},
+        {**_WHO, "step_s": _real, "steps": _count, "by": _text, "ranks": _counts},
+    ),
     "warning": _Shape({"text": _text}),
     "exit": _Shape({}, {"session": _count}),
     "close": _Shape({}, {"session": _count, "exit_code": _maybe(_whole), "status": _text, "reason": _maybe(_text)}),

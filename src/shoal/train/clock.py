@@ -4,13 +4,18 @@ There are two clocks. The host's says when it did what, and its laps add up to t
 which waits for it once a step, where it reads the loss: the host's laps say little about who took the time. So the
 device has a timeline of its own: marks in its queue of work, which it passes when it gets there. They are read a step
 later, when the host has waited for the device anyway; nobody ever waits for a mark.
+
+Phases take as long as the slowest rank makes them: collectives wait. What a device needs for its own work is seen in
+the blocks of the forward passes. They are marked apart, from where their weights have been gathered (FSDP) to their
+end; no collective of data or pipeline parallelism is in between (shoal.parallel.timed).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,6 +25,7 @@ from shoal.observe.pulse import SILENT, Pulse
 ON_DEVICE = ("forward", "backward", "compute", "clip", "trade", "optimizer")
 WAIT, END = "wait", "record"
 WAITING = ("data", "exchange")
+MOST_BLOCKS = 64  # that are marked in a step; what comes after them takes as long
 KEPT = 4  # steps whose marks are not all passed; more cannot be, as every step reads its loss
 
 
@@ -31,59 +37,108 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
 
 
+@dataclass
+class _Step:
+    """The marks of a step."""
+
+    number: int
+    phases: list[tuple[str, Event]] = field(default_factory=list)
+    blocks: list[tuple[Event, Event]] = field(default_factory=list)  # begin and end of the first of them
+    passed: int = 0  # blocks in all
+
+    @property
+    def events(self) -> Iterator[Event]:
+        yield from (event for _, event in self.phases)
+        for pair in self.blocks:
+            yield from pair
+
+
 class Timeline:
     """The steps of one device."""
 
     def __init__(self, make: Callable[[], Event]) -> None:
         self._make = make
         self._free: list[Event] = []
-        self._marks: list[tuple[str, Event]] = []  # of the step under way
-        self._step = 0
-        self._ended: deque[tuple[int, list[tuple[str, Event]]]] = deque()
+        self._now: _Step | None = None  # the step under way
+        self._block: Event | None = None  # the begin of the block under way
+        self._ended: deque[_Step] = deque()
+        self.own_s: float | None = None  # what the blocks' forward passes took, of the step that was read last
 
     def begin(self, step: int) -> None:
         """A step begins; marks of one that came to nothing are forgotten."""
-        self._free += (event for _, event in self._marks)
-        self._step, self._marks = step, []
+        if self._now is not None:
+            self._free += self._now.events
+        self._now = _Step(step)
         self._put(WAIT)
 
+    def enter(self) -> None:
+        """A block of a forward pass begins. Between steps (an evaluation) nothing is marked."""
+        if self._now is not None:
+            self._now.passed += 1
+            self._block = self._event() if len(self._now.blocks) < MOST_BLOCKS else None
+
+    def gathered(self) -> None:
+        """It begins here: until now it has waited for its weights."""
+        if self._block is not None:
+            self._block.record()
+
+    def leave(self) -> None:
+        """It has ended."""
+        if self._now is not None and self._block is not None:
+            self._now.blocks.append((self._block, self._event()))
+        self._block = None
+
     def mark(self, phase: str) -> None:
+        now = self._now
+        if now is None:
+            return
         if phase in ON_DEVICE:
             self._put(phase)
         elif phase in WAITING:
-            if self._marks and self._marks[-1][0] != WAIT:
+            if now.phases[-1][0] != WAIT:
                 self._put(WAIT)
-        elif phase == END and self._marks:
+        elif phase == END:
             self._put(END)
-            self._ended.append((self._step, self._marks))
-            self._marks = []
+            self._ended.append(now)
+            self._now = self._block = None
             while len(self._ended) > KEPT:
-                self._free += (event for _, event in self._ended.popleft()[1])
+                self._free += self._ended.popleft().events
 
     def read(self) -> dict[str, float] | None:
         """The oldest step that the device has passed and nobody has read: `step`, and seconds of each phase."""
-        if not self._ended or not self._ended[0][1][-1][1].query():
+        if not self._ended or not self._ended[0].phases[-1][1].query():
             return None
-        step, marks = self._ended.popleft()
+        step = self._ended.popleft()
         spent: dict[str, float] = {}
-        for (phase, begin), (_, end) in pairwise(marks):
+        for (phase, begin), (_, end) in pairwise(step.phases):
             spent[phase] = spent.get(phase, 0.0) + begin.elapsed_time(end) / 1e3
-        self._free += (event for _, event in marks)
-        return {"step": step} | {f"{phase}_s": round(seconds, 6) for phase, seconds in spent.items()}
+        blocks_s = [begin.elapsed_time(end) / 1e3 for begin, end in step.blocks if begin.query() and end.query()]
+        self.own_s = step.passed * sum(blocks_s) / len(blocks_s) if blocks_s else None
+        self._free += step.events
+        return {"step": step.number} | {f"{phase}_s": round(seconds, 6) for phase, seconds in spent.items()}
 
     def _put(self, phase: str) -> None:
+        assert self._now is not None
+        self._now.phases.append((phase, self._event()))
+
+    def _event(self) -> Event:
         event = self._free.pop() if self._free else self._make()
         event.record()
-        self._marks.append((phase, event))
+        return event
 
 
-def timeline_of(device: Any) -> Timeline | None:
-    """Of a `torch.device`; None where the host computes itself, and its own clock is right."""
+def timeline_of(device: Any, decoders: Iterable[Any] = ()) -> Timeline | None:
+    """Of a `torch.device`, which sees the blocks of these `Decoder`s; None where the host computes itself, and its own
+    clock is right."""
     if device.type != "cuda":
         return None
     import torch  # those who train have it
 
-    return Timeline(lambda: torch.cuda.Event(enable_timing=True))
+    from shoal.parallel.timed import time_blocks
+
+    timeline = Timeline(lambda: torch.cuda.Event(enable_timing=True))
+    time_blocks(decoders, timeline)
+    return timeline
 
 
 class Clock:
@@ -114,4 +169,6 @@ class Clock:
     def fields(self) -> dict[str, Any]:
         """For the step's record: its laps; of a GPU also the phases of an earlier step, which it has passed by now."""
         passed = None if self._timeline is None else self._timeline.read()
+        if passed is not None and self._timeline is not None and self._timeline.own_s is not None:
+            self._pulse.worked(self._timeline.own_s)
         return {"time": self.laps} | ({} if passed is None else {"device": passed})

@@ -72,7 +72,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         lambda step: takeover.good_before(run, run_dir, step),
         pulse,
         Poison.here(place.rank),
-        timeline_of(place.device),
+        timeline_of(place.device, parts.model.decoders),
     )
     scribe.recent = t.recent
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.guard.straggler import OWN, SECONDS, Straggler, Stragglers
+from shoal.observe.beat import UNKNOWN_S
 
 WINDOW_S = SECONDS
 REST_S = 60.0  # of an island that leaves for being slow; twice as long each time
@@ -20,6 +21,7 @@ class Tally:
 
     steps: int = 0
     spent_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(OWN, 0.0))
+    device_s: float = UNKNOWN_S  # an island's ranks are compared with each other, by who watches them
 
     def after(self, seconds: Mapping[str, float], shares: float) -> Tally:
         """`shares`: of an equal share of the batch, what it had to do."""

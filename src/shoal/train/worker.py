@@ -21,6 +21,7 @@ from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.parallel.build import build
+from shoal.parallel.flight import flight_of
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, gpu_shared, join, leave
 from shoal.parallel.standing import standing
@@ -60,6 +61,7 @@ def outcome(
         pulse.mark("join")
         place = joined or join(run)
         pulse.watch_groups(standing(place))
+        pulse.watch_flight(flight_of(place))
         pulse.mark("load")
         try:
             if run.fleet.islands > 1:
@@ -110,7 +112,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
         pulse,
         numerics,
         poison,
-        timeline_of(place.device),
+        timeline_of(place.device, model.decoders),
     )
     try:
         while True:

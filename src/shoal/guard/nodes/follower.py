@@ -159,6 +159,8 @@ class _Talk:
                 share.workers.tell_to_stop()
             case "kill" if share is not None:
                 share.workers.kill()
+            case "flight" if share is not None:
+                share.send_flights(line)
             case "island":
                 island = int(message["island"])
                 pid = self._follower.island(island, str(message["run"]), line.own_address)

@@ -1,20 +1,19 @@
 """A group of workers over several nodes, as the supervisor sees it: node 0's by itself, the others' by what their
-agents say. Their pulses and, where the disk is not shared, their logs are copied here, so that who looks for hangs and
-who reads logs need not know of nodes."""
+agents say. Where the disk is not shared their logs are copied here, so that who reads logs need not know of nodes."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal.guard.flights import WAIT_S, Flight, ask
 from shoal.guard.nodes.head import Head, Node
+from shoal.guard.nodes.kernels import Kernels
 from shoal.guard.nodes.talk import Message, unpacked
-from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.workers import Death, Share, Workers, end, log_file
-from shoal.observe.pulse import SIZE, moved, pulse_file
+from shoal.observe.pulse_file import PulseFolder
 
 START_S = 60.0  # for the agents to start their processes
 LEAVE_S = 3.0  # a newcomer waits so long for others before the group is asked to make room
@@ -39,11 +38,12 @@ class NodeGroup:
         self._others = {seat.node: seat.share for seat in seats if seat.node is not None}
         self._pids: dict[int, int] = {rank: 0 for share in self._others.values() for rank in share.ranks}
         self._told: set[int] = set()
-        self.kernel = Kernels(mine.ranks)
         self._local = Workers(command, world, attempt, logs, threads, mine)
         self.pulses = self._local.pulses
+        self.watched = self.kernel = Kernels(mine.ranks, PulseFolder(self.pulses))
         self._spare = set(head.nodes.values()) - set(self._others)  # whom the run cannot be laid over
         self.left: str | None = None  # why it is to be ended and put together anew
+        self._flights: dict[int, dict[int, Flight]] = {}  # of the nodes that were asked
         self._regrouping = False
         for node, share in self._others.items():
             head.tell(node, "start", attempt=attempt, **order(share))
@@ -111,6 +111,19 @@ class NodeGroup:
         self.kill()
         self._local.close()
 
+    def flights(self) -> dict[int, Flight]:
+        self._flights, waiting = {}, set(self._others)
+        for node in waiting:
+            self._head.tell(node, "flight", attempt=self.attempt)
+        found = ask(list(self._local.pids), self.pulses)
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and any(n.number not in self._flights for n in waiting):
+            self._early += self._heard()
+            time.sleep(0.02)
+        for theirs in self._flights.values():
+            found |= theirs
+        return found
+
     def look(self) -> None:
         """A node that was told to leave, or one that has come: all save, and the group is put together anew."""
         if self.left is None and (new := self._newcomers()):
@@ -142,9 +155,12 @@ class NodeGroup:
                     if int(rank) in self._pids:
                         self._pids[int(rank)] = int(pid)
             case "pulse":
-                take_pulses(said, self.kernel, self.pulses, time.monotonic())
+                self.kernel.take(said, time.monotonic())
             case "log":
                 self._copy_log(int(said["rank"]), unpacked(said["data"]))
+            case "flight":
+                flights = {int(rank): dict(flight) for rank, flight in said["ranks"].items()}
+                self._flights[node.number] = {r: flight for r, flight in flights.items() if r in share.ranks}
             case "died":
                 return self._died(said)
         return []
@@ -171,51 +187,3 @@ class NodeGroup:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
             file.write(data)
-
-
-class Kernels(Kernel):
-    """What the kernels of all nodes say of the group's processes."""
-
-    def __init__(self, ranks_here: range) -> None:
-        super().__init__()
-        self._ranks = ranks_here
-        self._signs: dict[int, Signs] = {}
-        self._threads: dict[int, Threads] = {}
-        self._heard: dict[int, float] = {}
-
-    def hear(self, rank: int, said: Message, now: float) -> None:
-        """Of its threads an agent tells while the rank marks nothing."""
-        self._heard[rank] = now
-        self._signs[rank] = Signs(str(said["state"]), int(said["io_bytes"]))
-        if "worked_s" in said:
-            self._threads[rank] = Threads(float(said["worked_s"]), float(said["wanted_s"]), bool(said["on_disk"]))
-
-    def signs(self, rank: int, pid: int) -> Signs:
-        return super().signs(rank, pid) if self.here(rank) else self._signs.get(rank, Signs())
-
-    def threads(self, rank: int, pid: int) -> Threads:
-        return super().threads(rank, pid) if self.here(rank) else self._threads.get(rank, Threads())
-
-    def unheard_s(self, rank: int, now: float) -> float:
-        return 0.0 if self.here(rank) else now - self._heard.get(rank, now)
-
-    def here(self, rank: int) -> bool:
-        return rank in self._ranks
-
-
-def take_pulses(said: Message, kernel: Kernels, folder: Path, now: float) -> None:
-    """What a node tells of its ranks. Times in it are of that machine's clock."""
-    later_s = now - float(said["now"])
-    for text, one in said["ranks"].items():
-        rank = int(text)
-        kernel.hear(rank, one, now)
-        if data := unpacked(one["pulse"]):
-            _write(pulse_file(folder, rank), moved(data, later_s))
-
-
-def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(fd, data[:SIZE], 0)  # over what is there: a head alone leaves the sample as it was
-    finally:
-        os.close(fd)

@@ -7,11 +7,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from shoal.guard.flights import ask
 from shoal.guard.nodes.talk import EVERY_S, Line, Message, packed
 from shoal.guard.signs import Kernel
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
-from shoal.observe.pulse import SIZE, news, pulse_file
+from shoal.observe.pulse_file import SIZE, news, pulse_file
 from shoal.track.rundir import RunDir
 
 RANKS_PER_S = 4000.0  # that node 0 reads of; more ranks tell it less often
@@ -80,6 +81,11 @@ class RunningShare:
             else:  # it has marked nothing since: what do its threads do?
                 ranks[str(rank)] |= asdict(self._kernel.threads(rank, pid))
         line.send("pulse", attempt=self.attempt, now=self._pulsed, ranks=ranks)
+
+    def send_flights(self, line: Line) -> None:
+        """What NCCL's flight recorder says of its ranks; they are about to be killed."""
+        found = ask(list(self.workers.pids), self.workers.pulses)
+        line.send("flight", attempt=self.attempt, ranks={str(rank): flight for rank, flight in found.items()})
 
     def close(self) -> None:
         self.workers.close()

@@ -1,7 +1,8 @@
 """The talk between node 0's agent and the others: JSON messages over one TCP connection each (shoal.wire).
 
-From another node: `node` (who it is), `disk`, `started`, `died`, `pulse`, `log`, `island-started`, `island-ended`,
-`leaving`, `here`. From node 0: `look`, `start`, `stop`, `kill`, `island`, `signal`, `over`, `ping`.
+From another node: `node` (who it is), `disk`, `started`, `died`, `pulse`, `log`, `flight`, `island-started`,
+`island-ended`, `leaving`, `here`. From node 0: `look`, `start`, `stop`, `kill`, `flight`, `island`, `signal`, `over`,
+`ping`.
 Either side is taken for lost after a silence.
 """
 
