@@ -33,9 +33,9 @@ Dims = tuple[int, ...]
 Rows = dict[tuple[str, str], list[float]]  # (axis, operation) → [calls, bytes], over all processes
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # torch's
-# Summed over all processes each step: three counts (targets, tokens, pairs that attend), whether to stop, whether the
-# loss has a spike, six about saves; the loss; the norm.
-CONTROL_BYTES = (11 * 8, 4, 8)
+# Summed over all processes each step: three counts (targets, tokens, pairs that attend), whether to stop, six about
+# saves; the loss; the norm.
+CONTROL_BYTES = (10 * 8, 4, 8)
 
 
 @dataclass(frozen=True)

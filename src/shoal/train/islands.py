@@ -151,11 +151,11 @@ class Work:
             batches = self._t.poison.batches(self._batch, batches, self._t.model.shape.vocab_size)
             clock.lap("data_s")
             seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
+            summing = self._t.place.begin_sum_of_batch(*amount(self._t.model.shape, batches))
             loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark)))
             self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
             clock.mark("clip")
-            mine = amount(self._t.model.shape, batches)
-            targets, tokens, pairs = map(int, self._t.place.sum_of_batch(*mine))
+            targets, tokens, pairs = map(int, summing.wait())
             self._losses.append(loss)
             self._targets, self._tokens = self._targets + targets, self._tokens + tokens
             self._pairs += pairs

@@ -20,9 +20,10 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
-from shoal.train.amount import amount, flops_fields
+from shoal.train.amount import amount, read_fields
 from shoal.train.balance import balance, forget
 from shoal.train.clock import Clock, Timeline
+from shoal.train.exchange import Exchange
 from shoal.train.numerics import NotFinite, Numerics
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
@@ -50,6 +51,7 @@ class Training:
     numerics: Numerics = field(default_factory=Numerics)
     poison: Poison = field(default_factory=lambda: Poison("", 0))
     timeline: Timeline | None = None  # of this process's GPU
+    exchange: Exchange = field(default_factory=Exchange)
 
 
 def train(t: Training, first_step: int) -> None:
@@ -90,6 +92,7 @@ def train_step(t: Training, step: int) -> Record | None:
         try:
             return _try_step(t, step)
         except NotFinite as wrong:
+            t.saves.heard(*t.exchange.join())
             t.numerics.skip(step, wrong)
             t.optimizers.forget()
             forget(t.model)
@@ -99,22 +102,21 @@ def _try_step(t: Training, step: int) -> Record | None:
     clock, shape = Clock(t.pulse, step, t.timeline), t.model.shape
     faults.reach("step")
     seed_step(t.run.seed, step, t.place.at["dp"])
-    batch = t.numerics.skips.batch_of(step)
+    batch, coming = t.numerics.skips.batch_of(step), t.numerics.skips.batch_of(step + 1)
     micro_batches = t.poison.batches(batch, t.feed.step(batch), shape.vocab_size)
+    ahead = t.feed.look_ahead(coming) if step + 1 < t.run.steps else []
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: what the whole batch asks for, whether anybody was told to stop or has seen a spike,
-    # how the saves stand. Loss normalised by its count of targets is right for any split, packing and mask.
-    mine = amount(shape, micro_batches)
-    said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
-    targets, tokens, pairs, stop, alarm, *votes = t.place.sum_of_batch(*mine, *said)
-    t.saves.heard(*votes)
+    # What the whole batch asks for was summed during the step before, and that of the next one is during this one. Loss
+    # normalised by its count of targets is right for any split, packing and mask.
+    known, stop = t.exchange.of(t.place, batch, lambda: amount(shape, micro_batches), told := t.told_to_stop())
     if stop:
         return None
-    if alarm:
+    if t.numerics.alarm():
         t.numerics.go_back(step)
-    if not targets:
+    if not (targets := known[0]):
         raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
+    t.exchange.begin(t.place, coming, amount(shape, ahead), told, t.saves.votes(step))
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
     part = t.model.backward(micro_batches, clock.mark)
@@ -129,18 +131,16 @@ def _try_step(t: Training, step: int) -> Record | None:
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
     t.model.spread()
     routing = balance(t.model, step + 1, t.tell)
+    clock.mark("exchange")
+    t.saves.heard(*t.exchange.join())
     clock.lap("optimizer_s", then="record")
     return {
         "step": step + 1,
         "begin": clock.begin,
-        "position": batch * t.run.train.batch,
-        "samples": t.run.train.batch,
-        "tokens": int(tokens),
-        "targets": int(targets),
+        **read_fields(t.run, shape, batch, known),
         "loss": loss_now,
         "grad_norm": norm_now,
         "lr": lr,
-        **flops_fields(t.run, shape, tokens, pairs),
         **clock.fields(),
         **routing,
     }

@@ -27,7 +27,7 @@ from shoal.spec.run import Guard
 from shoal.track.journal import Record
 from shoal.track.rows import Array
 from shoal.track.told import Told, told, told_of
-from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
+from shoal.train.spikes import ROW, WINDOW, Taken, spike
 
 Tell = Callable[..., None]
 NEAR = 1000  # steps: what happened further back does not count against the run
@@ -182,9 +182,10 @@ class Numerics:
         return self._policy.spikes == "rewind" and spike(self._taken) is not None
 
     def go_back(self, step: int) -> None:
-        """Some rank has heard the alarm: raises `Rewind` on all of them, or goes on where there is nothing to go back
-        to. `step` were taken. Collective."""
-        found = spike(self._taken) or Spike(step, "another rank has seen a spike")
+        """After an alarm, which all ranks hear alike: raises `Rewind` on all of them, or goes on where there is nothing
+        to go back to. `step` were taken. Collective."""
+        found = spike(self._taken)
+        assert found is not None, "nobody goes back without an alarm"
         near = self._near(step)
         if near >= self._policy.rewinds:
             raise NumericsError(
