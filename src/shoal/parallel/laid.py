@@ -32,6 +32,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
     def shape(self) -> Shape:
@@ -128,7 +129,8 @@ class Laid:
         if self.place.sizes.cp > 1:
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
         tokens, positions, targets = map(self._on_device, arrays)
-        return tokens, positions, self._on_device(batch.documents) if batch.documents.any() else None, targets
+        apart = self.one_mask or batch.documents.any()
+        return tokens, positions, self._on_device(batch.documents) if apart else None, targets
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.place.device, non_blocking=True)

@@ -197,7 +197,7 @@ def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> P
     sources = open_sources(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
-    model = build(run, place)
+    model = build(run, place, windows.several)
     pulse.watch_device(ticks_of(place.device, model.decoders))
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     about = identity(run) if place.rank == 0 else {}
