@@ -29,9 +29,9 @@ from shoal.spec.stages import stages_of, stretches
 def build(run: Run, place: Place, several: bool = False) -> Laid:
     """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective.
 
-    `several`: rows of its data may hold several documents. What is compiled is then made for masks alone, though a batch
-    here and there needs none: each rank meets its first batch of the other kind at another step, and would have all
-    others wait while it compiles for that one, too. Without documents it is made for none, which is faster.
+    `several`: rows of its data may hold several documents. What is compiled is then made for masks alone, though a
+    batch here and there needs none: each rank meets its first batch of the other kind at another step, and all others
+    would wait while it compiles for that one, too. Without documents it is made for none, which is faster.
     """
     kernels.allow(run.train.kernels != "plain")
     shape = shape_of(run.model)

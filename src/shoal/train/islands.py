@@ -21,6 +21,7 @@ from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
 from shoal.track.journal import Record
+from shoal.train import collect
 from shoal.train.amount import amount
 from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
@@ -78,6 +79,7 @@ def _train(t: Island, first_round: int) -> None:
         t.pulse.mark("save")
         if t.saves and done < total:
             t.saves.after(done)
+        collect.after(done)
     t.pulse.mark("evaluate")
     t.evaluate(total)
     t.pulse.mark("finish")

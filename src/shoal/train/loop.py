@@ -20,6 +20,7 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
+from shoal.train import collect
 from shoal.train.amount import amount, read_fields
 from shoal.train.balance import balance, forget
 from shoal.train.clock import Clock, Timeline
@@ -73,12 +74,13 @@ def train(t: Training, first_step: int) -> None:
         done = step + 1
         if count:
             t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
-        if _due(run.eval.every, done) and done < total:
+        if (every := run.eval.every) and done % every == 0 and done < total:
             t.pulse.mark("evaluate")
             t.evaluate(done)
         if done < total:
             t.pulse.mark("save")
             t.saves.after(done)
+        collect.after(done)
     if first_step < total:
         t.pulse.mark("evaluate")
         t.evaluate(total)
@@ -144,7 +146,3 @@ def _try_step(t: Training, step: int) -> Record | None:
         **clock.fields(),
         **routing,
     }
-
-
-def _due(every: int | str, done: int) -> bool:
-    return isinstance(every, int) and every > 0 and done % every == 0

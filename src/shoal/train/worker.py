@@ -32,6 +32,7 @@ from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
+from shoal.train import collect
 from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
 from shoal.train.loop import Tell, Training, train
@@ -114,7 +115,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
     try:
         while True:
             try:
-                train(training, first)
+                with collect.by_hand():
+                    train(training, first)
                 break
             except Rewind as spike:
                 pulse.mark("save")
