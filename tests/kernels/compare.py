@@ -56,6 +56,9 @@ def updates() -> None:
         adamw_(p, grad * step, m, v, factor, step=step, **about)
     torch.testing.assert_close(p, parameter.detach())
     torch.testing.assert_close(v, optimizer.state[parameter]["exp_avg_sq"])
+    before = [t.clone() for t in (p, m, v)]
+    adamw_(p, grad * torch.inf, m, v, torch.tensor(torch.nan), step=4, **about)
+    assert all(torch.equal(*pair) for pair in zip(before, (p, m, v), strict=True)), "a step that is not taken"
 
 
 def casts() -> None:

@@ -25,7 +25,7 @@ def adamw_(
 ) -> None:
     """One update of `p` and its moments in place, from `factor` (float32, one number) times `grad`, as torch's AdamW.
 
-    `step` counts from 1.
+    `step` counts from 1. A factor that is NaN changes nothing: the step is not taken.
     """
     assert all(t.is_contiguous() for t in (p, m, v))
     # In float64, on the host: 1 - 0.999 has four digits left in float32.
@@ -52,8 +52,9 @@ def adamw_(
 @triton.jit(do_not_specialize=["rate", "keep", "fresh", "beta2", "root", "eps"])
 def _adamw(p, grad, m, v, factor, n, rate, keep, fresh, beta2, root, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < n
-    g = tl.load(grad + at, mask=there).to(tl.float32) * tl.load(factor)
+    by = tl.load(factor)
+    there = at < tl.where(by == by, n, 0)  # NaN is not itself: nothing is there
+    g = tl.load(grad + at, mask=there).to(tl.float32) * by
     old_m = tl.load(m + at, mask=there).to(tl.float32)
     old_v = tl.load(v + at, mask=there).to(tl.float32)
     new_m = old_m + fresh * (g - old_m)

@@ -18,7 +18,10 @@ def adamw_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One update of `p` and its moments in place, from `factor` times `grad`, computed in float32. `step` from 1."""
+    """One update of `p` and its moments in place, from `factor` times `grad`, computed in float32. `step` from 1. A
+    factor that is NaN changes nothing; a GPU is waited for to know it, which the kernel does without."""
+    if factor.isnan():
+        return
     g = grad.float() * factor
     new_m = m.float().lerp_(g, 1 - betas[0])
     new_v = v.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])

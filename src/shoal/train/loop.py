@@ -7,52 +7,21 @@ between, a step without a record was never taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 from shoal.checkpoint import faults
-from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
-from shoal.observe.pulse import SILENT, Pulse
+from shoal.parallel.clip import read_later, unless_finite
 from shoal.parallel.count import Counter, due, together
-from shoal.parallel.laid import Laid
-from shoal.parallel.place import Place
-from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train import collect
 from shoal.train.amount import amount, read_fields
 from shoal.train.balance import balance, forget
-from shoal.train.clock import Clock, Timeline
-from shoal.train.exchange import Exchange
-from shoal.train.numerics import NotFinite, Numerics
-from shoal.train.optim import Optimizers
-from shoal.train.poison import Poison
-from shoal.train.saves import Saves
+from shoal.train.clock import Clock
+from shoal.train.numerics import NotFinite
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
-
-Tell = Callable[..., None]  # writes a journal record (rank 0; elsewhere it does nothing)
-
-
-@dataclass(frozen=True)
-class Training:
-    """Everything the loop needs, made by `shoal.train.worker`."""
-
-    run: Run
-    place: Place
-    model: Laid
-    optimizers: Optimizers
-    feed: Feed
-    tell: Tell
-    told_to_stop: Callable[[], bool]
-    evaluate: Callable[[int], object]  # (committed steps)
-    saves: Saves
-    pulse: Pulse = SILENT
-    numerics: Numerics = field(default_factory=Numerics)
-    poison: Poison = field(default_factory=lambda: Poison("", 0))
-    timeline: Timeline | None = None  # of this process's GPU
-    exchange: Exchange = field(default_factory=Exchange)
+from shoal.train.training import Training as Training  # those who take steps one by one make one
 
 
 def train(t: Training, first_step: int) -> None:
@@ -96,7 +65,7 @@ def train_step(t: Training, step: int) -> Record | None:
         except NotFinite as wrong:
             t.saves.heard(*t.exchange.join())
             t.numerics.skip(step, wrong)
-            t.optimizers.forget()
+            t.optimizers.forget(taken=step)
             forget(t.model)
 
 
@@ -126,12 +95,18 @@ def _try_step(t: Training, step: int) -> Record | None:
     loss = t.model.total(part) / targets
     t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))
     grad_norm, factor = t.model.norm(1 / targets, t.run.train.clip)
-    loss_now, norm_now = float(loss), float(grad_norm)  # here, and nowhere else, the host waits for a GPU
-    t.numerics.check(batch, loss_now, norm_now, clock.begin)
+    # Where the update can skip itself it is launched before the host knows the numbers: no GPU waits for that.
+    numbers = read_later(loss, grad_norm)
+    if not t.optimizers.skips_by_itself:
+        t.numerics.check(batch, numbers(), clock.begin)
     clock.lap("compute_s", then="optimizer")
     t.saves.settle()
+    factor = unless_finite(factor, loss, grad_norm)
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
     t.model.spread()
+    t.pulse.mark("clip")
+    loss_now, norm_now = t.numerics.check(batch, numbers(), clock.begin)  # here alone the host waits for a GPU
+    t.pulse.mark("optimizer")
     routing = balance(t.model, step + 1, t.tell)
     clock.mark("exchange")
     t.saves.heard(*t.exchange.join())

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -134,9 +134,12 @@ class Numerics:
     # A number that is none
 
     @staticmethod
-    def check(batch: int, loss: float, norm: float, begin: float) -> None:
+    def check(batch: int, numbers: Sequence[float], begin: float) -> tuple[float, float]:
+        """Loss and norm, if they are numbers."""
+        loss, norm = numbers
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(batch, loss, norm, begin)
+        return loss, norm
 
     def skip(self, step: int, wrong: NotFinite) -> None:
         """Leaves out the batch of a step that was not taken; `NumericsError` where that may not be."""

@@ -50,6 +50,12 @@ class Optimizers:
         for part in self.parts:
             _lay_out_state(part, torch.bfloat16 if self._narrow else torch.float32)
 
+    @property
+    def skips_by_itself(self) -> bool:
+        """Whether a factor that is NaN leaves everything as it is, and nobody waits for a device to know it."""
+        on_host = not any(p.is_cuda for p in self._names)
+        return len(self.parts) == 1 and (kernels.fit(self._names) or (self._narrow and on_host))
+
     def step(self, ratio: float, factor: torch.Tensor) -> float:
         """One update by `factor` times the gradients at `ratio` of the peak learning rate; returns AdamW's rate."""
         self.taken += 1
@@ -78,8 +84,9 @@ class Optimizers:
                     moments = local(state["exp_avg"]), local(state["exp_avg_sq"])
                     adamw_(local(p.detach()), local(p.grad), *moments, factor, step=self.taken, **rest)
 
-    def forget(self) -> None:
-        """The step is not taken: its gradients are of no use."""
+    def forget(self, taken: int | None = None) -> None:
+        """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""
+        self.taken = self.taken if taken is None else taken
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 

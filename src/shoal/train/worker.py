@@ -35,13 +35,14 @@ from shoal.track.rundir import RunDir
 from shoal.train import collect
 from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
-from shoal.train.loop import Tell, Training, train
+from shoal.train.loop import train
 from shoal.train.numerics import Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
 from shoal.train.poison import Poison
 from shoal.train.replay import Replay
 from shoal.train.state import State, digest
 from shoal.train.takeover import good_before, take_over
+from shoal.train.training import Tell, Training
 
 
 def main(run_dir: RunDir, pulse: Pulse = SILENT) -> int:
