@@ -25,7 +25,7 @@ def on_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
 
 def in_one_copy(arrays: Sequence[np.ndarray], device: torch.device, pin: bool) -> list[Tensor]:
     places = list(pairwise(accumulate((array.size for array in arrays), initial=0)))
-    packed = torch.empty(places[-1][1], dtype=torch.int32, pin_memory=pin)
+    packed = torch.empty(places[-1][1], dtype=torch.int32, device="cpu", pin_memory=pin)
     for array, (first, end) in zip(arrays, places, strict=True):
         np.copyto(packed[first:end].numpy().reshape(array.shape), array, casting="same_kind")
     there = packed.to(device, non_blocking=pin)

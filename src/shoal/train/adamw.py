@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
+
+
+def adamw_all_(rows: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]], factor: Tensor, **about: Any) -> None:
+    """`adamw_` of many: parameter, gradient and both moments each."""
+    for row in rows:
+        adamw_(*row, factor, **about)
 
 
 def adamw_(

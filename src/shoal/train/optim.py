@@ -72,17 +72,18 @@ class Optimizers:
 
     def _in_one_pass(self, part: torch.optim.Optimizer, factor: torch.Tensor) -> None:
         if kernels.fit(self._names):
-            from shoal.kernels.adamw import adamw_
+            from shoal.kernels.adamw import adamw_all_
         else:
-            from shoal.train.adamw import adamw_
+            from shoal.train.adamw import adamw_all_
         factor = factor.float()
         for group in part.param_groups:
-            rest = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            about = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            rows = []
             for p in group["params"]:
                 if p.grad is not None:
-                    state = part.state[p]
-                    moments = local(state["exp_avg"]), local(state["exp_avg_sq"])
-                    adamw_(local(p.detach()), local(p.grad), *moments, factor, step=self.taken, **rest)
+                    tensors = p.detach(), p.grad, part.state[p]["exp_avg"], part.state[p]["exp_avg_sq"]
+                    rows.append((local(tensors[0]), local(tensors[1]), local(tensors[2]), local(tensors[3])))
+            adamw_all_(rows, factor, step=self.taken, **about)
 
     def forget(self, taken: int | None = None) -> None:
         """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""
