@@ -53,22 +53,15 @@ def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
             # The last one's backward pass comes next: what would be thrown away is gathered again at once.
             again = block is not blocks[-1]
             fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=left_out, reshard_after_forward=again)
-        for end in _ends(decoder):
-            fully_shard(end, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        if decoder.last and not decoder.shape.tie_embeddings:
+            # Gathered while blocks compute, and their gradients leave while they do: what is left to the whole decoder
+            # is gathered before the first block and reduced after it, beside nothing. A tied head stays there, with the
+            # embedding that it reads.
+            fully_shard([decoder.norm, decoder.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(decoder, mesh=mesh, mp_policy=policy, ignored_params=left_out)
     for part in sharded_parts(decoder):
         part.set_force_sum_reduction_for_comms(True)
         part.set_gradient_divide_factor(1.0)
-
-
-def _ends(decoder: Decoder) -> list[list[nn.Module]]:
-    """What is gathered together of the two ends: the head while blocks compute, and its gradients leave while they do.
-    Left to the whole decoder all of it would be gathered before the first block, and reduced after it, beside nothing.
-    A tied head reads the embedding's matrix: those stay with the whole."""
-    if decoder.shape.tie_embeddings:
-        return []
-    ends: list[list[nn.Module]] = [[decoder.embed]] if decoder.first else []
-    return [*ends, [decoder.norm, decoder.head]] if decoder.last else ends
 
 
 def replicate(decoder: Decoder, place: Place) -> nn.Module:
