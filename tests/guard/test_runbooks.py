@@ -57,7 +57,7 @@ HANG = Hang(
     why="it has made less progress than all others",
     stack=("shoal/data/feed.py:121 assemble",),
     reader=(),
-    others=(Other(0, "exchange", "all_reduce at shoal/parallel/place.py:40"),),
+    others=(Other(0, "backward", "backward at shoal/parallel/laid.py:88"),),
 )
 SLOW = replace(
     HANG,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from shoal import kernels
-from shoal.kernels.adamw import adamw_
+from shoal.kernels import adamw
+from shoal.kernels.adamw import Row, adamw_, adamw_all_
 from shoal.kernels.cast import cast_joined
 from shoal.kernels.cast_rows import cast_joined_by_rows, largest_joined
 from shoal.kernels.cross_entropy import cross_entropy_, cross_entropy_8
@@ -56,6 +59,29 @@ def updates() -> None:
         adamw_(p, grad * step, m, v, factor, step=step, **about)
     torch.testing.assert_close(p, parameter.detach())
     torch.testing.assert_close(v, optimizer.state[parameter]["exp_avg_sq"])
+    before = [t.clone() for t in (p, m, v)]
+    adamw_(p, grad * torch.inf, m, v, torch.tensor(torch.nan), step=4, **about)
+    assert all(torch.equal(*pair) for pair in zip(before, (p, m, v), strict=True)), "a step that is not taken"
+
+
+def updates_of_many() -> None:
+    """One launch gives the same bits as one for each; those that cannot be in it are updated too."""
+    about = {"step": 2, "lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    rows: list[Row] = []
+    for size, moments in ((5000, torch.float32), (1, torch.float32), (4096, torch.bfloat16), (9000, torch.bfloat16)):
+        p, grad = torch.randn(size), torch.randn(size)
+        rows.append((p, grad, torch.randn(size).to(moments), torch.rand(size).to(moments)))
+    rows.append(tuple(torch.rand(301)[1:] for _ in range(4)))  # type: ignore[arg-type]  # four; on no even address
+    rows.append((torch.empty(0),) * 4)
+    alone = [[t.clone() for t in row] for row in rows]
+    for p, grad, m, v in alone[:-1]:
+        adamw_(p, grad, m, v, torch.tensor(0.3), **about)
+    with patch.object(adamw, "_in_one_launch", wraps=adamw._in_one_launch) as launched:
+        adamw_all_(rows, torch.tensor(0.3), **about)
+    assert sorted(len(call.args[0]) for call in launched.call_args_list) == [1, 1, 2]
+    assert all(torch.equal(*pair) for row in zip(rows, alone, strict=True) for pair in zip(*row, strict=True))
+    adamw_all_(rows, torch.tensor(torch.nan), **about)
+    assert all(torch.equal(*pair) for row in zip(rows, alone, strict=True) for pair in zip(*row, strict=True))
 
 
 def casts() -> None:
@@ -109,6 +135,7 @@ if __name__ == "__main__":
     losses()
     losses_in_8_bits()
     updates()
+    updates_of_many()
     casts()
     casts_by_rows()
     print("equal")

@@ -35,6 +35,7 @@ def test_moments_in_16_bits_learn_as_fast_and_resume_bit_for_bit(tmp_path: Path,
     assert losses_of(whole)[-1] != wide[-1]
     calls = iter(range(100))
     part = make_run(data, name="parts", **narrow)
-    with pytest.raises(AssertionError, match="stopped after step 8"):
+    last = 8 if shard == 1 else 9  # several hear of it during a step, and end after it
+    with pytest.raises(AssertionError, match=f"stopped after step {last}"):
         train_on(part, tmp_path, shard, told_to_stop=lambda: next(calls) == 8)
     assert digest_of(train_on(part, tmp_path, shard)) == digest_of(whole)

@@ -43,6 +43,7 @@ class Feed:
         self._round = 0
         self._asked = 0  # the next step to ask the thread for
         self._next: int | None = None  # the step that the thread hands over next
+        self._kept: tuple[int, list[Batch]] | None = None  # the step that was looked at ahead
         self._jobs: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[tuple[int, list[Batch] | BaseException]] = queue.SimpleQueue()
         # A daemon: a download that hangs must not keep a process alive that wants to leave.
@@ -52,6 +53,10 @@ class Feed:
     def step(self, t: int) -> list[Batch]:
         """The micro-batches of this rank for step t (from 0). The steps after it are prepared in the background."""
         began = time.perf_counter()
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == t:
+            self.wait_s = 0.0
+            return kept[1]
         if self._next != t:  # a seek, or the first call: what was asked for before is of no use
             self._round += 1
             self._asked = t
@@ -65,6 +70,12 @@ class Feed:
         if isinstance(made, BaseException):
             raise made
         self._next = t + 1
+        return made
+
+    def look_ahead(self, t: int) -> list[Batch]:
+        """What `step(t)` will return, if it is the next that is asked for."""
+        made = self.step(t)
+        self._kept = t, made
         return made
 
     def assemble(self, t: int) -> list[Batch]:

@@ -61,6 +61,7 @@ class Windows:
                 )
         self._dtype = np.result_type(*(source.dtype for source in self.sources))
         self._masked = any(source.has_mask for source in self.sources)
+        self.several = mask_documents and any(source.documents > 1 for source in self.sources)  # documents in a row
         self.sizes = tuple((source.tokens - 1) // seq_len for source in self.sources)
 
     def batch(self, sources: npt.ArrayLike, windows: npt.ArrayLike) -> Batch:

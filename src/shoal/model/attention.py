@@ -62,10 +62,15 @@ def attention_mask(documents: Tensor | None, seq: int, window: int | None, devic
     causal kernels are faster without one; but only the CPU is asked, as asking a GPU would stall its queue: there
     the caller, who has the numbers on the host, passes None.
     """
-    if window is not None and window >= seq:
-        window = None
     if documents is not None and documents.device.type == "cpu" and not documents.any():
         documents = None
+    return one_kind_of_mask(documents, seq, window, device)
+
+
+def one_kind_of_mask(documents: Tensor | None, seq: int, window: int | None, device: torch.device) -> Tensor | None:
+    """The same without a look at the numbers: with documents there always is a mask."""
+    if window is not None and window >= seq:
+        window = None
     if documents is None and window is None:
         return None
     at = torch.arange(seq, device=device)

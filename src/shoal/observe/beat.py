@@ -16,7 +16,7 @@ PHASES = (
     "join",  # rendezvous
     "load",  # data, model, checkpoint
     "data",
-    "exchange",  # the numbers that all ranks agree on before a step
+    "exchange",  # waiting, after a step, for the numbers that all ranks agree on about the next one
     "forward",
     "backward",  # with the collectives of the gradients
     "compute",  # both, where a pipeline mixes them

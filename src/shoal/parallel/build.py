@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal import kernels
 from shoal.model import documents, fp8
+from shoal.model.attention import attention_mask, one_kind_of_mask
 from shoal.model.decoder import Decoder
 from shoal.parallel import context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
@@ -25,8 +26,13 @@ from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stages_of, stretches
 
 
-def build(run: Run, place: Place) -> Laid:
-    """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective."""
+def build(run: Run, place: Place, several: bool = False) -> Laid:
+    """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective.
+
+    `several`: rows of its data may hold several documents. What is compiled is then made for masks alone, though a
+    batch here and there needs none: each rank meets its first batch of the other kind at another step, and all others
+    would wait while it compiles for that one, too. Without documents it is made for none, which is faster.
+    """
     kernels.allow(run.train.kernels != "plain")
     shape = shape_of(run.model)
     bf16 = run.train.precision != "fp32"
@@ -44,12 +50,16 @@ def build(run: Run, place: Place) -> Laid:
         decoder.init_weights(run.seed)
         decoders.append(decoder)
     module = replicate(decoders[0], place)
+    one_mask = several and (run.train.compile is True or place.device.type == "cuda")
+    if one_mask:
+        for decoder in decoders:
+            decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, method)
+        return Laid(place, tuple(decoders), module, method, one_mask=one_mask)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     hidden = torch.bfloat16 if bf16 else torch.float32
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
-    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place))
+    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), one_mask)
 
 
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,31 @@ def norm_and_factor(
     norm = place.sum_on_device(square).sqrt() * scale
     factor = norm.new_tensor(scale) if limit is None else scale * (limit / (norm + TINY)).clamp(max=1.0)
     return norm, factor
+
+
+def unless_finite(factor: Tensor, *numbers: Tensor) -> Tensor:
+    """The factor, or NaN where one of these is no number: an update by that changes nothing, and the device decides it
+    before the host knows."""
+    fine = torch.stack([n.double() for n in numbers]).isfinite().all()
+    return torch.where(fine, factor, torch.nan)
+
+
+def read_later(*numbers: Tensor) -> Callable[[], list[float]]:
+    """Begins to bring numbers to the host; it waits for the device when it asks, for what was launched until here and
+    for nothing that is launched meanwhile."""
+    if not numbers[0].is_cuda:
+        return lambda: [float(n) for n in numbers]
+    there = torch.stack([n.double() for n in numbers])
+    here = torch.empty_like(there, device="cpu", pin_memory=True)
+    here.copy_(there, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return [float(n) for n in here]
+
+    return read
 
 
 def multiply(parameters: Iterable[Tensor], factor: Tensor) -> None:

@@ -17,6 +17,7 @@ from shoal.parallel import context
 from shoal.parallel.clip import copies_of, norm_and_factor
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
+from shoal.parallel.staging import on_device
 from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
     def shape(self) -> Shape:
@@ -127,11 +129,11 @@ class Laid:
         arrays = [batch.tokens, batch.positions, batch.targets]
         if self.place.sizes.cp > 1:
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
-        tokens, positions, targets = map(self._on_device, arrays)
-        return tokens, positions, self._on_device(batch.documents) if batch.documents.any() else None, targets
-
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.place.device, non_blocking=True)
+        apart = self.one_mask or batch.documents.any()
+        tokens, positions, targets, *rest = on_device(
+            [*arrays, *([batch.documents] if apart else [])], self.place.device
+        )
+        return tokens, positions, rest[0] if rest else None, targets
 
 
 def _joined(batches: list[Batch]) -> Batch:

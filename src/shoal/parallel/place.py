@@ -24,6 +24,20 @@ JOIN_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
+class Summing:
+    """A sum over all processes that is under way."""
+
+    _total: torch.Tensor
+    _work: dist.Work | None  # None when alone
+    _copies: int  # of each number, in the sum
+
+    def wait(self) -> list[float]:
+        if self._work is not None:
+            self._work.wait()
+        return [float(v) / self._copies for v in self._total]
+
+
+@dataclass(frozen=True)
 class Place:
     rank: int
     world: int
@@ -39,16 +53,19 @@ class Place:
 
     def sum(self, *values: float) -> list[float]:
         """Sums host numbers over all processes, in float64 and on the CPU: no device is made to wait."""
-        if self.world == 1:
-            return list(values)
+        return self.begin_sum(*values).wait()
+
+    def begin_sum(self, *values: float, copies: int = 1) -> Summing:
+        """The same, while this process does something else. All processes begin their sums in the same order."""
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
-        return [float(v) for v in total]
+        return Summing(total, dist.all_reduce(total, async_op=True) if self.world > 1 else None, copies)
 
     def sum_of_batch(self, *values: float) -> list[float]:
         """Sums what is counted once a reader of data; the stages and tensor-parallel peers all count the same."""
-        copies = self.sizes.pp * self.sizes.tp * self.sizes.cp
-        return [total / copies for total in self.sum(*values)]
+        return self.begin_sum_of_batch(*values).wait()
+
+    def begin_sum_of_batch(self, *values: float) -> Summing:
+        return self.begin_sum(*values, copies=self.sizes.pp * self.sizes.tp * self.sizes.cp)
 
     def sum_on_device(self, value: torch.Tensor) -> torch.Tensor:
         if self.world > 1:

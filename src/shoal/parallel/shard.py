@@ -48,8 +48,16 @@ def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
     if sharded(place):
         assert place.dense is not None
         mesh = place.dense["shard"] if place.sizes.dp_replicate == 1 else place.dense["replicate", "shard"]
-        for block in decoder.blocks.values():
-            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=left_out)
+        blocks = list(decoder.blocks.values())
+        for block in blocks:
+            # The last one's backward pass comes next: what would be thrown away is gathered again at once.
+            again = block is not blocks[-1]
+            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=left_out, reshard_after_forward=again)
+        if decoder.last and not decoder.shape.tie_embeddings:
+            # Gathered while blocks compute, and their gradients leave while they do: what is left to the whole decoder
+            # is gathered before the first block and reduced after it, beside nothing. A tied head stays there, with the
+            # embedding that it reads.
+            fully_shard([decoder.norm, decoder.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(decoder, mesh=mesh, mp_policy=policy, ignored_params=left_out)
     for part in sharded_parts(decoder):
         part.set_force_sum_reduction_for_comms(True)

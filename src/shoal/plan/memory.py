@@ -143,7 +143,8 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
     output = at.stream * at.tokens * shape.dim / at.sizes.tp
     activations += head.kept * has.flights[-1] if has.last else output * most
 
-    # FSDP gathers the two ends for the whole step; a block when it is its turn, and in a pipeline once a step.
+    # FSDP gathers the two ends for the whole step; a block when it is its turn, the last one until its backward pass,
+    # and in a pipeline each once a step.
     fetched = [at.compute * sum(part.params for part in parts if part.fsdp) for parts in has.blocks]
     cast = [at.compute * sum(part.params for part in parts if not part.fsdp) * at.autocast for parts in has.blocks]
     if at.eight:  # what the backward pass multiplies with, one byte a number
@@ -155,7 +156,8 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
         gathered += sum(c * n for c, n in zip(cast, has.flights, strict=True))
 
     if has.last:
-        yield _moment("the loss", FLOAT32 * before, gathered + head.weight_copy, activations, head.working)
+        last = gathered + (fetched[-1] if at.sizes.pp == 1 else 0.0)
+        yield _moment("the loss", FLOAT32 * before, last + head.weight_copy, activations, head.working)
     # Block by block, each gives up its activations for gradients. The head's, which FSDP reduces with the embedding's
     # at the very end, came first.
     gradients = before

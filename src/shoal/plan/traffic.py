@@ -8,7 +8,8 @@ buckets end. Muon, which gathers matrices to orthogonalise them, is not in it.
 With L layers, M micro-batches a process, n processes on the axis, a token's hidden states of D numbers:
 
     shard       every block's parameters are gathered for the forward and again for the backward pass of each
-                micro-batch, the root's once; in a pipeline everything once a step. Gradients are scattered once a step
+                micro-batch, those of the last block and of the ends once; in a pipeline everything once a step.
+                Gradients are scattered once a step
     replicate   gradients are reduced once a step: shards by HSDP, everything by DDP
     tp          a block gathers its input twice and scatters its result twice, and the reverse backwards; embedding
                 and loss once each; gradients of what all hold whole (norms) once a step
@@ -33,9 +34,9 @@ Dims = tuple[int, ...]
 Rows = dict[tuple[str, str], list[float]]  # (axis, operation) → [calls, bytes], over all processes
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES = 25 << 20, 1 << 20  # torch's
-# Summed over all processes each step: three counts (targets, tokens, pairs that attend), whether to stop, whether the
-# loss has a spike, six about saves; the loss; the norm.
-CONTROL_BYTES = (11 * 8, 4, 8)
+# Summed over all processes each step: three counts (targets, tokens, pairs that attend), whether to stop, six about
+# saves; the loss; the norm.
+CONTROL_BYTES = (10 * 8, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _data(step: Step, rows: Rows) -> None:
             for size in _buckets([math.prod(p) * FLOAT32 for p in parameters]):
                 _all_reduce(rows, "replicate", s.world, s.world, size)
         return
-    for units, gathers in ((blocks, 2 * step.micro_batches), (_roots(step), step.micro_batches)):
+    ends = [blocks[-1], *_roots(step)]
+    for units, gathers in ((blocks[:-1], 2 * step.micro_batches), (ends, step.micro_batches)):
         for unit in units:
             _sharded_unit(step, rows, "", unit, s.dp_shard * s.cp, gathers if s.pp == 1 else 1)
 
@@ -217,11 +219,12 @@ def _pipeline(step: Step, rows: Rows) -> None:
 
 
 def _roots(step: Step) -> list[list[Dims]]:
-    """Parameters outside of the blocks, as FSDP2 gathers them: all together, or those of the first and last stage."""
+    """Parameters outside of the blocks, as FSDP2 gathers them: the embedding, and norm and head; where these share a
+    matrix, all together, unless it lies on two stages."""
     shape, s = step.shape, step.sizes
     matrix = (shape.vocab_size // s.tp, shape.dim)
     end = [(shape.dim,)] if shape.tie_embeddings else [(shape.dim,), matrix]
-    if s.pp == 1:
+    if s.pp == 1 and shape.tie_embeddings:
         return [[matrix, *end]]
     return [[matrix], [*([matrix] if shape.tie_embeddings else []), *end]]
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
+
+
+def adamw_all_(rows: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]], factor: Tensor, **about: Any) -> None:
+    """`adamw_` of many: parameter, gradient and both moments each."""
+    for row in rows:
+        adamw_(*row, factor, **about)
 
 
 def adamw_(
@@ -18,7 +27,10 @@ def adamw_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One update of `p` and its moments in place, from `factor` times `grad`, computed in float32. `step` from 1."""
+    """One update of `p` and its moments in place, from `factor` times `grad`, computed in float32. `step` from 1. A
+    factor that is NaN changes nothing; a GPU is waited for to know it, which the kernel does without."""
+    if factor.isnan():
+        return
     g = grad.float() * factor
     new_m = m.float().lerp_(g, 1 - betas[0])
     new_v = v.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])

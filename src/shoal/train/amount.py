@@ -9,14 +9,23 @@ from shoal.spec.flops import seen_pairs, step_flops
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
+Amount = tuple[float, float, float]  # targets, tokens, pairs of a token and one that it sees, over all layers
 
-def amount(shape: Shape, batches: Sequence[Batch]) -> tuple[int, int, int]:
-    """Targets, tokens, and pairs of a token and one that it sees, over all layers."""
+
+def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
+    """What these batches have."""
     return (
         sum(b.target_count for b in batches),
         sum(b.tokens.size for b in batches),
         sum(seen_pairs(shape, b.lengths) for b in batches),
     )
+
+
+def read_fields(run: Run, shape: Shape, batch: int, known: Amount) -> dict[str, float]:
+    """For the record of a step that has read this batch of the order, with so much in it, of all processes."""
+    targets, tokens, pairs = known
+    read = {"position": batch * run.train.batch, "samples": run.train.batch}
+    return {**read, "tokens": int(tokens), "targets": int(targets), **flops_fields(run, shape, tokens, pairs)}
 
 
 def flops_fields(run: Run, shape: Shape, tokens: float, pairs: float) -> dict[str, float]:

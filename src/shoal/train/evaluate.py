@@ -13,7 +13,7 @@ from shoal.data.windows import Batch, Windows
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.train.loop import Tell
+from shoal.train.training import Tell
 
 
 @dataclass(frozen=True)

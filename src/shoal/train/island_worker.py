@@ -19,7 +19,7 @@ from shoal.spec.run import Run
 from shoal.track.journal import Journal, Record
 from shoal.track.rundir import RunDir
 from shoal.track.told import EVERY, told
-from shoal.train import takeover
+from shoal.train import collect, takeover
 from shoal.train.clock import timeline_of
 from shoal.train.islands import train
 from shoal.train.numerics import Past
@@ -76,7 +76,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
     )
     scribe.recent = t.recent
     try:
-        train(t)
+        with collect.by_hand():
+            train(t)
         scribe.tell("finished", step=run.steps, digest=digest(parts.model, place))
     finally:
         feed.close()

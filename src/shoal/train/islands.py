@@ -21,6 +21,7 @@ from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
 from shoal.track.journal import Record
+from shoal.train import collect
 from shoal.train.amount import amount
 from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
@@ -78,6 +79,7 @@ def _train(t: Island, first_round: int) -> None:
         t.pulse.mark("save")
         if t.saves and done < total:
             t.saves.after(done)
+        collect.after(done)
     t.pulse.mark("evaluate")
     t.evaluate(total)
     t.pulse.mark("finish")
@@ -151,11 +153,11 @@ class Work:
             batches = self._t.poison.batches(self._batch, batches, self._t.model.shape.vocab_size)
             clock.lap("data_s")
             seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
+            summing = self._t.place.begin_sum_of_batch(*amount(self._t.model.shape, batches))
             loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark)))
             self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
             clock.mark("clip")
-            mine = amount(self._t.model.shape, batches)
-            targets, tokens, pairs = map(int, self._t.place.sum_of_batch(*mine))
+            targets, tokens, pairs = map(int, summing.wait())
             self._losses.append(loss)
             self._targets, self._tokens = self._targets + targets, self._tokens + tokens
             self._pairs += pairs

@@ -7,49 +7,21 @@ between, a step without a record was never taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 from shoal.checkpoint import faults
-from shoal.data.feed import Feed
 from shoal.errors import NumericsError, Stopped
-from shoal.observe.pulse import SILENT, Pulse
+from shoal.parallel.clip import read_later, unless_finite
 from shoal.parallel.count import Counter, due, together
-from shoal.parallel.laid import Laid
-from shoal.parallel.place import Place
-from shoal.spec.run import Run
 from shoal.track.journal import Record
-from shoal.train.amount import amount, flops_fields
+from shoal.train import collect
+from shoal.train.amount import amount, read_fields
 from shoal.train.balance import balance, forget
-from shoal.train.clock import Clock, Timeline
-from shoal.train.numerics import NotFinite, Numerics
-from shoal.train.optim import Optimizers
-from shoal.train.poison import Poison
-from shoal.train.saves import Saves
+from shoal.train.clock import Clock
+from shoal.train.numerics import NotFinite
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
-
-Tell = Callable[..., None]  # writes a journal record (rank 0; elsewhere it does nothing)
-
-
-@dataclass(frozen=True)
-class Training:
-    """Everything the loop needs, made by `shoal.train.worker`."""
-
-    run: Run
-    place: Place
-    model: Laid
-    optimizers: Optimizers
-    feed: Feed
-    tell: Tell
-    told_to_stop: Callable[[], bool]
-    evaluate: Callable[[int], object]  # (committed steps)
-    saves: Saves
-    pulse: Pulse = SILENT
-    numerics: Numerics = field(default_factory=Numerics)
-    poison: Poison = field(default_factory=lambda: Poison("", 0))
-    timeline: Timeline | None = None  # of this process's GPU
+from shoal.train.training import Training as Training  # those who take steps one by one make one
 
 
 def train(t: Training, first_step: int) -> None:
@@ -71,12 +43,13 @@ def train(t: Training, first_step: int) -> None:
         done = step + 1
         if count:
             t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
-        if _due(run.eval.every, done) and done < total:
+        if (every := run.eval.every) and done % every == 0 and done < total:
             t.pulse.mark("evaluate")
             t.evaluate(done)
         if done < total:
             t.pulse.mark("save")
             t.saves.after(done)
+        collect.after(done)
     if first_step < total:
         t.pulse.mark("evaluate")
         t.evaluate(total)
@@ -90,8 +63,9 @@ def train_step(t: Training, step: int) -> Record | None:
         try:
             return _try_step(t, step)
         except NotFinite as wrong:
+            t.saves.heard(*t.exchange.join())
             t.numerics.skip(step, wrong)
-            t.optimizers.forget()
+            t.optimizers.forget(taken=step)
             forget(t.model)
 
 
@@ -99,22 +73,21 @@ def _try_step(t: Training, step: int) -> Record | None:
     clock, shape = Clock(t.pulse, step, t.timeline), t.model.shape
     faults.reach("step")
     seed_step(t.run.seed, step, t.place.at["dp"])
-    batch = t.numerics.skips.batch_of(step)
+    batch, coming = t.numerics.skips.batch_of(step), t.numerics.skips.batch_of(step + 1)
     micro_batches = t.poison.batches(batch, t.feed.step(batch), shape.vocab_size)
+    ahead = t.feed.look_ahead(coming) if step + 1 < t.run.steps else []
     clock.lap("data_s", then="exchange")
 
-    # One exchange before the step: what the whole batch asks for, whether anybody was told to stop or has seen a spike,
-    # how the saves stand. Loss normalised by its count of targets is right for any split, packing and mask.
-    mine = amount(shape, micro_batches)
-    said = (float(t.told_to_stop()), float(t.numerics.alarm()), *t.saves.votes(step))
-    targets, tokens, pairs, stop, alarm, *votes = t.place.sum_of_batch(*mine, *said)
-    t.saves.heard(*votes)
+    # What the whole batch asks for was summed during the step before, and that of the next one is during this one. Loss
+    # normalised by its count of targets is right for any split, packing and mask.
+    known, stop = t.exchange.of(t.place, batch, lambda: amount(shape, micro_batches), told := t.told_to_stop())
     if stop:
         return None
-    if alarm:
+    if t.numerics.alarm():
         t.numerics.go_back(step)
-    if not targets:
+    if not (targets := known[0]):
         raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
+    t.exchange.begin(t.place, coming, amount(shape, ahead), told, t.saves.votes(step))
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
     part = t.model.backward(micro_batches, clock.mark)
@@ -122,29 +95,29 @@ def _try_step(t: Training, step: int) -> Record | None:
     loss = t.model.total(part) / targets
     t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))
     grad_norm, factor = t.model.norm(1 / targets, t.run.train.clip)
-    loss_now, norm_now = float(loss), float(grad_norm)  # here, and nowhere else, the host waits for a GPU
-    t.numerics.check(batch, loss_now, norm_now, clock.begin)
+    # Where the update can skip itself it is launched before the host knows the numbers: no GPU waits for that.
+    numbers = read_later(loss, grad_norm)
+    if not t.optimizers.skips_by_itself:
+        t.numerics.check(batch, numbers(), clock.begin)
     clock.lap("compute_s", then="optimizer")
     t.saves.settle()
+    factor = unless_finite(factor, loss, grad_norm)
     lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
     t.model.spread()
+    t.pulse.mark("clip")
+    loss_now, norm_now = t.numerics.check(batch, numbers(), clock.begin)  # here alone the host waits for a GPU
+    t.pulse.mark("optimizer")
     routing = balance(t.model, step + 1, t.tell)
+    clock.mark("exchange")
+    t.saves.heard(*t.exchange.join())
     clock.lap("optimizer_s", then="record")
     return {
         "step": step + 1,
         "begin": clock.begin,
-        "position": batch * t.run.train.batch,
-        "samples": t.run.train.batch,
-        "tokens": int(tokens),
-        "targets": int(targets),
+        **read_fields(t.run, shape, batch, known),
         "loss": loss_now,
         "grad_norm": norm_now,
         "lr": lr,
-        **flops_fields(t.run, shape, tokens, pairs),
         **clock.fields(),
         **routing,
     }
-
-
-def _due(every: int | str, done: int) -> bool:
-    return isinstance(every, int) and every > 0 and done % every == 0

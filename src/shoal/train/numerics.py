@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from shoal.spec.run import Guard
 from shoal.track.journal import Record
 from shoal.track.rows import Array
 from shoal.track.told import Told, told, told_of
-from shoal.train.spikes import ROW, WINDOW, Spike, Taken, spike
+from shoal.train.spikes import ROW, WINDOW, Taken, spike
 
 Tell = Callable[..., None]
 NEAR = 1000  # steps: what happened further back does not count against the run
@@ -134,9 +134,12 @@ class Numerics:
     # A number that is none
 
     @staticmethod
-    def check(batch: int, loss: float, norm: float, begin: float) -> None:
+    def check(batch: int, numbers: Sequence[float], begin: float) -> tuple[float, float]:
+        """Loss and norm, if they are numbers."""
+        loss, norm = numbers
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(batch, loss, norm, begin)
+        return loss, norm
 
     def skip(self, step: int, wrong: NotFinite) -> None:
         """Leaves out the batch of a step that was not taken; `NumericsError` where that may not be."""
@@ -182,9 +185,10 @@ class Numerics:
         return self._policy.spikes == "rewind" and spike(self._taken) is not None
 
     def go_back(self, step: int) -> None:
-        """Some rank has heard the alarm: raises `Rewind` on all of them, or goes on where there is nothing to go back
-        to. `step` were taken. Collective."""
-        found = spike(self._taken) or Spike(step, "another rank has seen a spike")
+        """After an alarm, which all ranks hear alike: raises `Rewind` on all of them, or goes on where there is nothing
+        to go back to. `step` were taken. Collective."""
+        found = spike(self._taken)
+        assert found is not None, "nobody goes back without an alarm"
         near = self._near(step)
         if near >= self._policy.rewinds:
             raise NumericsError(

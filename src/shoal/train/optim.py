@@ -50,6 +50,12 @@ class Optimizers:
         for part in self.parts:
             _lay_out_state(part, torch.bfloat16 if self._narrow else torch.float32)
 
+    @property
+    def skips_by_itself(self) -> bool:
+        """Whether a factor that is NaN leaves everything as it is, and nobody waits for a device to know it."""
+        on_host = not any(p.is_cuda for p in self._names)
+        return len(self.parts) == 1 and (kernels.fit(self._names) or (self._narrow and on_host))
+
     def step(self, ratio: float, factor: torch.Tensor) -> float:
         """One update by `factor` times the gradients at `ratio` of the peak learning rate; returns AdamW's rate."""
         self.taken += 1
@@ -66,20 +72,22 @@ class Optimizers:
 
     def _in_one_pass(self, part: torch.optim.Optimizer, factor: torch.Tensor) -> None:
         if kernels.fit(self._names):
-            from shoal.kernels.adamw import adamw_
+            from shoal.kernels.adamw import adamw_all_
         else:
-            from shoal.train.adamw import adamw_
+            from shoal.train.adamw import adamw_all_
         factor = factor.float()
         for group in part.param_groups:
-            rest = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            about = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            rows = []
             for p in group["params"]:
                 if p.grad is not None:
-                    state = part.state[p]
-                    moments = local(state["exp_avg"]), local(state["exp_avg_sq"])
-                    adamw_(local(p.detach()), local(p.grad), *moments, factor, step=self.taken, **rest)
+                    tensors = p.detach(), p.grad, part.state[p]["exp_avg"], part.state[p]["exp_avg_sq"]
+                    rows.append((local(tensors[0]), local(tensors[1]), local(tensors[2]), local(tensors[3])))
+            adamw_all_(rows, factor, step=self.taken, **about)
 
-    def forget(self) -> None:
-        """The step is not taken: its gradients are of no use."""
+    def forget(self, taken: int | None = None) -> None:
+        """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""
+        self.taken = self.taken if taken is None else taken
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 

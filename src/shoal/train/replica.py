@@ -149,7 +149,7 @@ class Island:
         grad_norm, factor = self.model.norm(1 / targets, self.run.train.clip)
         norm = float(grad_norm)
         try:
-            self.numerics.check(self.batch, loss, norm, begin)
+            self.numerics.check(self.batch, (loss, norm), begin)
         except NotFinite as wrong:
             self.numerics.skip(self.step, wrong)
             self.optimizers.forget()

@@ -1,4 +1,4 @@
-"""When a run saves itself while it trains. All ranks decide alike, from what they exchange before each step.
+"""When a run saves itself while it trains. All ranks decide alike, from what they exchange during each step.
 
 The exchange carries six numbers beside the loop's own: whether a rank is still writing a save out, whether it has no
 memory free for a snapshot (nobody begins another one then: that is the back-pressure of a slow disk), whether rank 0
@@ -75,7 +75,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks have said together before a step."""
+    """What the ranks have said together: as each stood before a step, heard when it is computed."""
 
     saving: float = 0.0
     full: float = 0.0

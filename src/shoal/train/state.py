@@ -22,8 +22,8 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.history import differences
 from shoal.spec.run import Run
-from shoal.train.loop import Tell
 from shoal.train.optim import Optimizers
+from shoal.train.training import Tell
 
 _MOVES = ("name", "data.train", "model.weights")  # where things are may change; what they are is compared otherwise
 

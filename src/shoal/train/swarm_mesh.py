@@ -89,8 +89,10 @@ class Mesh:
         self._ahead.prepare(then)
         seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
         mine = [sum(b.target_count for b in batches), sum(b.tokens.size for b in batches)]
-        targets, tokens = self._place.sum_of_batch(*mine)
-        loss = float(self._model.total(self._model.backward(batches))) / max(1.0, targets)
+        summing = self._place.begin_sum_of_batch(*mine)
+        total = self._model.total(self._model.backward(batches))
+        targets, tokens = summing.wait()
+        loss = float(total) / max(1.0, targets)
         grad_norm, factor = self._model.norm(1 / max(1.0, targets), self._run.train.clip)
         step = Step(loss, int(targets), int(tokens), float(grad_norm), 0.0)
         if not step.taken or not targets:

@@ -27,12 +27,12 @@ from shoal.fleet.outer.robust import Verdict
 from shoal.fleet.outer.rule import Rule
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
-from shoal.train.loop import Tell
 from shoal.train.swarm_keeper import Keeper, Work
 from shoal.train.swarm_link import Link, Message
 from shoal.train.swarm_mesh import Mesh
 from shoal.train.swarm_round import Pace, Round
 from shoal.train.swarm_samples import count
+from shoal.train.training import Tell
 
 IDLE_S, SAY_IDLE_S, STATUS_S = 0.05, 20.0, 1.0
 MOST_SKIPPED = 100  # steps in a row whose numbers are none

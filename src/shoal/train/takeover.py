@@ -22,9 +22,9 @@ from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.track.told import told
-from shoal.train.loop import Tell
 from shoal.train.saves import Saves, Writer
 from shoal.train.state import State
+from shoal.train.training import Tell
 from shoal.train.writers import AtOnce, Background
 
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -33,9 +33,10 @@ from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
+from shoal.train import collect
 from shoal.train.clock import timeline_of
 from shoal.train.evaluate import Evaluator
-from shoal.train.loop import Tell, Training, train
+from shoal.train.loop import train
 from shoal.train.numerics import Numerics, Past, Rewind
 from shoal.train.open_data import open_together
 from shoal.train.optim import Optimizers
@@ -43,6 +44,7 @@ from shoal.train.poison import Poison
 from shoal.train.replay import Replay
 from shoal.train.state import State, digest
 from shoal.train.takeover import good_before, take_over
+from shoal.train.training import Tell, Training
 
 
 def main(run_dir: RunDir, pulse: Pulse = SILENT) -> int:
@@ -117,7 +119,8 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], puls
     try:
         while True:
             try:
-                train(training, first)
+                with collect.by_hand():
+                    train(training, first)
                 break
             except Rewind as spike:
                 pulse.mark("save")
@@ -201,7 +204,7 @@ def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> P
     sources = open_together(run.data.train, run.data, run_dir.workspace)
     windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
-    model = build(run, place)
+    model = build(run, place, windows.several)
     pulse.watch_device(ticks_of(place.device, model.decoders))
     optimizers = Optimizers(run.train.optimizer, model.named_parameters())
     about = identity(run) if place.rank == 0 else {}
