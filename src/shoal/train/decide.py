@@ -79,9 +79,10 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         tokens = layout.micro_batch * run.data.seq_len // layout.sizes.cp
         eight_bits.check(shape, layout.sizes.tp > 1, tokens)
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
-    kernels = choose("train.kernels", run.train.kernels, *kernels_for(device))
+    eager_fp8 = precision == "fp8" and not compiled
+    kernels = choose("train.kernels", run.train.kernels, *kernels_for(device, eager_fp8))
     if device == "cuda":
-        refuse_what_these_cannot(precision, kernels)
+        refuse_what_these_cannot(precision, kernels, eager_fp8)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     closed = run.model_copy(
         update={

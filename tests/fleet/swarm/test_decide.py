@@ -242,14 +242,39 @@ def test_what_too_few_can_have_agreed_to_was_not_decided_and_holds_nobody_up() -
     assert set(map(name, (1, 2, 3, 4, 5))) == set(d._proposal.record.members), "a new one, with all who are here"
 
 
+def test_what_nobody_has_signatures_enough_for_was_not_decided() -> None:
+    """Two of five may have agreed and say nothing; but of those who led until then all have shown that they lack it."""
+    sim, peer, head = member(5)
+    d, old = peer.decider, after(head, 0, 2)
+    for who, vote in votes(head, 6, 2, 3, 4).items():
+        d.vote(who, Ballot(head.hash, vote), sim.now)
+    assert (d.term, d.leader()) == (6, peer.me)
+    branch = after(head, 0, kind="branch")
+    for other in (2, 3):
+        d.promise(name(other), head.hash, 6, (2, old) if other == 2 else None)
+    sim.now += RULES.silent_s
+    hears(sim, peer, 2, 3, 4)
+    d._promises.of[peer.me] = None
+    assert d._promises.perhaps_decided(head.members) == [(2, old)]
+    assert not d._nobody_has_it(2, old), "the first one has led too, and nothing is known of it"
+    certified = Certified(branch, 0, {name(0): signature_of(name(0), ack_text(SWARM, branch.hash, 0))})
+    d.learn(name(0), branch.hash, [certified], sim.now)
+    assert d._nobody_has_it(2, old)
+    d._promises.of.pop(name(2))
+    assert not d._nobody_has_it(2, old), "the third one has led"
+
+
 def test_promises_of_later_terms_hide_what_was_agreed_to_before() -> None:
     _, _, head = member(5)
     first, second, everybody = after(head, *range(5)), after(head, *range(5), time=1.0), head.members
     promises = Promises()
     promises.of = {name(0): (0, first), name(1): (3, second), name(2): None}
-    assert promises.perhaps_decided(everybody) == [second, first]  # two have not answered, one has agreed later
+    assert promises.perhaps_decided(everybody) == [
+        (3, second),
+        (0, first),
+    ]  # two have not answered, one has agreed later
     promises.of |= {name(3): None}
-    assert promises.perhaps_decided(everybody) == [first]
+    assert promises.perhaps_decided(everybody) == [(0, first)]
     promises.of |= {name(4): None}
     assert promises.perhaps_decided(everybody) == []
 

@@ -217,7 +217,7 @@ class Decider:
                 self._asked = now
                 fields = {"head": head.hash, "term": self.term, "votes": shown(self.terms.shown())}
                 return [Out(p, "query", fields) for p in head.members if p in here and p != self.me]
-            found = self._promises.perhaps_decided(head.members)
+            found = [r for t, r in self._promises.perhaps_decided(head.members) if not self._nobody_has_it(t, r)]
             waiting = [p for p in head.members if p in here and p not in self._promises.of]
             if found and waiting and now - self._since < self.rules.silent_s:
                 return []  # whoever answers as well may show that it was not decided
@@ -232,6 +232,18 @@ class Decider:
             return []
         record = self.world.offer("round", self._next_members(here, now), None, now)
         return [] if record is None else self._propose(record, now)
+
+    def _nobody_has_it(self, term: int, record: Record) -> bool:
+        """Whether none of those who led up to that term, and they alone were sent signatures, has enough of them: it
+        stands here in a later term, or has gone on from here without the record."""
+        led = {self.leader(earlier) for earlier in range(min(term + 1, len(self.chain.head.members)))}
+        return all(peer in self._promises.of or self._went_without(peer, record) for peer in led if peer is not None)
+
+    def _went_without(self, peer: PeerId, record: Record) -> bool:
+        chain, theirs = self.chain, self.branches.apart.get(peer)
+        if theirs is None or theirs not in chain or not chain.is_ancestor(chain.head.hash, theirs):
+            return False
+        return record.hash not in chain or not chain.is_ancestor(record.hash, theirs)
 
     def _next_members(self, here: set[PeerId], now: float) -> tuple[PeerId, ...]:
         """Those who are heard, in their order, and who wants to come. Who leaves is left out, but for the last one."""

@@ -19,7 +19,7 @@ class Promises:
     def enough(self, members: tuple[PeerId, ...]) -> bool:
         return majority(self.of, members)
 
-    def perhaps_decided(self, members: tuple[PeerId, ...]) -> list[Record]:
+    def perhaps_decided(self, members: tuple[PeerId, ...]) -> list[tuple[int, Record]]:
         """What was agreed to, newest first; not what too few can have agreed to. A member tells the last one only: it
         may have agreed to any before that."""
         agreed: dict[tuple[int, str], set[PeerId]] = {}
@@ -31,8 +31,8 @@ class Promises:
                 agreed.setdefault((term, record.hash), set()).add(peer)
         perhaps = set(members) - self.of.keys()
         found = []
-        for (_, name), peers in sorted(agreed.items(), reverse=True):
+        for (term, name), peers in sorted(agreed.items(), reverse=True):
             perhaps |= peers
             if majority(perhaps, members):
-                found.append(records[name])
+                found.append((term, records[name]))
         return found
