@@ -33,8 +33,9 @@ STEPS = 8
 LAYOUTS = {"one process": (1, 1, 1), "DDP 2": (2, 2, 1), "FSDP2 2": (2, 1, 2)}
 
 
-def train_and_die(run: Run, workspace: Path, world: int, step: int, victim: int) -> RunDir:
-    """Trains from where it was; before that step the victim dies, as if by the kernel, once those before are told."""
+def train_and_die(run: Run, workspace: Path, world: int, step: int, victim: int, saved: bool = False) -> RunDir:
+    """Trains from where it was; before that step the victim dies, as if by the kernel, once those before are told;
+    `saved`: and once a checkpoint is there, which is written meanwhile."""
     decided = decide(run, workspace, world).run
     run_dir = RunDir.of(run.name, workspace)
     run_dir.path.mkdir(parents=True, exist_ok=True)
@@ -50,6 +51,7 @@ def train_and_die(run: Run, workspace: Path, world: int, step: int, victim: int)
             begin = told(run_dir, "start")[attempt]["step"]
             if begin + asked == step:
                 until(lambda: step == begin or [r["step"] for r in steps_of(run_dir)][-1:] == [step], within_s=60)
+                until(lambda: not saved or newest(run_dir.checkpoints) is not None, within_s=60)
                 os.kill(os.getpid(), signal.SIGKILL)
         return False
 
@@ -127,7 +129,7 @@ def test_a_run_goes_on_with_another_number_of_processes_on_the_same_samples(tmp_
 def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     run, _ = run_of(data, "one process", "moved")
-    train_and_die(run, tmp_path, 1, 5, victim=0)
+    train_and_die(run, tmp_path, 1, 5, victim=0, saved=True)
     make_data(tmp_path / "data", seed=1)
     with pytest.raises(AssertionError, match=f"{DataError.__name__}: the training data is not what run 'moved'"):
         train_on(run, tmp_path, 1)
@@ -137,7 +139,7 @@ def test_resuming_on_bytes_that_were_changed_in_place_ends_before_a_step_is_made
     """Size, time and index stay as they were; and what passes for them with checksums of its own is refused too."""
     data = make_data(tmp_path / "data")
     run, _ = run_of(data, "one process", "flipped")
-    killed = train_and_die(run, tmp_path, 1, 5, victim=0)
+    killed = train_and_die(run, tmp_path, 1, 5, victim=0, saved=True)
     tokens = data / "shard-00000.tokens"
     changed = tokens.read_bytes().translate(bytes([*range(90), 91, 90, *range(92, 256)]))  # two ids change places
     tokens.write_bytes(changed)
