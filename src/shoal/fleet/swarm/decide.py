@@ -146,7 +146,8 @@ class Decider:
             wish += 1
         while self.leader(wish) not in here:
             wish += 1
-        if wish > max(terms.wish, terms.term):
+        vote = terms.mine()
+        if wish > (0 if vote is None else vote.term):  # also where others' votes have led it there
             terms.leave(wish, self.world.sign(terms.text(wish)))
             self._voted = float("-inf")
         self._follow_votes(now)
