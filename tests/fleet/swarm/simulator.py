@@ -116,7 +116,7 @@ class Sim:
         self.leaving: set[str] = set()
         self.gone: set[str] = set()  # put out
         self.children: dict[str, set[str]] = {}  # of a head, the records of kind round that count
-        self._decided: dict[str, set[str]] = {}  # what counts, and which of its members know it
+        self._decided: dict[str, tuple[Record, set[str]]] = {}  # what counts, and who knows it
         for i in range(peers):
             self.add(name(i))
 
@@ -128,11 +128,20 @@ class Sim:
 
     @property
     def decided(self) -> set[str]:
-        """What is in the history of a member of it; what only one knew that was put out went with it."""
-        return {record for record, by in self._decided.items() if by - self.gone}
+        """What is in the history of a member of it. What only one knew that was put out went with it; and so did a
+        branch that has no other members any more: nobody can speak for it."""
+        known = {name: record for name, (record, by) in self._decided.items() if by - self.gone}
+        later = {parent for record in known.values() for parent in record.parents}
+        lives = [name for name, record in known.items() if name not in later and set(record.members) - self.gone]
+        owed: set[str] = set()
+        while lives:
+            if (one := lives.pop()) in known and one not in owed:
+                owed.add(one)
+                lives += known[one].parents
+        return {name for name in owed if self._decided[name][1].intersection(known[name].members) - self.gone}
 
     def count(self, new: Certified, by: str) -> None:
-        self._decided.setdefault(new.record.hash, set()).update({by}.intersection(new.record.members))
+        self._decided.setdefault(new.record.hash, (new.record, set()))[1].add(by)
         if new.record.kind == "round":
             self.children.setdefault(new.record.parent, set()).add(new.record.hash)
             assert self.liars or len(self.children[new.record.parent]) == 1, "two rounds follow one head"
