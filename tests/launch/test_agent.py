@@ -134,6 +134,7 @@ def test_a_number_of_nodes_that_the_run_cannot_be_laid_over_leaves_one_out(clust
     assert "3 nodes are here, and the run does not go over 3 processes" in job.log(0).read_text()
 
 
+@pytest.mark.slow
 def test_told_to_stop_all_save_and_go_on_later_and_the_first_node_lost_is_found_again(cluster: Make) -> None:
     job = cluster(2, **{"train.steps": 200})
     job.start_all()

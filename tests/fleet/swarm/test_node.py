@@ -97,6 +97,7 @@ def liars_first(newcomer: Peer, honest: Peer, liars: list[Peer]) -> None:
     newcomer.node.talk.linked = seen  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_newcomer_begins_with_an_honest_state_whatever_others_offer(tmp_path: Path) -> None:
     """One has too many bytes, the other is not what it is said to be; both are newer than the honest one."""
 

@@ -80,7 +80,7 @@ def until(true: Callable[[], bool], peers: list[Real]) -> None:
     ("lie", "words"),
     [
         ("proposals", "has proposed two records in term 0 after one head"),
-        ("range", "has signed a pulse with a whole number of 401 digits"),
+        pytest.param("range", "has signed a pulse with a whole number of 401 digits", marks=pytest.mark.slow),
     ],
 )
 def test_a_member_that_lies_is_named_with_the_proof_and_put_out_and_the_others_train_on(
