@@ -24,9 +24,7 @@ from tests.fleet.swarm.storms import Storm
         pytest.param(16, id="the first of a few is put out where halves wait"),
         pytest.param(30073, id="what a few have agreed to, and nobody else will, was not decided"),
         pytest.param(50012, id="one was put out whom most who are left have agreed to"),
-        pytest.param(
-            70141, id="one is in a later term by votes of others who are gone, without its own"
-        ),
+        pytest.param(70141, id="one is in a later term by votes of others who are gone, without its own"),
         pytest.param(20620, id="one has gone to a later term by votes that the others cannot hear"),
     ],
 )
