@@ -9,18 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.guard.fake import until
 from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, TICK_S, WAITS, Group
 
 from shoal.guard.hang import Hang, Limits, Watch
+from shoal.guard.nodes.group import NodeGroup
 from shoal.guard.nodes.kernels import Kernels
 from shoal.guard.nodes.share import RunningShare
+from shoal.guard.nodes.talk import packed
 from shoal.guard.progress import Progress
 from shoal.guard.ranks import UNHEARD_S
 from shoal.guard.signs import signs_of
 from shoal.guard.surroundings import Surroundings
+from shoal.guard.workers import Share, log_file
 from shoal.observe.pulse_file import PulseFolder
 from shoal.spec.run import Guard
 from shoal.track.rundir import RunDir
@@ -107,3 +111,20 @@ def test_a_stopped_process_is_named_as_soon_between_nodes_and_a_limit_of_ones_ow
     failure = group.looks(progress, 10)
     assert failure is not None
     assert "is in state T" in failure.evidence
+
+
+def test_an_agent_speaks_for_its_own_ranks_alone(here: Path) -> None:
+    node, group = Mock(number=1, words="node 1"), NodeGroup.__new__(NodeGroup)
+    group.attempt, group._log_folder, group._pids = 0, here, {2: 12, 3: 13, 4: 14}
+    group.kernel = Kernels(range(2), PulseFolder(here))
+    group._others = {node: Share(1, 2, 2, ("node0", 4000))}
+    about = {"state": "T", "io_bytes": 0, "pulse": ""}
+    said = {"kind": "pulse", "attempt": 0, "now": 0.0, "ranks": {str(rank): about for rank in (0, 3, 4, 10**9)}}
+    group._take(node, said)
+    assert group.kernel.fresh() == [0, 1, 3]
+    for rank in (0, 3):
+        group._take(node, {"kind": "log", "attempt": 0, "rank": rank, "data": packed(b"words")})
+    for kind in ("started", "died"):
+        group._take(node, {"kind": kind, "attempt": 0, "pids": {"4": 99}, "rank": 4, "exit_code": 1})
+    assert group._pids == {2: 12, 3: 13, 4: 14}
+    assert [log_file(here, 0, rank).exists() for rank in (0, 3)] == [False, True]

@@ -152,17 +152,19 @@ class NodeGroup:
         match said["kind"]:
             case "started":
                 for rank, pid in said["pids"].items():
-                    if int(rank) in self._pids:
+                    if int(rank) in share.ranks and int(rank) in self._pids:
                         self._pids[int(rank)] = int(pid)
             case "pulse":
-                self.kernel.take(said, time.monotonic())
+                own = {rank: one for rank, one in said["ranks"].items() if int(rank) in share.ranks}
+                self.kernel.take({**said, "ranks": own}, time.monotonic())
             case "log":
-                self._copy_log(int(said["rank"]), unpacked(said["data"]))
+                if (rank := int(said["rank"])) in share.ranks:
+                    self._copy_log(rank, unpacked(said["data"]))
             case "flight":
                 flights = {int(rank): dict(flight) for rank, flight in said["ranks"].items()}
                 self._flights[node.number] = {r: flight for r, flight in flights.items() if r in share.ranks}
             case "died":
-                return self._died(said)
+                return self._died(said) if int(said["rank"]) in share.ranks else []
         return []
 
     def _gone(self, node: Node, share: Share, why: str) -> list[Death]:
