@@ -71,6 +71,7 @@ def _cross_entropy(logits, targets, losses, totals, vocab, stride, SLOPES: tl.co
         largest = larger
     log_total = largest + tl.log(total)
     picked = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
+    tl.debug_barrier()  # every warp has read it before another writes the slope there
     tl.store(losses + row, tl.where(counts, log_total - picked, 0.0))
     tl.store(totals + row, tl.where(counts, log_total, float("inf")))
     if SLOPES:

@@ -62,6 +62,15 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
     return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), one_mask)
 
 
+def _same_kernels_everywhere() -> None:
+    """The compiler tries ways to add a row up and keeps the fastest: another process, or this one after a restart, may
+    find another one the fastest, whose last digits differ. It takes the first instead: the same bits everywhere."""
+    import torch._inductor.config as inductor  # slow, and loaded only where something is compiled
+
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+
+
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:
     """The stages that this process holds, and the layers of every stage."""
     if place.sizes.pp == 1:
@@ -81,6 +90,8 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)
+    if fast or run.train.compile is True:
+        _same_kernels_everywhere()
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
     if run.train.compile is True:
         for block in decoder.blocks.values():
