@@ -107,7 +107,7 @@ def test_the_vocabulary_reaches_to_its_highest_id_even_with_holes(tmp_path: Path
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": 70_000, "content": "<far>"})
     spec["model"]["vocab"]["<far>"] = 70_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, special=True)
     assert tokenizer.vocab_size == 70_001
     ids = tokenizer.encode_batch(["a <far> b"])[0]
     assert ids.dtype == np.uint32

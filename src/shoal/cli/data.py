@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eos", metavar="TOKEN", help="token that ends a document, where the tokenizer leaves that open"
     )
     prepare.add_argument(
+        "--start", metavar="TOKEN", help="token that starts a document (default: the tokenizer's own, else --eos); none"
+    )
+    prepare.add_argument(
+        "--special", action="store_true", help="special tokens spelled out in the text become their ids"
+    )
+    prepare.add_argument(
         "--eval-fraction", type=float, metavar="F", help="hold out this share: writes DIR/train and DIR/eval"
     )
     prepare.add_argument(
@@ -102,6 +108,8 @@ def _prepare(args: argparse.Namespace) -> int:
     options = Options(
         tokenizer=args.tokenizer,
         eos=args.eos,
+        start=args.start,
+        special=args.special,
         format=args.format,
         reading=_reading(args),
         eval_fraction=args.eval_fraction,
@@ -130,6 +138,8 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
                 "tokens": index.tokens,
                 "shards": len(index.shards),
                 "vocab_size": index.vocab_size,
+                "start_id": index.start_id,
+                "eos_id": index.eos_id,
                 "fingerprint": index.fingerprint,
             }
             for side, (path, index) in prepared.sets.items()
@@ -139,6 +149,7 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
 
 
 def _as_text(prepared: Prepared) -> str:
+    from shoal.data.starts import said
     from shoal.observe.words import count, duration, size
 
     lines = ["already prepared; nothing to do" if prepared.already else "prepared"]
@@ -147,6 +158,7 @@ def _as_text(prepared: Prepared) -> str:
             f"  {path}: {index.documents:,} documents, {count(index.tokens)} tokens of {index.vocab_size:,} "
             f"({size(index.size_bytes)}, shards: {len(index.shards)})"
         )
+    lines.append(f"  {said(index.start_id, index.eos_id)}")
     for reason, entry in prepared.skipped.items():
         lines.append(f"  skipped {entry['count']:,}: {reason}, first at {entry['first']}")
     work = prepared.work
