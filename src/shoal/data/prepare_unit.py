@@ -6,7 +6,6 @@ record appear by rename, the record last.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -21,7 +20,7 @@ import xxhash
 from shoal.data.index import ShardInfo, dtype_for
 from shoal.data.problems import Problems
 from shoal.data.readers import Document, documents
-from shoal.data.starts import NO_START, framed
+from shoal.data.starts import NO_START, Frame
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.data.units import Reading, Unit
 from shoal.data.words import BREAK
@@ -122,6 +121,7 @@ class Side:
         self._name = f"shard-{unit:05d}"
         self._tokenizer = tokenizer
         self._dtype = dtype_for(tokenizer.vocab_size)
+        self._frame = Frame(tokenizer.start_id, tokenizer.eos_id, self._dtype)
         self._masked = job.reading.prompt_field is not None
         self._shard_tokens = job.shard_tokens
         self._pending: list[Document] = []
@@ -143,16 +143,16 @@ class Side:
             return 0, 0
         cut = [(pieces(d.prompt or ""), pieces(d.text)) for d in pending]
         ids = iter(self._tokenizer.encode_batch([piece for both in cut for part in both for piece in part]))
-        start_id, end_id = self._tokenizer.start_id, self._tokenizer.eos_id
         tokens, masks, ends, total = [], [], [], 0
         for before, after in cut:
-            prompt, text = self._joined(ids, len(before)), self._joined(ids, len(after))
-            whole, context = framed(prompt, text, start_id, end_id)
-            tokens.append(whole)
-            total += whole.size
+            # A normalizer may leave nothing of a piece.
+            prompt, text = ([i for _ in part if (i := next(ids)).size] for part in (before, after))
+            whole, size, context = self._frame.around(prompt, text)
+            tokens += whole
+            total += size
             ends.append(total)
             if self._masked:
-                masks += [np.zeros(context, np.uint8), np.ones(whole.size - context, np.uint8)]
+                masks += [np.zeros(context, np.uint8), np.ones(size - context, np.uint8)]
         self._write(np.concatenate(tokens), np.array(ends), np.concatenate(masks) if self._masked else None)
         return sum(len(d.text.encode()) + len((d.prompt or "").encode()) for d in pending), total
 
@@ -165,10 +165,6 @@ class Side:
     def abort(self) -> None:
         if self._writer is not None:
             self._writer.abort()
-
-    def _joined(self, ids: Iterator[Any], count: int) -> Any:
-        """The next `count` pieces as one."""
-        return np.concatenate([np.empty(0, self._dtype), *itertools.islice(ids, count)])
 
     def _write(self, ids: Any, ends: Any, mask: Any) -> None:
         """In as many shards as the limit makes it; a document is never cut."""

@@ -31,19 +31,28 @@ def begun(ids: Sequence[int], start_id: int | None) -> list[int]:
     return list(ids) if start_id is None or ids[:1] == [start_id] else [start_id, *ids]
 
 
-def framed(prompt: Array, text: Array, start_id: int | None, end_id: int) -> tuple[Array, int]:
-    """A whole document, and how many tokens of it, from its beginning, are no targets where there is a mask.
+class Frame:
+    """Puts start and end around documents. Marks that a text brings along (special tokens were asked for) are taken
+    for ours: no document gets two."""
 
-    Marks that a text brings along (special tokens were asked for) are taken for ours: no document gets two.
-    """
-    ids = np.concatenate([prompt, text])
-    starts = start_id is not None
-    has_start = starts and bool(ids.size) and int(ids[0]) == start_id
-    has_end = ids.size > has_start and int(ids[-1]) == end_id and text.size > 0
-    before = [start_id] if starts and not has_start else []
-    after = [] if has_end else [end_id]
-    whole = np.concatenate([np.array(before, ids.dtype), ids, np.array(after, ids.dtype)])
-    return whole, max(len(before) + prompt.size, int(starts))
+    def __init__(self, start_id: int | None, end_id: int, dtype: npt.DTypeLike) -> None:
+        self._start_id, self._end_id = start_id, end_id
+        self._start = [] if start_id is None else [np.array([start_id], dtype)]
+        self._end = [np.array([end_id], dtype)]
+
+    def around(self, prompt: list[Array], text: list[Array]) -> tuple[list[Array], int, int]:
+        """A whole document in pieces, its size, and how many tokens from its beginning are no targets where there is a
+        mask: the start and the prompt. No piece is empty."""
+        body = [*prompt, *text]
+        size = sum(piece.size for piece in body)
+        context = sum(piece.size for piece in prompt)
+        start, end = self._start, self._end
+        if body and start and body[0][0] == self._start_id:
+            start = []
+            context = max(context, 1)
+        if text and text[-1][-1] == self._end_id and size > (self._start_id is not None and not start):
+            end = []
+        return [*start, *body, *end], size + len(start) + len(end), context + len(start)
 
 
 def end_of(ids: Mapping[str, int], where: str, asked: str | int | None, config: Mapping[str, Any]) -> int:
