@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokenizer.add_argument("inputs", nargs="+", metavar="INPUT", help=_INPUTS)
     tokenizer.add_argument("--out", required=True, metavar="DIR|FILE", help="folder, or the tokenizer.json itself")
     tokenizer.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="tokens in all (default: 8192)")
+    tokenizer.add_argument(
+        "--reserved", type=int, metavar="N", help="special tokens <|reserved_0|>… that are free for later (default: 16)"
+    )
     tokenizer.add_argument("--max-mb", type=float, metavar="N", help="learn from a sample of about this many megabytes")
     _add_reading(tokenizer)
     tokenizer.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -172,9 +175,10 @@ def _as_text(prepared: Prepared) -> str:
 
 
 def _tokenizer(args: argparse.Namespace) -> int:
-    from shoal.data.tokenizer_train import Lesson, train_tokenizer
+    from shoal.data.tokenizer_train import RESERVED, Lesson, train_tokenizer
 
-    lesson = Lesson(args.inputs, args.vocab_size, _reading(args), args.format, args.skip_bad, args.max_mb)
+    reserved = RESERVED if args.reserved is None else args.reserved
+    lesson = Lesson(args.inputs, args.vocab_size, _reading(args), args.format, args.skip_bad, args.max_mb, reserved)
     trained = train_tokenizer(lesson, args.out)
     if args.json:
         print(json.dumps(trained))
