@@ -11,19 +11,19 @@ states the id in its index (`start_id`); one that states none was made before th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 NO_START = "none"  # as an option: documents as they were made before the rule
 # The names that published tokenizers give the token after which a document is over, and the one before it.
 END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 START_OF_TEXT = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 def begun(ids: Sequence[int], start_id: int | None) -> list[int]:
@@ -36,6 +36,8 @@ class Frame:
     for ours: no document gets two."""
 
     def __init__(self, start_id: int | None, end_id: int, dtype: npt.DTypeLike) -> None:
+        import numpy as np  # not for those who want words alone, such as `shoal show`
+
         self._start_id, self._end_id = start_id, end_id
         self._start = [] if start_id is None else [np.array([start_id], dtype)]
         self._end = [np.array([end_id], dtype)]
