@@ -62,7 +62,7 @@ def end_of(ids: Mapping[str, int], where: str, asked: str | int | None, config: 
     if asked is not None:
         return _named(ids, where, asked, "--eos")
     for name in (_token(config, "eos_token"), *END_OF_TEXT):
-        if name in ids:
+        if name is not None and name in ids:
             return ids[name]
     raise DataError(
         f"{where} has none of the usual end-of-text tokens ({', '.join(END_OF_TEXT)}); "
