@@ -147,6 +147,13 @@ def test_a_start_can_be_named_and_marks_that_a_text_brings_along_are_not_doubled
     assert load_tokenizer(tmp_path, start="none").start_id is None
 
 
+def test_a_vocabulary_of_whole_words_starts_documents_too(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "whale": 1}, unk_token="<unk>"))  # raises at other words
+    words.save(str(tmp_path / "tokenizer.json"))
+    data = prepared(tmp_path, ["whale"], tokenizer=str(tmp_path))
+    assert data.read(0, data.tokens)[0].tolist() == [0, 1, 0]
+
+
 def test_a_special_token_in_a_text_is_text_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_bpe().save(str(tmp_path / "tokenizer.json"))
     write_jsonl(tmp_path / "in.jsonl", ["to end<|endoftext|> it"])

@@ -100,6 +100,9 @@ class JsonTokenizer:
             raise DataError(
                 f"{where} is no tokenizer that can be read ({_first_line(e)}); give a tokenizer.json."
             ) from None
+        # Both are meant for batches that a model is fed; here they would cut or pad documents without a word.
+        self._library.no_truncation()
+        self._library.no_padding()
         spec = json.loads(content)
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values(), default=-1) + 1  # not the count: published vocabularies have holes
@@ -107,9 +110,6 @@ class JsonTokenizer:
         self.start_id = start_of(ids, where, start, config, _template(self._library), self.eos_id)
         self.dtype = np.dtype(dtype_for(self.vocab_size))
         self._encoder = self._library if special else plain_encoder(self._library, spec)
-        # Both are meant for batches that a model is fed; here they would cut or pad documents without a word.
-        self._encoder.no_truncation()
-        self._encoder.no_padding()
         if spec["model"].get("dropout"):  # makes the ids random: meant for training a model on the fly
             self._encoder.model.dropout = None
         # encode_batch_fast leaves out the offsets; older versions of the library lack it.
@@ -205,9 +205,11 @@ def _bytes(eos: str | int | None, start: str | int | None) -> ByteTokenizer:
 
 def _template(library: Any) -> list[int]:
     """The ids that the tokenizer's own post-processor puts before a text."""
-    whole = library.encode("a")
-    bare = library.encode("a", add_special_tokens=False).ids
-    if not bare or whole.ids == bare:  # a vocabulary of whole words may not know the probe: nothing can be told
+    try:
+        whole, bare = library.encode("a"), library.encode("a", add_special_tokens=False)
+    except Exception:  # bare: a vocabulary of whole words need not know the probe, and then nothing can be told
+        return []
+    if not bare.ids:
         return []
     marked = zip(whole.ids, whole.special_tokens_mask, strict=True)
     return [token for token, _ in itertools.takewhile(lambda pair: pair[1], marked)]
