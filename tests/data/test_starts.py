@@ -16,7 +16,7 @@ from shoal.data.index import INDEX_FILE
 from shoal.data.prepare import Options, prepare
 from shoal.data.shards import ShardWriter, TokenShards, write_index
 from shoal.data.sources import refuse_mixed_tokens
-from shoal.data.starts import begun
+from shoal.data.starts import Frame, begun
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer, tokenizer_of
 from shoal.data.units import Reading
 from shoal.data.windows import NO_TARGET, Windows
@@ -138,6 +138,11 @@ def test_a_start_can_be_named_and_marks_that_a_text_brings_along_are_not_doubled
     whole = [start, *sea, end]
     assert data.read(0, data.tokens)[0].tolist() == [*whole, *whole, start, end, start, end]
     assert begun([start, *sea], start) == [start, *sea] == begun(sea, start)
+    frame = Frame(start, end, np.uint16)
+    for prompt, text in (([], [start, *sea]), ([start], sea), ([], sea)):
+        pieces = [[np.array(part, np.uint16)] if part else [] for part in (prompt, text)]
+        whole, size, context = frame.around(*pieces)
+        assert (np.concatenate(whole).tolist(), size, context) == ([start, *sea, end], len(sea) + 2, 1)
     with pytest.raises(DataError, match="has no token '<nowhere>', which --start names"):
         load_tokenizer(tmp_path, start="<nowhere>")
     library("<s> <x> $A").save(str(tmp_path / "tokenizer.json"))
