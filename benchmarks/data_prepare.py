@@ -47,9 +47,10 @@ datasets.disable_progress_bars()
 corpus, tokenizer_file, cores = sys.argv[1], sys.argv[2], int(sys.argv[3])
 fast = PreTrainedTokenizerFast(tokenizer_file=tokenizer_file)
 plain = Tokenizer.from_file(tokenizer_file)
+bare = {"add_special_tokens": False}
 ways = {
-    "transformers": lambda rows: {"input_ids": fast(rows["text"], add_special_tokens=False)["input_ids"]},
-    "tokenizers": lambda rows: {"input_ids": [e.ids for e in plain.encode_batch(rows["text"], add_special_tokens=False)]},
+    "transformers": lambda rows: {"input_ids": fast(rows["text"], **bare)["input_ids"]},
+    "tokenizers": lambda rows: {"input_ids": [e.ids for e in plain.encode_batch(rows["text"], **bare)]},
 }
 rows = datasets.load_dataset("json", data_files=corpus, split="train", cache_dir=tempfile.mkdtemp(dir=sys.argv[4]))
 print("ready", flush=True)

@@ -87,3 +87,17 @@ def test_a_fine_tuned_model_keeps_the_text_files_and_token_ids_it_came_with(tmp_
     assert "notes.txt" not in tuned
     said = json.loads(tuned["config.json"].read_text())
     assert (said["eos_token_id"], said["bos_token_id"]) == ([256, 7], 3)
+
+
+def test_a_template_of_the_tokenizers_own_is_carried_as_it_is_and_another_start_replaces_it(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    trained_bpe(tmp_path)
+    own = json.loads((tmp_path / "tokenizer.json").read_text())
+    for start, carried in ((None, True), ("<|reserved_0|>", False)):
+        ours = load_tokenizer(tmp_path / "tokenizer.json", start=start)
+        export(tmp_path / f"hf{start is None}", ours)
+        written = json.loads((tmp_path / f"hf{start is None}" / "tokenizer.json").read_text())
+        assert (written["post_processor"] == own["post_processor"]) is carried
+        theirs = AutoTokenizer.from_pretrained(tmp_path / f"hf{start is None}")
+        assert theirs(TEXT).input_ids == [ours.start_id, *ours.encode(TEXT)]

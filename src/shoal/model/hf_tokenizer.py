@@ -66,7 +66,8 @@ def _puts_first(step: dict[str, Any] | None, token: str) -> bool:
     """Whether a post-processor does what `_starts_with` does."""
     if step is None or step["type"] == "Sequence":
         return step is not None and any(_puts_first(one, token) for one in step["processors"])
-    return step["type"] == "TemplateProcessing" and step["single"][0].get("SpecialToken", {}).get("id") == token
+    first = step["single"][:1] if step["type"] == "TemplateProcessing" else []
+    return any(piece.get("SpecialToken", {}).get("id") == token for piece in first)
 
 
 def _starts_with(token: str, token_id: int | None) -> dict[str, Any]:
