@@ -47,9 +47,10 @@ datasets.disable_progress_bars()
 corpus, tokenizer_file, cores = sys.argv[1], sys.argv[2], int(sys.argv[3])
 fast = PreTrainedTokenizerFast(tokenizer_file=tokenizer_file)
 plain = Tokenizer.from_file(tokenizer_file)
+bare = {"add_special_tokens": False}
 ways = {
-    "transformers": lambda rows: {"input_ids": fast(rows["text"])["input_ids"]},
-    "tokenizers": lambda rows: {"input_ids": [e.ids for e in plain.encode_batch(rows["text"])]},
+    "transformers": lambda rows: {"input_ids": fast(rows["text"], **bare)["input_ids"]},
+    "tokenizers": lambda rows: {"input_ids": [e.ids for e in plain.encode_batch(rows["text"], **bare)]},
 }
 rows = datasets.load_dataset("json", data_files=corpus, split="train", cache_dir=tempfile.mkdtemp(dir=sys.argv[4]))
 print("ready", flush=True)
@@ -188,7 +189,7 @@ def one_thread_each() -> dict[str, str]:
 def digest_of(out: Path) -> tuple[str, int]:
     shards = TokenShards.open(out)
     tokens, _, _ = shards.read(0, shards.tokens)
-    ids = tokens[tokens != shards.eos_id]  # the peers write no end of document
+    ids = tokens[tokens != shards.eos_id]  # the peers write neither start nor end (here one id)
     return xxhash.xxh3_64(ids.astype("<u4").tobytes()).hexdigest(), ids.size
 
 

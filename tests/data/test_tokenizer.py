@@ -94,12 +94,13 @@ def test_bytes_are_their_own_ids() -> None:
 def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
     library = small_bpe()
     library.enable_truncation(4)
-    library.enable_padding(length=9)
+    library.enable_padding(direction="left", length=9, pad_id=5)
     library.save(str(tmp_path / "tokenizer.json"))
     texts = make_texts(5)
     tokenizer = load_tokenizer(tmp_path)
     assert [tokenizer.decode(ids.tolist()) for ids in tokenizer.encode_batch(texts)] == texts
     assert [tokenizer.decode(tokenizer.encode(t)) for t in texts] == texts
+    assert tokenizer.start_id == 0  # and padding is no template
 
 
 def test_the_vocabulary_reaches_to_its_highest_id_even_with_holes(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_the_vocabulary_reaches_to_its_highest_id_even_with_holes(tmp_path: Path
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": 70_000, "content": "<far>"})
     spec["model"]["vocab"]["<far>"] = 70_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, special=True)
     assert tokenizer.vocab_size == 70_001
     ids = tokenizer.encode_batch(["a <far> b"])[0]
     assert ids.dtype == np.uint32

@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from shoal.cli.main import main
 from shoal.data.tokenizer import load_tokenizer
 from shoal.data.tokenizer_train import Lesson, train_tokenizer
+from shoal.errors import UsageError
 from tests.data.preparing import make_texts, shoal, write_jsonl
 from tests.patience import limit
 
@@ -25,7 +26,50 @@ def test_a_tokenizer_learned_from_real_text_has_the_size_asked_for_and_loses_not
     assert trained["bytes_per_token"] > 2.5
     for text in ("Call me Ishmael.", " 海は広い\n\n🐳\t", "<not special>", *make_texts(5)):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.encode("<|endoftext|>") == [tokenizer.eos_id]
+    assert tokenizer.eos_id not in tokenizer.encode("<|endoftext|>")
+    assert load_tokenizer(tmp_path / "t", special=True).encode("<|endoftext|>") == [tokenizer.eos_id]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned")
+    numbers = " ".join(str(n) for n in range(900, 1100)) * 3
+    train_tokenizer(
+        Lesson([str(write_jsonl(folder / "a.jsonl", [*make_texts(300), numbers]))], 600, quiet=True), folder
+    )
+    return folder
+
+
+def test_every_byte_has_a_token_and_any_text_comes_back(learned: Path) -> None:
+    tokenizer, library = load_tokenizer(learned), Tokenizer.from_file(str(learned / "tokenizer.json"))
+    assert set(pre_tokenizers.ByteLevel.alphabet()) <= set(library.get_vocab())
+    assert len(pre_tokenizers.ByteLevel.alphabet()) == 256
+    every = "".join(chr(c) for c in (*range(0xD800), *range(0xE000, 0x11_0000, 97)))
+    assert tokenizer.decode(tokenizer.encode(every)) == every
+
+
+def test_every_digit_is_a_token_of_its_own(learned: Path) -> None:
+    tokenizer = load_tokenizer(learned)
+    digit = {d: tokenizer.encode(d) for d in "0123456789"}
+    assert all(len(ids) == 1 for ids in digit.values())
+    number = [i for d in "1000" for i in digit[d]]
+    assert tokenizer.encode("1000") == number
+    assert tokenizer.encode("the 1000")[-4:] == number
+    vocabulary = Tokenizer.from_file(str(learned / "tokenizer.json")).get_vocab()
+    assert [t for t in vocabulary if set(t) & set("0123456789") and len(t) > 1 and "reserved" not in t] == []
+
+
+def test_reserved_tokens_have_names_and_ids_and_no_text_becomes_one(learned: Path, tmp_path: Path) -> None:
+    library = Tokenizer.from_file(str(learned / "tokenizer.json"))
+    reserved = [library.token_to_id(f"<|reserved_{i}|>") for i in range(16)]
+    assert reserved == list(range(1, 17))
+    assert library.token_to_id("<|reserved_16|>") is None
+    assert not set(reserved) & set(load_tokenizer(learned).encode("<|reserved_3|>"))
+    assert load_tokenizer(learned, special=True).encode("<|reserved_3|>") == [reserved[3]]
+    with pytest.raises(UsageError, match=r"more than 273 \(the bytes, <\|endoftext\|> and 16 reserved tokens\)"):
+        train_tokenizer(Lesson([str(learned / "a.jsonl")], 273, quiet=True), tmp_path)
+    train_tokenizer(Lesson([str(learned / "a.jsonl")], 258, reserved=0, quiet=True), tmp_path)
+    assert load_tokenizer(tmp_path).vocab_size == 258
 
 
 def test_the_same_text_gives_the_same_tokenizer(tmp_path: Path) -> None:
@@ -42,7 +86,7 @@ def test_transformers_opens_it(tmp_path: Path) -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "t"), load_tokenizer(tmp_path / "t")
     assert theirs.eos_token_id == ours.eos_id
     for text in make_texts(5, seed=3):
-        assert theirs(text)["input_ids"] == ours.encode(text)
+        assert theirs(text)["input_ids"] == [ours.start_id, *ours.encode(text)]
 
 
 def test_little_text_gives_a_small_vocabulary_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,17 @@ def test_the_exported_tokenizer_gives_the_same_ids_and_ends_alike(kind: str, tmp
     assert theirs.decode([*ids, ours.eos_id], skip_special_tokens=True) == TEXT
     assert theirs.model_max_length == 99
     config = AutoConfig.from_pretrained(tmp_path / "hf")
-    assert (config.eos_token_id, config.bos_token_id) == (ours.eos_id, None)
+    assert (config.eos_token_id, config.bos_token_id) == (ours.eos_id, ours.start_id)
+    assert theirs(TEXT).input_ids == [ours.start_id, *ids]  # as a document of the training data began
+    assert load_tokenizer(tmp_path / "hf").start_id == ours.start_id
+
+
+def test_a_model_that_never_saw_a_start_token_is_exported_without_one(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    export(tmp_path / "hf", load_tokenizer("byte", start="none"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")("ab").input_ids == [97, 98]
+    assert AutoConfig.from_pretrained(tmp_path / "hf").bos_token_id is None
 
 
 def test_every_byte_has_its_own_id_in_the_exported_byte_tokenizer(tmp_path: Path) -> None:
@@ -56,7 +66,8 @@ def test_every_byte_has_its_own_id_in_the_exported_byte_tokenizer(tmp_path: Path
 
     library = Library.from_file(str(tmp_path / "hf" / "tokenizer.json"))
     every_character_of_two_bytes = "".join(map(chr, range(0x800)))
-    assert library.encode(every_character_of_two_bytes).ids == list(every_character_of_two_bytes.encode())
+    ids = library.encode(every_character_of_two_bytes, add_special_tokens=False).ids
+    assert ids == list(every_character_of_two_bytes.encode())
     assert library.get_vocab_size() == 257
     assert load_tokenizer(tmp_path / "hf").eos_id == 256  # Shoal reads its own export, too
 
@@ -76,3 +87,17 @@ def test_a_fine_tuned_model_keeps_the_text_files_and_token_ids_it_came_with(tmp_
     assert "notes.txt" not in tuned
     said = json.loads(tuned["config.json"].read_text())
     assert (said["eos_token_id"], said["bos_token_id"]) == ([256, 7], 3)
+
+
+def test_a_template_of_the_tokenizers_own_is_carried_as_it_is_and_another_start_replaces_it(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    trained_bpe(tmp_path)
+    own = json.loads((tmp_path / "tokenizer.json").read_text())
+    for start, carried in ((None, True), ("<|reserved_0|>", False)):
+        ours = load_tokenizer(tmp_path / "tokenizer.json", start=start)
+        export(tmp_path / f"hf{start is None}", ours)
+        written = json.loads((tmp_path / f"hf{start is None}" / "tokenizer.json").read_text())
+        assert (written["post_processor"] == own["post_processor"]) is carried
+        theirs = AutoTokenizer.from_pretrained(tmp_path / f"hf{start is None}")
+        assert theirs(TEXT).input_ids == [ours.start_id, *ours.encode(TEXT)]

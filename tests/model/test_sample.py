@@ -13,7 +13,8 @@ from shoal.track.rundir import RunDir
 from tests.train.tiny import make_run, train_on
 
 Captured = pytest.CaptureFixture[str]
-TEXT = "the whale swims in the deep sea. " * 100
+SENTENCE = "the whale swims in the deep sea. "
+TEXT = "\n".join([SENTENCE * 3] * 40)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,8 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with the run `tiny`, which has read its one sentence often enough to know it."""
     space = tmp_path_factory.mktemp("workspace")
     (space / "text.txt").write_text(TEXT)
-    assert main(["data", "prepare", str(space / "text.txt"), "--out", str(space / "data"), "--workers", "1"]) == 0
+    text, data = str(space / "text.txt"), str(space / "data")
+    assert main(["data", "prepare", text, "--per-line", "--out", data, "--workers", "1"]) == 0
     changes = {
         "train.steps": 80,
         "train.batch": 8,
@@ -40,6 +42,21 @@ def sample(space: Path, *argv: str) -> int:
 def test_it_says_what_it_was_taught(space: Path, capsys: Captured) -> None:
     assert sample(space, "tiny", "--prompt", "the whale swims", "--temperature", "0", "--max-tokens", "40") == 0
     assert capsys.readouterr().out.startswith("the whale swims in the deep sea. the whale swims")
+
+
+def test_an_empty_prompt_begins_a_document_as_training_did(space: Path, capsys: Captured) -> None:
+    for prompt, tokens in (("", [256]), ("t", [256, ord("t")])):
+        assert sample(space, "tiny", "--prompt", prompt, "--temperature", "0", "--max-tokens", "40", "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["prompt_tokens"] == tokens
+        assert (prompt + said["text"]).startswith("the whale swims in the deep sea.")
+
+
+def test_without_a_start_token_an_empty_prompt_is_nothing_to_go_on_from(space: Path, capsys: Captured) -> None:
+    assert sample(space, "tiny", "--prompt", "", "--start", "none") == 2
+    assert "there is nothing to go on from" in capsys.readouterr().err
+    assert sample(space, "tiny", "--prompt", "a", "--start", "none", "--max-tokens", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == [ord("a")]
 
 
 def test_a_seed_decides_the_text_and_json_says_where_it_came_from(space: Path, capsys: Captured) -> None:
@@ -89,7 +106,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_an_older_one_can_be_asked_for(
         (["tinny"], 2, "did you mean 'tiny'"),
         (["tiny", "--max-tokens", "0"], 2, "--max-tokens is 0"),
         (["tiny", "--temperature", "-1"], 2, "--temperature is -1.0"),
-        (["tiny", "--prompt", ""], 2, "at least one token"),
+        (["tiny", "--prompt", "", "--start", "<s>"], 78, "its own id 256; leave out --start"),
         (["tiny", "--step", "7"], 2, "no checkpoint of step 7"),
         (["tiny", "--device", "cuda"], 2, "no GPU"),
         (["--weights", "/nowhere/model"], 78, "/nowhere/model/config.json is not there"),

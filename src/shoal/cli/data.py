@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eos", metavar="TOKEN", help="token that ends a document, where the tokenizer leaves that open"
     )
     prepare.add_argument(
+        "--start", metavar="TOKEN", help="token that starts a document (default: the tokenizer's own, else --eos); none"
+    )
+    prepare.add_argument(
+        "--special", action="store_true", help="special tokens spelled out in the text become their ids"
+    )
+    prepare.add_argument(
         "--eval-fraction", type=float, metavar="F", help="hold out this share: writes DIR/train and DIR/eval"
     )
     prepare.add_argument(
@@ -49,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokenizer.add_argument("inputs", nargs="+", metavar="INPUT", help=_INPUTS)
     tokenizer.add_argument("--out", required=True, metavar="DIR|FILE", help="folder, or the tokenizer.json itself")
     tokenizer.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="tokens in all (default: 8192)")
+    tokenizer.add_argument(
+        "--reserved", type=int, metavar="N", help="special tokens <|reserved_0|>… that are free for later (default: 16)"
+    )
     tokenizer.add_argument("--max-mb", type=float, metavar="N", help="learn from a sample of about this many megabytes")
     _add_reading(tokenizer)
     tokenizer.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -102,6 +111,8 @@ def _prepare(args: argparse.Namespace) -> int:
     options = Options(
         tokenizer=args.tokenizer,
         eos=args.eos,
+        start=args.start,
+        special=args.special,
         format=args.format,
         reading=_reading(args),
         eval_fraction=args.eval_fraction,
@@ -130,6 +141,8 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
                 "tokens": index.tokens,
                 "shards": len(index.shards),
                 "vocab_size": index.vocab_size,
+                "start_id": index.start_id,
+                "eos_id": index.eos_id,
                 "fingerprint": index.fingerprint,
             }
             for side, (path, index) in prepared.sets.items()
@@ -139,6 +152,7 @@ def _as_json(prepared: Prepared) -> dict[str, Any]:
 
 
 def _as_text(prepared: Prepared) -> str:
+    from shoal.data.starts import said
     from shoal.observe.words import count, duration, size
 
     lines = ["already prepared; nothing to do" if prepared.already else "prepared"]
@@ -147,6 +161,7 @@ def _as_text(prepared: Prepared) -> str:
             f"  {path}: {index.documents:,} documents, {count(index.tokens)} tokens of {index.vocab_size:,} "
             f"({size(index.size_bytes)}, shards: {len(index.shards)})"
         )
+    lines.append(f"  {said(index.start_id, index.eos_id)}")
     for reason, entry in prepared.skipped.items():
         lines.append(f"  skipped {entry['count']:,}: {reason}, first at {entry['first']}")
     work = prepared.work
@@ -160,9 +175,10 @@ def _as_text(prepared: Prepared) -> str:
 
 
 def _tokenizer(args: argparse.Namespace) -> int:
-    from shoal.data.tokenizer_train import Lesson, train_tokenizer
+    from shoal.data.tokenizer_train import RESERVED, Lesson, train_tokenizer
 
-    lesson = Lesson(args.inputs, args.vocab_size, _reading(args), args.format, args.skip_bad, args.max_mb)
+    reserved = RESERVED if args.reserved is None else args.reserved
+    lesson = Lesson(args.inputs, args.vocab_size, _reading(args), args.format, args.skip_bad, args.max_mb, reserved)
     trained = train_tokenizer(lesson, args.out)
     if args.json:
         print(json.dumps(trained))

@@ -4,6 +4,7 @@
   shoal sample --weights FOLDER --prompt "The whale"
 
 RUN is the name of a run in the workspace, or the path of its directory. The same seed gives the same text.
+The prompt is the beginning of a document: the start token stands before it, and an empty prompt begins a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="a run's name, or the path of its directory")
     parser.add_argument("--weights", metavar="FOLDER", help="a Hugging Face folder instead of a run")
-    parser.add_argument("--prompt", default="The", metavar="TEXT", help="what to go on from (default: The)")
+    parser.add_argument(
+        "--prompt", default="The", metavar="TEXT", help="what to go on from (default: The); may be empty"
+    )
     parser.add_argument("--max-tokens", type=int, default=100, metavar="N", help="at most this many (default: 100)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)"
@@ -38,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
     parser.add_argument("--tokenizer", metavar="PATH", help="another than that of the run's data, or 'byte'")
+    parser.add_argument("--start", metavar="TOKEN", help="another start token than the data's or the folder's; or none")
+    parser.add_argument("--special", action="store_true", help="special tokens spelled out in the prompt become ids")
     parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
     )
@@ -56,36 +61,46 @@ def run(args: argparse.Namespace) -> int:
 
     import torch  # after the checks above: a typing mistake is answered at once
 
+    from shoal.data.starts import begun
     from shoal.model.generate import generate
 
     device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
     if args.device == "cuda" and device.type == "cpu":
         raise UsageError("--device is cuda, but torch sees no GPU here; leave it out.")
     if run_dir is None:
-        model, tokenizer, step = *_of_folder(Path(args.weights), args.tokenizer), None
+        model, tokenizer, step = *_of_folder(Path(args.weights), args), None
     else:
-        model, tokenizer, step = _of_run(run_dir, args.step, args.tokenizer)
-    ids = tokenizer.encode(args.prompt)
+        model, tokenizer, step = _of_run(run_dir, args)
+    ids = begun(tokenizer.encode(args.prompt), tokenizer.start_id)
+    if not ids:
+        raise UsageError(
+            "there is nothing to go on from: the documents that it learnt from have no start token; give a prompt, or "
+            "name the token to begin with by --start."
+        )
     drawn = {"temperature": args.temperature, "top_k": args.top_k, "seed": args.seed}
     bounds = {"eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}
     new = generate(model.to(device), ids, args.max_tokens, **drawn, **bounds)
     if args.json:
-        print(json.dumps({"step": step, "prompt": args.prompt, "text": tokenizer.decode(new), "tokens": new}))
+        told = {"step": step, "prompt": args.prompt, "prompt_tokens": ids, "text": tokenizer.decode(new), "tokens": new}
+        print(json.dumps(told))
     else:
         print(tokenizer.decode([*ids, *new]))  # decoded as one: a word may go across the seam
     return 0
 
 
-def _of_run(run_dir: RunDir, step: int | None, tokenizer: str | None) -> tuple[Decoder, Tokenizer, int]:
+def _of_run(run_dir: RunDir, args: argparse.Namespace) -> tuple[Decoder, Tokenizer, int]:
     from shoal.checkpoint.foreign.export import tokenizer_of_data
     from shoal.data.tokenizer import load_tokenizer
     from shoal.spec import load
     from shoal.spec.shape import shape_of
 
     spec = load(run_dir.spec_file).run
-    chosen = load_tokenizer(tokenizer) if tokenizer else tokenizer_of_data(spec)
+    if args.tokenizer:
+        chosen = load_tokenizer(args.tokenizer, start=args.start, special=args.special)
+    else:
+        chosen = tokenizer_of_data(spec, args.start, args.special)
     model = _on_meta(shape_of(spec.model, chosen.vocab_size))
-    found, tensors = _weights(run_dir, step)
+    found, tensors = _weights(run_dir, args.step)
     model.load_state_dict(tensors, assign=True)
     return model, chosen, found
 
@@ -108,13 +123,13 @@ def _weights(run_dir: RunDir, step: int | None) -> tuple[int, dict[str, torch.Te
     return found.step, tensors
 
 
-def _of_folder(folder: Path, tokenizer: str | None) -> tuple[Decoder, Tokenizer]:
+def _of_folder(folder: Path, args: argparse.Namespace) -> tuple[Decoder, Tokenizer]:
     from shoal.data.tokenizer import load_tokenizer
     from shoal.model.hf import load_shape, load_weights
 
     model = _on_meta(load_shape(folder)).to_empty(device="cpu")
     load_weights(model, folder)
-    return model, load_tokenizer(tokenizer or folder)
+    return model, load_tokenizer(args.tokenizer or folder, start=args.start, special=args.special)
 
 
 def _on_meta(shape: Shape) -> Decoder:

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shoal.data.index import index_in
+from shoal.data.starts import said_of_run
 from shoal.errors import DataError, SetupError, SpecError, UsageError
 from shoal.spec.describe import as_written
 from shoal.spec.layers import DEFAULT, leaves
@@ -62,7 +64,7 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
     left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
     if left_out and not everything:
         lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
-    return "\n".join([*lines, "", *_length(loaded.run), _size(loaded.run)])
+    return "\n".join([*lines, "", *_length(loaded.run), *_documents(loaded.run), _size(loaded.run)])
 
 
 def _length(run: Run) -> list[str]:
@@ -74,6 +76,13 @@ def _length(run: Run) -> list[str]:
     except (DataError, SetupError):
         return ["steps: not known until data.train is prepared, since they follow from train.epochs"]
     return [f"steps: {found.value:,} ({found.why})"]
+
+
+def _documents(run: Run) -> list[str]:
+    """How the documents of its data start, where that data lies on this machine."""
+    found = [index_in(Path(source.path)) for source in run.data.train]
+    line = said_of_run([index.start_id for index in found if index is not None])
+    return [] if line is None else [line]
 
 
 def as_json(loaded: Loaded) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.data.index import INDEX_FILE
 from shoal.data.progress import ProgressLine
 from shoal.data.shards import TokenShards
+from shoal.data.starts import said
 from shoal.data.tokenizer import tokenizer_of
 from shoal.errors import DataError
 from shoal.observe.words import count, size
@@ -50,6 +51,7 @@ def _describe(path: str, verify: bool, sample: int) -> dict[str, Any]:
         "tokens_per_document": index.tokens / index.documents,
         "tokenizer": index.tokenizer,
         "vocab_size": index.vocab_size,
+        "start_id": index.start_id,
         "eos_id": index.eos_id,
         "dtype": index.dtype,
         "has_mask": index.has_mask,
@@ -84,7 +86,7 @@ def describe_text(sets: list[dict[str, Any]]) -> str:
             f"  {one['documents']:,} documents, {count(one['tokens'])} tokens, {one['tokens_per_document']:.0f} each",
             f"  {size(one['size_bytes'])} of {one['dtype']}, shards: {one['shards']}"
             + (", prompts masked out of the loss" if one["has_mask"] else ""),
-            f"  tokenizer {one['tokenizer']}, {one['vocab_size']:,} ids, documents end with {one['eos_id']}",
+            f"  tokenizer {one['tokenizer']}, {one['vocab_size']:,} ids; {said(one['start_id'], one['eos_id'])}",
             f"  fingerprint {one['fingerprint']}" + (", every checksum is right" if one["verified"] else ""),
         ]
         if named := one["source"].get("named"):

@@ -101,6 +101,8 @@ class Index:
     fingerprint: str
     shards: tuple[ShardInfo, ...]
     source: dict[str, Any] = field(default_factory=dict)
+    start_id: int | None = None
+    """Every document begins with it (`shoal.data.starts`); None: made before there was one."""
 
     @property
     def size_bytes(self) -> int:
@@ -140,6 +142,7 @@ def write_index(
     vocab_size: int,
     eos_id: int,
     tokenizer: str,
+    start_id: int | None = None,
     dtype: str | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> Index:
@@ -159,6 +162,7 @@ def write_index(
         dtype=dtype,
         vocab_size=vocab_size,
         eos_id=eos_id,
+        start_id=start_id,
         tokenizer=tokenizer,
         tokens=sum(s.tokens for s in kept),
         documents=sum(s.documents for s in kept),
@@ -194,6 +198,7 @@ def parse_index(text: str | bytes, where: str) -> Index:
         )
     try:
         shards = tuple(ShardInfo.from_json(s) for s in value["shards"])
+        value.setdefault("start_id", None)
         index = Index(**{name: value[name] for name in Index.__dataclass_fields__} | {"shards": shards})
     except (KeyError, TypeError) as e:
         raise DataError(f"{where}/{INDEX_FILE} lacks the field {e}; prepare the data set again.") from None
@@ -222,6 +227,8 @@ def _inconsistency(index: Index) -> str | None:
         return f"the type '{index.dtype}' is neither uint16 nor uint32"
     if not 0 <= index.eos_id < index.vocab_size:
         return f"the end-of-document id {index.eos_id} is outside the vocabulary of {index.vocab_size}"
+    if index.start_id is not None and not (isinstance(index.start_id, int) and 0 <= index.start_id < index.vocab_size):
+        return f"the start-of-document id {index.start_id} is outside the vocabulary of {index.vocab_size}"
     if dtype_for(index.vocab_size) == "uint32" and index.dtype == "uint16":
         return f"a vocabulary of {index.vocab_size} does not fit uint16"
     if (index.tokens, index.documents) != (sum(s.tokens for s in shards), sum(s.documents for s in shards)):

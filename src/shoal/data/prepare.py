@@ -41,6 +41,10 @@ class Options:
 
     tokenizer: str = BYTE
     eos: str | None = None
+    start: str | None = None
+    """The token that starts a document, or `none`; None: the tokenizer's own (`shoal.data.starts`)."""
+    special: bool = False
+    """Special tokens spelled out in a text become their ids."""
     format: str = "auto"
     reading: Reading = field(default_factory=Reading)
     eval_fraction: float | None = None
@@ -96,7 +100,7 @@ def prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options 
 def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options) -> Prepared:
     began_s = time.monotonic()
     _check(options, out)
-    tokenizer = load_tokenizer(options.tokenizer, options.eos)
+    tokenizer = load_tokenizer(options.tokenizer, options.eos, options.start, options.special)
     inputs, passed_over = expand(named, options.format, options.reading.split, leave_out=Path(out))
     reading = pin_streams(inputs, options.reading)
     found = Problems(options.skip_bad)
@@ -107,6 +111,8 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
         out=os.fspath(out),
         tokenizer=BYTE if tokenizer.name == BYTE else str(Path(out) / WORK_FOLDER / TOKENIZER_FILE),
         eos_id=tokenizer.eos_id,
+        start_id=tokenizer.start_id,
+        special=options.special,
         reading=reading,
         skip_bad=options.skip_bad,
         shard_tokens=options.shard_tokens,
@@ -213,6 +219,7 @@ def _publish(
             shards,
             vocab_size=tokenizer.vocab_size,
             eos_id=tokenizer.eos_id,
+            start_id=tokenizer.start_id,
             tokenizer=tokenizer.name,
             source={**source, "side": side, "skipped": found.to_json()},
         )
@@ -230,6 +237,7 @@ def _source(named: Sequence[str], inputs: Sequence[Input], options: Options, rea
         "options": {
             **asdict(reading),
             "tokenizer": options.tokenizer,
+            "special": options.special,
             "format": options.format,
             "eval_fraction": options.eval_fraction,
             "shard_tokens": options.shard_tokens,

@@ -20,7 +20,8 @@ import xxhash
 from shoal.data.index import ShardInfo, dtype_for
 from shoal.data.problems import Problems
 from shoal.data.readers import Document, documents
-from shoal.data.tokenizer import Tokenizer
+from shoal.data.starts import NO_START, Frame
+from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.data.units import Reading, Unit
 from shoal.data.words import BREAK
 from shoal.data.writer import ShardWriter
@@ -40,6 +41,9 @@ class Job:
     out: str
     tokenizer: str
     eos_id: int
+    start_id: int | None
+    special: bool
+    """Special tokens spelled out in a text become their ids."""
     reading: Reading
     skip_bad: bool
     shard_tokens: int
@@ -49,6 +53,10 @@ class Job:
     def sides(self) -> dict[str, Path]:
         out = Path(self.out)
         return {"all": out} if self.eval_below is None else {"train": out / "train", "eval": out / "eval"}
+
+    def load_tokenizer(self) -> Tokenizer:
+        start = NO_START if self.start_id is None else self.start_id
+        return load_tokenizer(self.tokenizer, self.eos_id, start, self.special)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,6 +121,7 @@ class Side:
         self._name = f"shard-{unit:05d}"
         self._tokenizer = tokenizer
         self._dtype = dtype_for(tokenizer.vocab_size)
+        self._frame = Frame(tokenizer.start_id, tokenizer.eos_id, self._dtype)
         self._masked = job.reading.prompt_field is not None
         self._shard_tokens = job.shard_tokens
         self._pending: list[Document] = []
@@ -134,16 +143,16 @@ class Side:
             return 0, 0
         cut = [(pieces(d.prompt or ""), pieces(d.text)) for d in pending]
         ids = iter(self._tokenizer.encode_batch([piece for both in cut for part in both for piece in part]))
-        end = np.array([self._tokenizer.eos_id], self._dtype)
         tokens, masks, ends, total = [], [], [], 0
         for before, after in cut:
-            prompt, text = [next(ids) for _ in before], [next(ids) for _ in after]
-            tokens += [*prompt, *text, end]
-            context, target = sum(p.size for p in prompt), sum(t.size for t in text) + 1
-            total += context + target
+            # A normalizer may leave nothing of a piece.
+            prompt, text = ([i for _ in part if (i := next(ids)).size] for part in (before, after))
+            whole, size, context = self._frame.around(prompt, text)
+            tokens += whole
+            total += size
             ends.append(total)
             if self._masked:
-                masks += [np.zeros(context, np.uint8), np.ones(target, np.uint8)]
+                masks += [np.zeros(context, np.uint8), np.ones(size - context, np.uint8)]
         self._write(np.concatenate(tokens), np.array(ends), np.concatenate(masks) if self._masked else None)
         return sum(len(d.text.encode()) + len((d.prompt or "").encode()) for d in pending), total
 

@@ -23,7 +23,6 @@ from shoal import errors
 from shoal.data.messages import from_error, to_error
 from shoal.data.prepare_folder import writing_to
 from shoal.data.prepare_unit import Job, Progress, Report, process
-from shoal.data.tokenizer import load_tokenizer
 from shoal.data.units import Unit
 from shoal.errors import ShoalError, TransientError
 from shoal.signals import held_back
@@ -31,7 +30,7 @@ from shoal.signals import held_back
 
 def run_here(job: Job, units: Sequence[Unit], report: Report) -> int:
     """All units in this process, one after another; the most memory it ever had, in bytes."""
-    tokenizer = load_tokenizer(job.tokenizer, job.eos_id if job.tokenizer != "byte" else None)
+    tokenizer = job.load_tokenizer()
     for unit in units:
         process(job, unit, tokenizer, report)
     return peak_rss_bytes()
@@ -150,7 +149,7 @@ def main() -> None:
 
     try:
         job = Job.from_json(json.loads(sys.stdin.readline()))
-        tokenizer = load_tokenizer(job.tokenizer, job.eos_id if job.tokenizer != "byte" else None)
+        tokenizer = job.load_tokenizer()
         for line in sys.stdin:
             with writing_to(job.out):
                 process(job, Unit.from_json(json.loads(line)), tokenizer, lambda progress: send(progress=progress))

@@ -109,6 +109,10 @@ class TokenShards:
         return self.index.eos_id
 
     @property
+    def start_id(self) -> int | None:
+        return self.index.start_id
+
+    @property
     def tokenizer(self) -> str:
         return self.index.tokenizer
 
@@ -158,20 +162,23 @@ class TokenShards:
         )
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Read everything: checksums, ids inside the vocabulary, documents that end where they should."""
+        """Read everything: checksums, ids inside the vocabulary, documents that start and end as they should."""
         for i, info in enumerate(self.index.shards):
             shard = self.shard(i)
             whole = f"{self.where}/{info.name}"
             compare(f"{whole}.sums", info.sums_file, xxhash.xxh3_128(self.folder.read(info.sums_file.name)))
             compare(f"{whole}.docs", info.docs_file, xxhash.xxh3_128(shard.ends.data))
             ends = shard.ends
+            begins = ends[:0] if self.start_id is None else np.concatenate([[0], ends[:-1]])
             tokens_hash, mask_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
             right_ids = True
             for lo in range(0, info.tokens, _VERIFY_ITEMS):
                 hi = min(lo + _VERIFY_ITEMS, info.tokens)
                 ids = shard.tokens[lo:hi]
                 last = ids[ends[np.searchsorted(ends, lo, "right") : np.searchsorted(ends, hi, "right")] - 1 - lo]
-                right_ids = right_ids and int(ids.max()) < self.vocab_size and bool(np.all(last == self.eos_id))
+                first = ids[begins[np.searchsorted(begins, lo) : np.searchsorted(begins, hi)] - lo]
+                marked = bool(np.all(last == self.eos_id)) and bool(np.all(first == self.start_id))
+                right_ids = right_ids and int(ids.max()) < self.vocab_size and marked
                 tokens_hash.update(ids.data)
                 if shard.mask is not None:
                     mask_hash.update(shard.mask[lo:hi].data)
@@ -184,8 +191,13 @@ class TokenShards:
             if not right_ids:
                 raise DataError(
                     f"{self.where}/{info.tokens_file.name} has an id outside the vocabulary of {self.vocab_size} or a "
-                    f"document that does not end with {self.eos_id}; prepare it again."
+                    f"document that does not {self._frame}; prepare it again."
                 )
+
+    @property
+    def _frame(self) -> str:
+        start = "" if self.start_id is None else f"start with {self.start_id} and "
+        return f"{start}end with {self.eos_id}"
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Where [start, stop) of the stream lies: shards and the tokens [lo, hi) of each."""

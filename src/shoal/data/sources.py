@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.data.node_disk import cache_folder
 from shoal.data.shards import TokenShards
+from shoal.data.starts import NO_START, said
 from shoal.errors import DataError
 from shoal.spec.run import Data, Source
 
@@ -41,6 +42,11 @@ def _same_tokens(one: TokenShards, other: TokenShards) -> None:
         difference = f"tokenizers '{one.tokenizer}' and '{other.tokenizer}'"
     elif one.tokenizer.endswith(".json") and _tokenizer(one) != _tokenizer(other):
         difference = "different tokenizers of the same size"
+    elif one.start_id != other.start_id:
+        raise DataError(
+            f"in {one.where} {said(one.start_id, one.eos_id)}, in {other.where} {said(other.start_id, other.eos_id)}: "
+            f"one model cannot learn both ways; prepare the older one again, or the newer one with --start {NO_START}."
+        )
     if difference:
         raise DataError(
             f"{one.where} and {other.where} have {difference}, so one model cannot read both; "

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.index import INDEX_FILE, dtype_for, parse_index
+from shoal.data.plain_text import plain_encoder
+from shoal.data.starts import NO_START, end_of, start_of
 from shoal.data.words import WordIds, splits_before_spaces
 from shoal.errors import DataError
 
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
 
 BYTE = "byte"
 TOKENIZER_FILE = "tokenizer.json"
-# The names that published tokenizers give the token after which a document is over.
-END_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
-
 # What the library makes of a text (strings, offsets, masks) is 100 times as large as its ids: not too much at once.
 GROUP_CHARS = 1 << 19
 
@@ -33,11 +33,12 @@ Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):
-    """Encoding adds no special token of its own; whoever writes documents ends each with `eos_id`."""
+    """Encoding adds no special token; `shoal.data.starts` says where `start_id` and `eos_id` stand in a document."""
 
     name: str  # as index.json states it: "byte" or "tokenizer.json"
     vocab_size: int
     eos_id: int
+    start_id: int | None
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -51,11 +52,14 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8, 256 ends a document."""
+    """Ids 0 to 255 are the bytes of UTF-8, 256 starts and ends a document."""
 
     name = BYTE
     vocab_size = 257
     eos_id = 256
+
+    def __init__(self, start_id: int | None = eos_id) -> None:
+        self.start_id = start_id
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -71,12 +75,22 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A Hugging Face tokenizer.json. Special tokens spelled out in a text become their ids, as in `transformers`."""
+    """A Hugging Face tokenizer.json."""
 
     name = TOKENIZER_FILE
 
-    def __init__(self, content: str, where: str, eos: str | int | None = None, eos_hint: str | None = None) -> None:
-        """`eos` names the end-of-text token (or its id); `eos_hint` is what a file beside it names."""
+    def __init__(
+        self,
+        content: str,
+        where: str,
+        eos: str | int | None = None,
+        start: str | int | None = None,
+        config: dict[str, Any] | None = None,
+        special: bool = False,
+    ) -> None:
+        """`eos` and `start` name tokens (or their ids) where the file and `config`, the tokenizer_config.json beside
+        it, leave that open or are not to be followed. With `special`, special tokens spelled out in a text become
+        their ids, as in `transformers`; else text stays text."""
         from tokenizers import Tokenizer as Library
 
         self.content = content
@@ -90,14 +104,16 @@ class JsonTokenizer:
         self._library.no_truncation()
         self._library.no_padding()
         spec = json.loads(content)
-        if spec["model"].get("dropout"):  # makes the ids random: meant for training a model on the fly
-            self._library.model.dropout = None
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values(), default=-1) + 1  # not the count: published vocabularies have holes
-        self.eos_id = _eos_id(ids, where, eos, eos_hint)
+        self.eos_id = end_of(ids, where, eos, config or {})
+        self.start_id = start_of(ids, where, start, config, _template(self._library), self.eos_id)
         self.dtype = np.dtype(dtype_for(self.vocab_size))
+        self._encoder = self._library if special else plain_encoder(self._library, spec)
+        if spec["model"].get("dropout"):  # makes the ids random: meant for training a model on the fly
+            self._encoder.model.dropout = None
         # encode_batch_fast leaves out the offsets; older versions of the library lack it.
-        self._encode_batch = getattr(self._library, "encode_batch_fast", self._library.encode_batch)
+        self._encode_batch = getattr(self._encoder, "encode_batch_fast", self._encoder.encode_batch)
         self._words = WordIds(self._encode, self.dtype) if splits_before_spaces(spec) else None
 
     @property
@@ -129,21 +145,26 @@ class JsonTokenizer:
         (Path(folder) / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
 
-def load_tokenizer(where: str | os.PathLike[str], eos: str | int | None = None) -> Tokenizer:
-    """`where` as the module says; `eos` names the token that ends a document where the tokenizer leaves that open."""
+def load_tokenizer(
+    where: str | os.PathLike[str],
+    eos: str | int | None = None,
+    start: str | int | None = None,
+    special: bool = False,
+) -> Tokenizer:
+    """`where` as the module says; `eos` and `start` name the tokens that end and start a document where the tokenizer
+    leaves that open, or where another (or NO_START) is wanted; `special` as for JsonTokenizer."""
     if os.fspath(where) == BYTE:
-        if eos is not None:
-            raise DataError("the byte-level tokenizer ends documents with its own id 256; leave out --eos.")
-        return ByteTokenizer()
+        return _bytes(eos, start)
     path = Path(where)
     if (path / INDEX_FILE).is_file():
         index = parse_index((path / INDEX_FILE).read_bytes(), str(path))
+        start = _settled(index.start_id) if start is None else start
         if index.tokenizer == BYTE:
-            return ByteTokenizer()
+            return _bytes(eos, start)
         eos = index.eos_id if eos is None else eos
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
@@ -154,43 +175,53 @@ def load_tokenizer(where: str | os.PathLike[str], eos: str | int | None = None) 
         ) from None
     except UnicodeDecodeError as e:
         raise DataError(f"{file} is no tokenizer.json: it is not UTF-8 text (byte {e.start}).") from None
-    return JsonTokenizer(content, str(file), eos, _eos_beside(file))
+    return JsonTokenizer(content, str(file), eos, start, _config_beside(file), special)
 
 
-def tokenizer_of(data: TokenShards) -> Tokenizer:
-    """The tokenizer whose ids an open data set holds, wherever that is."""
+def tokenizer_of(data: TokenShards, start: str | None = None, special: bool = False) -> Tokenizer:
+    """The tokenizer whose ids an open data set holds, wherever that is; documents start as they do there."""
+    begin = _settled(data.start_id) if start is None else start
     if data.tokenizer == BYTE:
-        return ByteTokenizer()
+        return _bytes(None, begin)
     content = data.folder.read(data.tokenizer).decode()
-    return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id)
+    return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id, begin, special=special)
 
 
-def _eos_id(ids: dict[str, int], where: str, eos: str | int | None, hint: str | None) -> int:
-    if isinstance(eos, int):
-        return eos
-    if eos is not None:
-        if eos not in ids:
-            raise DataError(f"{where} has no token '{eos}', which --eos names; choose one of its special tokens.")
-        return ids[eos]
-    for name in (hint, *END_OF_TEXT):
-        if name in ids:
-            return ids[name]
-    raise DataError(
-        f"{where} has none of the usual end-of-text tokens ({', '.join(END_OF_TEXT)}); "
-        "name the token that ends a document with --eos."
-    )
+def _settled(start_id: int | None) -> str | int:
+    """What an index or a job says about starts is no longer open."""
+    return NO_START if start_id is None else start_id
 
 
-def _eos_beside(file: Path) -> str | None:
-    """What the tokenizer_config.json beside a tokenizer.json calls the end: what a model of that folder stops at."""
+def _bytes(eos: str | int | None, start: str | int | None) -> ByteTokenizer:
+    own = ByteTokenizer.eos_id
+    if eos not in (None, own):
+        raise DataError("the byte-level tokenizer ends documents with its own id 256; leave out --eos.")
+    if start not in (None, own, NO_START):
+        raise DataError(
+            f"the byte-level tokenizer starts documents with its own id 256; leave out --start (or give {NO_START})."
+        )
+    return ByteTokenizer(None if start == NO_START else own)
+
+
+def _template(library: Any) -> list[int]:
+    """The ids that the tokenizer's own post-processor puts before a text."""
+    try:
+        whole, bare = library.encode("a"), library.encode("a", add_special_tokens=False)
+    except Exception:  # bare: a vocabulary of whole words need not know the probe, and then nothing can be told
+        return []
+    if not bare.ids:
+        return []
+    marked = zip(whole.ids, whole.special_tokens_mask, strict=True)
+    return [token for token, _ in itertools.takewhile(lambda pair: pair[1], marked)]
+
+
+def _config_beside(file: Path) -> dict[str, Any] | None:
+    """The tokenizer_config.json beside a tokenizer.json: what a model of that folder starts with and stops at."""
     try:
         config: Any = json.loads((file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # it is optional, and what it says is only a hint
-    token = config.get("eos_token") if isinstance(config, dict) else None
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+        return None  # it is optional
+    return config if isinstance(config, dict) else None
 
 
 def _first_line(e: Exception) -> str:

@@ -30,8 +30,9 @@ from shoal.data.units import Reading, plan_units
 from shoal.errors import DataError, TransientError, UsageError
 from shoal.signals import held_back
 
-END = "<|endoftext|>"
-MIN_VOCAB = 256 + 1  # every byte, and the end of a document
+END = "<|endoftext|>"  # also the start (shoal.data.starts)
+RESERVED = 16  # enough for the marks of a chat: roles, turns, tools, thoughts
+BYTES = 256
 MAX_VOCAB = 1_000_000
 BATCH_CHARS = 1 << 20
 
@@ -46,15 +47,20 @@ class Lesson:
     format: str = "auto"
     skip_bad: bool = False
     max_mb: float | None = None
+    reserved: int = RESERVED
+    """Special tokens that stand for nothing yet, for whoever needs some later: the embedding has their rows."""
     quiet: bool = False
 
 
 def train_tokenizer(lesson: Lesson, out: str | os.PathLike[str]) -> dict[str, Any]:
     """Learn, write `out` (a .json file, or a folder), say what came out."""
-    if not MIN_VOCAB < lesson.vocab_size <= MAX_VOCAB:
+    if lesson.reserved < 0:
+        raise UsageError(f"--reserved is {lesson.reserved}, but 0 is the least it can be.")
+    least = BYTES + 1 + lesson.reserved
+    if not least < lesson.vocab_size <= MAX_VOCAB:
         raise UsageError(
-            f"--vocab-size {lesson.vocab_size} is no size for a byte-level BPE: it needs more than {MIN_VOCAB} (the "
-            f"bytes and {END}) and at most {MAX_VOCAB:,}."
+            f"--vocab-size {lesson.vocab_size} is no size for a byte-level BPE: it needs more than {least} (the bytes, "
+            f"{END} and {lesson.reserved} reserved tokens) and at most {MAX_VOCAB:,}."
         )
     if lesson.max_mb is not None and lesson.max_mb <= 0:
         raise UsageError(f"--max-mb {lesson.max_mb} leaves no text to learn from.")
@@ -82,15 +88,20 @@ def _in_a_child(lesson: Lesson) -> dict[str, Any]:
 
 def learn(lesson: Lesson) -> dict[str, Any]:
     """The work itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # GPT-2's expression: every reader of tokenizer.json knows it, and shoal.data.words makes it fast.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Every digit by itself, as in SmolLM2, Qwen and Llama 2: a number is then read place by place, whatever its length;
+    # groups of up to three begin at its left, so that 1234 and 234 share no token, and take 1,110 of the vocabulary.
+    # Then GPT-2's expression: every reader of tokenizer.json knows both, and shoal.data.words makes them fast.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
+    # Whoever reads it begins every text as a document of the training data begins.
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     trainer = trainers.BpeTrainer(
         vocab_size=lesson.vocab_size,
-        special_tokens=[END],
+        special_tokens=[END, *(f"<|reserved_{i}|>" for i in range(lesson.reserved))],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -114,7 +125,7 @@ def learn(lesson: Lesson) -> dict[str, Any]:
     if size < lesson.vocab_size and not lesson.quiet:
         asked = f"where {lesson.vocab_size:,} were asked for"
         print(f"the text gives only {size:,} tokens {asked}; more text gives more", file=sys.stderr, flush=True)
-    tokens = sum(len(e.ids) for e in tokenizer.encode_batch(pieces(probe)))
+    tokens = sum(len(e.ids) for e in tokenizer.encode_batch(pieces(probe), add_special_tokens=False))
     return {
         "vocab_size": size,
         "text_bytes": text_bytes,
@@ -158,7 +169,8 @@ def _write(content: str, out: Path) -> Path:
         os.replace(temporary, path)
         if not is_file:
             # With it `transformers.AutoTokenizer.from_pretrained(out)` works.
-            config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
+            marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
+            config = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
             (out / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return path
 

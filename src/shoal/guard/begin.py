@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.data.index import fingerprint_in
+from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import DataError, SetupError, ShoalError
 from shoal.plain_file import read_object
 from shoal.spec import Run, dump
@@ -36,7 +36,7 @@ def write_spec(run_dir: RunDir, run: Run) -> None:
 def create(run_dir: RunDir, run: Run) -> None:
     """The files of a new run, before its journal is opened: a directory without a journal is not a run yet."""
     write_spec(run_dir, run)
-    about = {**identity(run), "data": data_fingerprints(run)}
+    about = {**identity(run), **data_identity(run)}
     _publish(run_dir.identity_file, json.dumps(about, indent=2) + "\n")
     _write_plan(run_dir, run)
 
@@ -66,9 +66,14 @@ def set_aside(run_dir: RunDir) -> Path:
     return there
 
 
-def data_fingerprints(run: Run) -> dict[str, str | None]:
-    """Of the local data sets; a remote one is known once the workers have opened it."""
-    return {source.path: fingerprint_in(Path(source.path)) for source in (*run.data.train, *run.data.eval)}
+def data_identity(run: Run) -> dict[str, dict[str, Any]]:
+    """Fingerprints of the local data sets, and the tokens that start their documents (null: none, as before there was a
+    rule for starts). A remote one is known once the workers have opened it."""
+    found = {source.path: index_in(Path(source.path)) for source in (*run.data.train, *run.data.eval)}
+    return {
+        "data": {path: None if index is None else index.fingerprint for path, index in found.items()},
+        "document_starts": {path: index.start_id for path, index in found.items() if index is not None},
+    }
 
 
 def same_data(run_dir: RunDir, now: Sequence[str]) -> None:

@@ -42,18 +42,44 @@ def save_tokenizer(folder: Path, shape: Shape, tokenizer: Tokenizer | None, like
     file = folder / "tokenizer.json"
     if not file.exists():
         file.write_text(json.dumps(_byte_tokenizer(), ensure_ascii=False), encoding="utf-8")
-    end = _token_of(json.loads(file.read_text(encoding="utf-8")), tokenizer.eos_id)
+    spec = json.loads(file.read_text(encoding="utf-8"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": shape.max_seq_len,
         "clean_up_tokenization_spaces": False,
-        "eos_token": end,
+        "eos_token": _token_of(spec, tokenizer.eos_id),
     }
+    start = None if tokenizer.start_id is None else _token_of(spec, tokenizer.start_id)
+    if start is not None:
+        config["bos_token"] = start
+        if not _puts_first(spec.get("post_processor"), start):
+            spec["post_processor"] = _starts_with(start, tokenizer.start_id)
+            file.write_text(json.dumps(spec, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
         json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     # Said outright, even where there is none: transformers would take Llama's 1 and 2 for granted.
-    return {"bos_token_id": None, "eos_token_id": tokenizer.eos_id, "pad_token_id": None}
+    return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": None}
+
+
+def _puts_first(step: dict[str, Any] | None, token: str) -> bool:
+    """Whether a post-processor does what `_starts_with` does."""
+    if step is None or step["type"] == "Sequence":
+        return step is not None and any(_puts_first(one, token) for one in step["processors"])
+    first = step["single"][:1] if step["type"] == "TemplateProcessing" else []
+    return any(piece.get("SpecialToken", {}).get("id") == token for piece in first)
+
+
+def _starts_with(token: str, token_id: int | None) -> dict[str, Any]:
+    """A post-processor: every text begins with the token that starts a document, as it did in training."""
+    piece: dict[str, Any] = {"SpecialToken": {"id": token, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [piece, first],
+        "pair": [piece, first, second],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
 
 
 def _token_of(tokenizer: dict[str, Any], token_id: int) -> str | None:

@@ -232,6 +232,7 @@ _ALL_STEPS = "every step is recorded in the run's journal, so there is nothing t
 _DROPOUT = "Shoal has no dropout: the models it trains are published without it"
 _WORKERS = "Shoal reads data ahead by itself, so there is nothing to set"
 _TOKENIZER = "the tokenizer belongs to the data: `shoal data prepare TEXT… --tokenizer FILE --out FOLDER` applies it"
+_MARKS = "documents start and end as their data was prepared: `shoal data prepare TEXT… --start TOKEN --eos TOKEN`"
 _OWN_CODE = "Shoal cannot run code of your own inside a training yet"
 
 # What Shoal lacks, or does by itself: said so. A key may be a part of a longer name (`lora` of `lora_alpha`).
@@ -256,6 +257,7 @@ ANSWERED = {
     "patience": "Shoal stops no run early by its loss; `shoal sweep --stop-early` stops the worse half of many",
     "early_stopping": "Shoal stops no run early by its loss; `shoal sweep --stop-early` stops the worse half of many",
     **dict.fromkeys(("tokenizer", "tokenizer_path", "tokenizer_model"), _TOKENIZER),
+    **dict.fromkeys(("add_bos_token", "prepend_bos", "bos_token", "add_eos_token", "eos_token"), _MARKS),
     "shuffle": "Shoal always shuffles, in an order that `seed` gives",
     "packing": "Shoal always packs documents into windows; data.mask_documents keeps them apart",
     "streaming": "Shoal reads prepared shards, also from s3://…, without copying all of them first",

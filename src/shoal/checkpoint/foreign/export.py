@@ -12,7 +12,8 @@ from shoal.checkpoint.find import Found
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.loading import read_full
 from shoal.data.shards import TokenShards
-from shoal.data.tokenizer import BYTE, JsonTokenizer, Tokenizer, load_tokenizer
+from shoal.data.tokenizer import Tokenizer, load_tokenizer
+from shoal.data.tokenizer import tokenizer_of as tokenizer_of_shards
 from shoal.errors import DataError, ShoalError, UsageError
 from shoal.model.hf import save_folder
 from shoal.spec.model import Model
@@ -71,14 +72,10 @@ def tokenizer_of(of: Run | Model) -> Tokenizer:
     raise UsageError("it was imported without a tokenizer: name one with --tokenizer PATH, or --tokenizer none.")
 
 
-def tokenizer_of_data(run: Run) -> Tokenizer:
-    """The tokenizer whose ids the run was trained on."""
+def tokenizer_of_data(run: Run, start: str | None = None, special: bool = False) -> Tokenizer:
+    """The tokenizer whose ids the run was trained on; `start` and `special` as for `load_tokenizer`."""
     try:
-        data = TokenShards.open(run.data.train[0].path)
-        if data.tokenizer == BYTE:
-            return load_tokenizer(BYTE)
-        content = data.folder.read(data.tokenizer).decode()
-        return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id)
+        return tokenizer_of_shards(TokenShards.open(run.data.train[0].path), start, special)
     except (ShoalError, OSError) as e:
         raise DataError(
             f"the run's data gives no tokenizer ({str(e).rstrip('.')}): name one with --tokenizer PATH."
