@@ -20,10 +20,11 @@ SAMPLE_TOKENS = 120
 
 def describe(where: str, verify: bool = False, sample: int = 0) -> list[dict[str, Any]]:
     """One entry a data set; a folder that was made with --eval-fraction holds two."""
-    return [_describe(path, verify, sample) for path in _sets(where)]
+    return [_describe(path, verify, sample) for path in sets_in(where)]
 
 
-def _sets(where: str) -> list[str]:
+def sets_in(where: str) -> list[str]:
+    """The data sets at a place: it is one, or it holds those that --eval-fraction has made, train first."""
     inner = [os.path.join(where, side) for side in ("train", "eval")]
     if "://" in where or (Path(where) / INDEX_FILE).is_file():
         return [where]
