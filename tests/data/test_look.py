@@ -14,7 +14,7 @@ from shoal.cli.main import main
 from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
-from shoal.data.windows import NO_TARGET, Windows
+from shoal.data.windows import NO_TARGET, PADDING, Windows
 from shoal.spec.resolve import load
 
 PAIRS = [
@@ -51,7 +51,7 @@ def looked(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_a_look_at_a_run_is_what_its_trainer_is_fed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = load(folder / "run.yaml").run
-    windows = Windows(open_sources(run.data.train, run.data, folder), run.data.seq_len, run.data.mask_documents)
+    windows = Windows.of(open_sources(run.data.train, run.data, folder), run.data)
     order = Order(windows.sizes, [1.0], run.seed)
     for rank in range(2):
         with Feed(windows, order, 4, rank, 2, 1) as feed:
@@ -65,19 +65,19 @@ def test_a_look_at_a_run_is_what_its_trainer_is_fed(folder: Path, capsys: pytest
             assert one["tokens"] == batch.tokens[0].tolist()
             assert [NO_TARGET if t is None else t for t in one["targets"]] == batch.targets[0].tolist()
             assert one["positions"] == batch.positions[0].tolist()
-            assert one["documents"] == batch.documents[0].tolist()
+            assert [PADDING if d is None else d for d in one["documents"]] == batch.documents[0].tolist()
             assert one["window"] == order.at(3 * 4 + rank * 2 + m, 1)[1][0]
 
 
 def test_what_is_learnt_of_a_pair_is_its_answer_and_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (seen,) = looked(capsys, folder / "data", "--seq-len", 24)["windows"]
+    (seen,) = looked(capsys, folder / "data", "--seq-len", 24, "--packing", "chop")["windows"]
     assert "".join(seen["texts"][:4]) == "2+2="
     assert seen["learnt"][:7] == [False, False, False, False, True, True, False]
     assert seen["tokens"][5] == seen["end_id"]
     assert seen["why_not"][:7] == ["begins the window", "masked", "masked", "masked", None, None, "begins its document"]
-    assert main(["data", "look", str(folder / "data"), "--seq-len", "24"]) == 0
+    assert main(["data", "look", str(folder / "data"), "--seq-len", "24", "--packing", "chop"]) == 0
     text = capsys.readouterr().out
-    assert "first tokens of documents: 0 of 2 learnt" in text
+    assert "first tokens of documents: 0 of 2 learnt; the tokens after them: 0 of 2 learnt" in text
     assert "end tokens (id 256 '<end>'): 1 of 1 learnt" in text
     assert "        4        0        4       52  '4'              learnt" in text
 
@@ -115,10 +115,11 @@ def test_colour_is_for_a_terminal_whose_user_wants_it(monkeypatch: pytest.Monkey
         (["nowhere.yaml"], 2, "nowhere.yaml"),
         (["data", "--step", "1"], 2, "--step is for a run file, and data is taken for a data set"),
         (["data", "train.batch=2"], 2, "train.batch=2 is for a run file"),
-        (["data", "--seq-len", "9999"], 78, "lower data.seq_len"),
+        (["data", "--seq-len", "9999", "--packing", "chop"], 78, "lower data.seq_len"),
         (["data", "--window", "9999", "--seq-len", "24"], 2, "there is no window 9999: there are"),
         (["data", "--windows", "0"], 2, "--windows, --ranks and --seq-len are 1 or more"),
         (["run.yaml", "--seq-len", "8"], 2, "of a run file say data.seq_len=8"),
+        (["run.yaml", "--packing", "chop"], 2, "of a run file say data.packing=chop"),
         (["run.yaml", "--step", "-1"], 2, "there is no step -1"),
         (["run.yaml", "--rank", "2"], 2, "there is no rank 2 of 2"),
         (["run.yaml", "--ranks", "3"], 2, "cannot be shared equally by 3"),

@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli import data_look
+from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.data.prepare import Prepared
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     info.add_argument("--verify", action="store_true", help="read everything and compare the checksums")
     info.add_argument("--sample", type=int, default=0, metavar="N", help="print the beginning of N documents")
+    info.add_argument("--seq-len", type=int, metavar="L", help="padding and cut documents in windows of L tokens")
     info.add_argument("--json", action="store_true", help="print as JSON")
 
     data_look.add_arguments(
@@ -184,6 +186,8 @@ def _tokenizer(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     from shoal.data.describe import describe, describe_text
 
-    found = describe(args.folder, verify=args.verify, sample=args.sample)
+    if args.seq_len is not None and args.seq_len < 1:
+        raise UsageError(f"--seq-len {args.seq_len}: a window has at least one token.")
+    found = describe(args.folder, verify=args.verify, sample=args.sample, seq_len=args.seq_len)
     print(json.dumps(found, indent=1) if args.json else describe_text(found))
     return 0

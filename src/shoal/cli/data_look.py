@@ -13,6 +13,7 @@ from shoal.errors import UsageError
 if TYPE_CHECKING:
     from shoal.data.look import Seen, Token, View
 
+PACKING = ("pairs", "best-fit", "chop")
 EDGE = 3  # tokens that are shown on each side of a place where something changes
 _GREEN, _YELLOW, _GREY, _BOLD, _PLAIN = "\x1b[32m", "\x1b[33m", "\x1b[90m", "\x1b[1m", "\x1b[0m"
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="W", help="of a run: as if it had so many (default: its mesh's)")
     parser.add_argument("--micro-batch", type=int, metavar="M", help="of a run: which of the step's (default: 0)")
     parser.add_argument("--seq-len", type=int, metavar="L", help="of a data set: tokens in a window (default: 512)")
+    parser.add_argument("--packing", choices=PACKING, help="of a data set: data.packing of a run (default: pairs)")
     parser.add_argument("--window", type=int, default=0, metavar="W", help="the first that is shown (default: 0)")
     parser.add_argument("--windows", type=int, default=1, metavar="N", help="how many are shown (default: 1)")
     parser.add_argument("--all", action="store_true", help="every token, not only those around borders and masks")
@@ -41,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view(args: argparse.Namespace) -> View:
-    from shoal.data.look import Asked, data_of, look_at_data, look_at_run
+    from shoal.data.look import Asked, look_at_data, look_at_run
+    from shoal.spec.run import Data, Source
 
     of_a_run = {"--step": args.step, "--rank": args.rank, "--ranks": args.ranks, "--micro-batch": args.micro_batch}
     if args.windows < 1 or (args.ranks is not None and args.ranks < 1) or (args.seq_len or 1) < 1:
@@ -49,10 +52,14 @@ def _view(args: argparse.Namespace) -> View:
     if not args.what.endswith((".yaml", ".yml")):
         if given := [name for name, value in of_a_run.items() if value is not None] or args.values[:1]:
             raise UsageError(f"{given[0]} is for a run file, and {args.what} is taken for a data set.")
-        asked = Asked(window=args.window, count=args.windows)
-        return look_at_data(args.what, data_of(args.what, args.seq_len or 512), asked)
-    if args.seq_len is not None:
-        raise UsageError(f"--seq-len is for a data set; of a run file say data.seq_len={args.seq_len}.")
+        given = {"seq_len": args.seq_len, "packing": args.packing}
+        data = Data(
+            train=(Source(path=args.what),), **{key: value for key, value in given.items() if value is not None}
+        )
+        return look_at_data(args.what, data, Asked(window=args.window, count=args.windows))
+    for name, value in (("seq_len", args.seq_len), ("packing", args.packing)):
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for a data set; of a run file say data.{name}={value}.")
     from shoal.spec.resolve import load
     from shoal.track.rundir import workspace
 
@@ -102,10 +109,12 @@ def _window(seen: Seen, everything: bool, paint: _Paint) -> list[str]:
 
 def _answers(seen: Seen) -> list[str]:
     """What people look for: whether the beginnings and the ends of documents are learnt, and what is masked."""
-    begins = [t for i, t in enumerate(seen.inputs) if t.document is not None and _begins(seen.inputs, i)]
+    begins = [i for i, t in enumerate(seen.inputs) if t.document is not None and _begins(seen.inputs, i)]
+    firsts = [seen.inputs[i] for i in begins]
+    seconds = [t for i in begins for t in seen.inputs[i + 1 : i + 2] if t.document == seen.inputs[i].document]
     ends = [t for t in seen.tokens if t.id == seen.end_id and (t.place is None or t.document is not None)]
     masked = sum(t.why_not == "masked" for t in seen.tokens)
-    lines = [f"first tokens of documents: {_share(begins)}"] if begins else []
+    lines = [f"first tokens of documents: {_share(firsts)}; the tokens after them: {_share(seconds)}"]
     name = f"end tokens (id {seen.end_id} {quoted(ends[0].text)})" if ends else f"end tokens (id {seen.end_id})"
     return [*lines, f"{name}: {_share(ends) if ends else 'none here'}", f"masked in the data: {masked:,}"]
 

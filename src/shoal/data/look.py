@@ -16,9 +16,9 @@ from shoal.data.shards import TokenShards
 from shoal.data.skips import Skips
 from shoal.data.sources import open_sources
 from shoal.data.tokenizer import Tokenizer, tokenizer_of
-from shoal.data.windows import NO_TARGET, Batch, Windows
+from shoal.data.windows import NO_TARGET, PADDING, Batch, Windows
 from shoal.errors import UsageError
-from shoal.spec.run import Data, Run, Source
+from shoal.spec.run import Data, Run
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Token:
     place: int | None
     """Where it is read; None: the last target of a window, which is read in the next one or nowhere."""
     document: int | None
-    """Of the window, from 0; None: not known there."""
+    """Of the window, from 0; None: padding, or not known there."""
     position: int | None
     id: int
     text: str
@@ -96,7 +96,7 @@ class View:
 def look_at_run(run: Run, workspace: Path, asked: Asked) -> View:
     """What the trainer of this run is fed in a step, made by the same feed."""
     sources = open_sources(run.data.train, run.data, workspace)
-    windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+    windows = Windows.of(sources, run.data)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     ranks = asked.ranks or _ranks(run)
     if not 0 <= asked.rank < ranks:
@@ -128,16 +128,11 @@ def look_at_data(where: str, data: Data, asked: Asked) -> View:
     """The windows of one data set, in the order in which they lie in it."""
     path = sets_in(where)[0]
     source = TokenShards.open(path)
-    windows = Windows([source], data.seq_len, data.mask_documents)
+    windows = Windows.of([source], data)
     picked = _picked(asked, windows.sizes[0], f"windows of {data.seq_len} tokens in {path}")
     batch = windows.batch(np.zeros(len(picked), np.int64), picked)
     seen = [_seen(batch, row, windows, 0, window) for row, window in enumerate(picked)]
     return View(f"as they lie in {path}; a run reads them in the order of its seed", {}, seen)
-
-
-def data_of(where: str, seq_len: int) -> Data:
-    """What a run file would say of a data set of which nothing but the length of a window is known."""
-    return Data(train=(Source(path=where),), seq_len=seq_len)
 
 
 def _ranks(run: Run) -> int:
@@ -166,13 +161,16 @@ def tokens_of(batch: Batch, row: int, tokenizer: Tokenizer) -> list[Token]:
     for i, token in enumerate(ids):
         learnt = i > 0 and targets[i - 1] != NO_TARGET
         why_not = "" if learnt else _why_not(i, documents, positions)
-        made.append(Token(i, documents[i], positions[i], token, tokenizer.spelled(token), learnt, why_not))
+        document = None if documents[i] == PADDING else documents[i]
+        made.append(Token(i, document, positions[i], token, tokenizer.spelled(token), learnt, why_not))
     if (last := targets[-1]) != NO_TARGET:
         made.append(Token(None, None, None, last, tokenizer.spelled(last), True, ""))
     return made
 
 
 def _why_not(i: int, documents: Sequence[int], positions: Sequence[int]) -> str:
+    if documents[i] == PADDING:
+        return "padding"
     if i == 0:
         return "begins the window"
     return "begins its document" if positions[i] == 0 else "masked"
