@@ -16,8 +16,9 @@ def of_then(values: Mapping[str, Any]) -> dict[str, Any]:
     """Sections with what the file leaves out and was settled then; empty for a file of today, or one that people
     write."""
     data = values.get("data")
-    resolved = isinstance(data, Mapping) and all(name in data for name in _DATA)
-    return {"data": {"packing": "chop"}} if resolved and "packing" not in data else {}
+    if not isinstance(data, Mapping) or "packing" in data or not all(name in data for name in _DATA):
+        return {}
+    return {"data": {"packing": "chop"}}
 
 
 def as_then(values: Mapping[str, Any]) -> dict[str, Any]:
