@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -12,14 +13,18 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.cli.main import main
 from shoal.data import packs
 from shoal.data.best_fit import best_fit
 from shoal.data.feed import Feed
 from shoal.data.order import Order
-from shoal.data.packs import Packs, shares
+from shoal.data.packs import Packs, shares, shares_in_words
 from shoal.data.shards import ShardWriter, TokenShards, write_index
 from shoal.data.windows import NO_TARGET, PADDING, Batch, Windows
 from shoal.errors import DataError
+from shoal.spec.before import of_then
+from shoal.spec.history import Difference
+from shoal.spec.resolve import load
 
 EOS = 59_999  # only padding: every token of these data sets is another one, and says whose it is
 
@@ -228,3 +233,50 @@ def test_blocks_are_cut_by_count_whatever_the_shards(tmp_path: Path, monkeypatch
     assert tables[0] == tables[1]
     assert len(tables[0]) == 3 * 3
     assert all(0 == cuts[0] < cuts[-1] for cuts in itertools.islice(tables[0], 2, None, 3))
+
+
+def test_both_ways_are_told_by_info_and_by_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, _ = numbered(tmp_path / "data", [[9, 14, 3, 20, 8, 30]])
+    (tmp_path / "run.yaml").write_text(
+        "{name: pairs, model: {preset: tiny}, data: {train: data, seq_len: 24}, train: {steps: 1}}"
+    )
+    found = shares(data, 24)
+    assert found["best-fit"]["cut"] == 1 < found["chop"]["cut"]
+    assert main(["data", "info", str(tmp_path / "data"), "--seq-len", "24", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["seq_len"], told["packing"]) == (24, found)
+    assert main(["data", "info", str(tmp_path / "data")]) == 0  # of pairs it is told without being asked for
+    assert "in windows of 512 tokens, best-fit: windows 1, padding 83.6%, documents cut 0 (0.0%); chop: windows 0" in (
+        capsys.readouterr().out
+    )
+    assert main(["data", "info", str(tmp_path / "data"), "--seq-len", "0"]) == 2
+    for packing, used in (("pairs", "best-fit"), ("chop", "chop")):
+        assert main(["show", str(tmp_path / "run.yaml"), f"data.packing={packing}"]) == 0
+        text = capsys.readouterr().out
+        assert f"packing of {tmp_path / 'data'} ({used} here): {shares_in_words(found)}" in text
+        assert main(["show", str(tmp_path / "run.yaml"), f"data.packing={packing}", "--json"]) == 0
+        (shown,) = json.loads(capsys.readouterr().out)["packing"].values()
+        assert shown == {"used": used, **found}
+
+
+def test_another_packing_would_be_another_run() -> None:
+    assert not Difference("data.packing", "chop", "pairs").safe
+
+
+@pytest.mark.parametrize("left_out", [None, "skip"])
+def test_only_a_file_that_states_all_the_rest_is_from_before(tmp_path: Path, left_out: str | None) -> None:
+    """A person's file that is silent about packing gets the default, not what old runs had."""
+    data = {
+        "train": "d",
+        "eval": [],
+        "seq_len": 8,
+        "skip": [],
+        "mask_documents": True,
+        "cache_dir": None,
+        "cache_gb": 1,
+    }
+    data.pop(left_out or "", None)
+    assert (of_then({"data": data}) == {"data": {"packing": "chop"}}) == (left_out is None)
+    assert of_then({"data": {**data, "packing": "pairs"}}) == {}
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "a", "data": data, "train": {"steps": 1}}))
+    assert load(tmp_path / "run.yaml").run.data.packing == ("chop" if left_out is None else "pairs")
