@@ -280,3 +280,14 @@ def test_only_a_file_that_states_all_the_rest_is_from_before(tmp_path: Path, lef
     assert of_then({"data": {**data, "packing": "pairs"}}) == {}
     (tmp_path / "run.yaml").write_text(json.dumps({"name": "a", "data": data, "train": {"steps": 1}}))
     assert load(tmp_path / "run.yaml").run.data.packing == ("chop" if left_out is None else "pairs")
+
+
+def test_packed_windows_are_the_same_from_an_object_store(tmp_path: Path) -> None:
+    local, _ = numbered(tmp_path / "data", [[9, 14, 3], [20, 8, 30]])
+    remote = TokenShards.open(f"file://{tmp_path}/data", tmp_path / "cache")
+    here, there = Windows([local], 24, True, "pairs"), Windows([remote], 24, True, "pairs")
+    assert here.sizes == there.sizes
+    rows = np.arange(here.sizes[0])
+    one, other = here.batch(np.zeros_like(rows), rows), there.batch(np.zeros_like(rows), rows)
+    for name in Batch.__annotations__:
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name

@@ -114,7 +114,7 @@ class Windows:
         if padding is not None:
             documents[padding[:, :-1]] = PADDING
         batch = Batch(rows.ids[:, :-1].astype(np.int64), targets, positions, documents)
-        _ = batch.lengths  # counted here, in the thread that assembles, and not when the step wants it
+        _ = batch.lengths, batch.token_count  # counted in the thread that assembles, not when the step wants it
         return batch
 
     def _layout(self, rows: int, ends: I64, used: I64) -> tuple[I64, npt.NDArray[np.int32]]:
