@@ -4,6 +4,7 @@ shoal data prepare books/ --out data/books --eval-fraction 0.01
 shoal data prepare 'web/*.jsonl.zst' --tokenizer tokenizer.json --out data/web --skip-bad
 shoal data tokenizer books/ --vocab-size 8192 --out tokenizer.json
 shoal data info data/books --verify --sample 2
+shoal data look run.yaml --step 100
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli import data_look
+from shoal.errors import UsageError
+
 if TYPE_CHECKING:
     from shoal.data.prepare import Prepared
     from shoal.data.units import Reading
@@ -21,7 +25,7 @@ _INPUTS = "text, JSONL (also .gz, .zst) or Parquet files, folders, patterns, wha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="prepare|tokenizer|info", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="prepare|tokenizer|info|look", required=True)
     prepare = verbs.add_parser("prepare", help="turn text into token shards")
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=_INPUTS)
     prepare.add_argument(
@@ -68,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     info.add_argument("--verify", action="store_true", help="read everything and compare the checksums")
     info.add_argument("--sample", type=int, default=0, metavar="N", help="print the beginning of N documents")
+    info.add_argument("--seq-len", type=int, metavar="L", help="padding and cut documents in windows of L tokens")
     info.add_argument("--json", action="store_true", help="print as JSON")
+
+    data_look.add_arguments(
+        verbs.add_parser("look", help="windows as the model sees them: tokens, documents, positions, what is learnt")
+    )
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +101,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # `datasets` imports torch wherever it is installed, for seconds and for nothing; this is how to decline.
     os.environ.setdefault("USE_TORCH", "0")
-    return {"prepare": _prepare, "tokenizer": _tokenizer, "info": _info}[args.verb](args)
+    return {"prepare": _prepare, "tokenizer": _tokenizer, "info": _info, "look": data_look.run}[args.verb](args)
 
 
 def _reading(args: argparse.Namespace) -> Reading:
@@ -193,6 +202,8 @@ def _tokenizer(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     from shoal.data.describe import describe, describe_text
 
-    found = describe(args.folder, verify=args.verify, sample=args.sample)
+    if args.seq_len is not None and args.seq_len < 1:
+        raise UsageError(f"--seq-len {args.seq_len}: a window has at least one token.")
+    found = describe(args.folder, verify=args.verify, sample=args.sample, seq_len=args.seq_len)
     print(json.dumps(found, indent=1) if args.json else describe_text(found))
     return 0

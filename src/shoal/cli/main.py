@@ -60,7 +60,7 @@ new here? In an empty folder:
 
 # What they print is all they are for: they end once their reader is gone. All others do their work to its end, whatever
 # becomes of what they print, and their exit code is that of the work.
-VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["swarm", "status"])
+VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["data", "look"], ["swarm", "status"])
 # What they did is in a run directory, where it can be seen when nothing could be printed.
 RUNS = ("train", "resume", "launch", "sweep", "drill", "swarm", "stop")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)  # no retry helps

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.index import index_in
 from shoal.data.starts import said_of_run
@@ -26,6 +27,9 @@ from shoal.spec.shape import Shape, shape_of
 from shoal.spec.write import dump
 from shoal.track.rundir import workspace
 from shoal.train.decide_length import measured
+
+if TYPE_CHECKING:
+    from shoal.data.packs import Shares
 
 TAKES_OVERRIDES = True
 
@@ -64,7 +68,8 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
     left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
     if left_out and not everything:
         lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
-    return "\n".join([*lines, "", *_length(loaded.run), *_documents(loaded.run), _size(loaded.run)])
+    shown = [*_length(loaded.run), *_documents(loaded.run), *_packing(loaded.run), _size(loaded.run)]
+    return "\n".join([*lines, "", *shown])
 
 
 def _length(run: Run) -> list[str]:
@@ -85,11 +90,39 @@ def _documents(run: Run) -> list[str]:
     return [] if line is None else [line]
 
 
+def _packing(run: Run) -> list[str]:
+    """How windows hold the documents of the data that is here, where that can be one way or another."""
+    from shoal.data.packs import shares_in_words
+
+    return [
+        f"packing of {path} ({'best-fit' if best else 'chop'} here): {shares_in_words(found)}"
+        for path, best, found in _packed(run)
+    ]
+
+
+def _packed(run: Run) -> Iterator[tuple[str, bool, Shares]]:
+    from shoal.data.packs import by_best_fit, shares
+    from shoal.data.shards import TokenShards
+
+    for source in run.data.train:
+        if "://" in source.path:
+            continue  # showing a run file downloads nothing
+        try:
+            data = TokenShards.open(source.path)
+            best = by_best_fit(run.data.packing, data)
+            if best or data.has_mask:
+                yield source.path, best, shares(data, run.data.seq_len)
+        except (DataError, SetupError):
+            continue  # not prepared yet; what is wrong with it, training says
+
+
 def as_json(loaded: Loaded) -> str:
     shape = _shape(loaded.run)
     params = {"params": shape.params, "active_params": shape.active_params} if shape else {"params": None}
     spec = loaded.run.model_dump(mode="json")
-    return json.dumps({"run": spec, "origins": loaded.origins, **params}, indent=2, ensure_ascii=False)
+    packing = {path: {"used": "best-fit" if best else "chop", **found} for path, best, found in _packed(loaded.run)}
+    shown = {"run": spec, "origins": loaded.origins, **params, "packing": packing}
+    return json.dumps(shown, indent=2, ensure_ascii=False)
 
 
 def preset_table() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal.data.index import INDEX_FILE
+from shoal.data.packs import shares, shares_in_words
 from shoal.data.progress import ProgressLine
 from shoal.data.shards import TokenShards
 from shoal.data.starts import said
@@ -17,14 +18,25 @@ from shoal.errors import DataError
 from shoal.observe.words import count, size
 
 SAMPLE_TOKENS = 120
+USUAL_SEQ_LEN = 512  # data.seq_len, where a run file leaves it out
 
 
-def describe(where: str, verify: bool = False, sample: int = 0) -> list[dict[str, Any]]:
-    """One entry a data set; a folder that was made with --eval-fraction holds two."""
-    return [_describe(path, verify, sample) for path in _sets(where)]
+def describe(where: str, verify: bool = False, sample: int = 0, seq_len: int | None = None) -> list[dict[str, Any]]:
+    """One entry a data set; a folder that was made with --eval-fraction holds two. How windows of `seq_len` hold its
+    documents is said of prompts and answers, and of text where it is asked for."""
+    return [{**_describe(path, verify, sample), **_packed(path, seq_len)} for path in sets_in(where)]
 
 
-def _sets(where: str) -> list[str]:
+def _packed(path: str, seq_len: int | None) -> dict[str, Any]:
+    shards = TokenShards.open(path)
+    if seq_len is None and not shards.has_mask:
+        return {}
+    seq_len = seq_len or USUAL_SEQ_LEN
+    return {"seq_len": seq_len, "packing": shares(shards, seq_len)}
+
+
+def sets_in(where: str) -> list[str]:
+    """The data sets at a place: it is one, or it holds those that --eval-fraction has made, train first."""
     inner = [os.path.join(where, side) for side in ("train", "eval")]
     if "://" in where or (Path(where) / INDEX_FILE).is_file():
         return [where]
@@ -89,6 +101,8 @@ def describe_text(sets: list[dict[str, Any]]) -> str:
             f"  tokenizer {one['tokenizer']}, {one['vocab_size']:,} ids; {said(one['start_id'], one['eos_id'])}",
             f"  fingerprint {one['fingerprint']}" + (", every checksum is right" if one["verified"] else ""),
         ]
+        if "packing" in one:
+            lines.append(f"  in windows of {one['seq_len']:,} tokens, {shares_in_words(one['packing'])}")
         if named := one["source"].get("named"):
             lines.append(f"  made from {', '.join(named[:5])}" + (" …" if len(named) > 5 else ""))
         for reason, entry in one["source"].get("skipped", {}).items():

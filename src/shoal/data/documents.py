@@ -1,4 +1,7 @@
-"""How long the documents of prepared data are, for the planner: some windows of local shards, else the index's mean."""
+"""How long the documents of prepared data are, for the planner: some windows of local shards, else the index's mean.
+
+Padding counts as no document: a token of it sees little, and is little of a window.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.data.packs import by_best_fit, stretches
 from shoal.data.shards import LocalFolder, TokenShards
 from shoal.data.sources import open_sources
 from shoal.errors import ShoalError
 from shoal.plan.documents import I64, Documents, mixed, of_mean, of_windows, one_document
-from shoal.spec.run import Run
+from shoal.spec.run import Packing, Run
 from shoal.spec.shape import Shape
 
 LOOKED_AT = 64  # windows of a source, spread evenly over it
@@ -31,15 +35,20 @@ def measured(run: Run, shape: Shape, sources: Sequence[TokenShards]) -> Document
     if not run.data.mask_documents:
         return one_document(shape, run.data.seq_len)
     weights = [source.weight for source in run.data.train]
-    return mixed([(w, _of_source(shape, s, run.data.seq_len)) for w, s in zip(weights, sources, strict=False)])
+    packing, seq = run.data.packing, run.data.seq_len
+    return mixed([(w, _of_source(shape, s, seq, packing)) for w, s in zip(weights, sources, strict=False)])
 
 
-def _of_source(shape: Shape, source: TokenShards, seq: int) -> Documents:
+def _of_source(shape: Shape, source: TokenShards, seq: int, packing: Packing) -> Documents:
     windows = (source.tokens - 1) // seq
-    if windows < 1:
+    packed = by_best_fit(packing, source)
+    if windows < 1 and not packed:
         return one_document(shape, seq)
     if not isinstance(source.folder, LocalFolder):  # a plan downloads nothing
         return of_mean(shape, source.tokens / source.documents, seq)
+    if packed:  # of the first block: the others are packed alike
+        lengths = stretches(source, seq, LOOKED_AT)
+        return of_windows(shape, lengths, f"{len(lengths)} windows of the data")
     picked = np.unique(np.linspace(0, windows - 1, min(LOOKED_AT, windows)).astype(np.int64))
     lengths = [_lengths(source, int(window) * seq, seq) for window in picked]
     return of_windows(shape, lengths, f"{len(picked)} windows of the data")

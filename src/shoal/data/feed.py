@@ -80,11 +80,11 @@ class Feed:
 
     def assemble(self, t: int) -> list[Batch]:
         """What `step` returns, made here and now."""
-        sources, windows = self._samples(t)
+        sources, windows = self.samples(t)
         cuts = range(0, self.share, self.micro_batch)
         return [self.windows.batch(sources[i : i + self.micro_batch], windows[i : i + self.micro_batch]) for i in cuts]
 
-    def _samples(self, t: int) -> tuple[I64, I64]:
+    def samples(self, t: int) -> tuple[I64, I64]:
         """This rank's part of the order in step t, looked up for some steps at once: one call costs as much as many."""
         first, sources, windows = self._planned
         if not first <= t < first + len(sources):

@@ -154,12 +154,15 @@ class TokenShards:
                 masks.append(shard.mask[lo:hi])
         return np.concatenate(tokens), np.concatenate(ends), np.concatenate(masks) if self.has_mask else None
 
-    def want(self, starts: Array, length: int) -> None:
-        """Pieces of `length` tokens from these places are read next. Costs nothing for a local data set."""
+    def want(self, starts: Array, lengths: Array | int) -> None:
+        """Pieces of so many tokens from these places are read next. Costs nothing for a local data set."""
         shards = self.index.shards
-        self.folder.want(
-            lambda: [(shards[i], lo, hi) for s in starts.tolist() for i, lo, hi in self._spans(s, s + length)]
-        )
+
+        def spans() -> list[tuple[ShardInfo, int, int]]:
+            both = zip(starts.tolist(), np.broadcast_to(lengths, starts.shape).tolist(), strict=True)
+            return [(shards[i], lo, hi) for s, length in both for i, lo, hi in self._spans(s, s + length)]
+
+        self.folder.want(spans)
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read everything: checksums, ids inside the vocabulary, documents that start and end as they should."""

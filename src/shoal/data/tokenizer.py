@@ -46,6 +46,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def spelled(self, token: int) -> str:
+        """One id for a person to read, special tokens by their names; part of a letter may be in it."""
+        ...
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Put what is needed to load it again into `folder`."""
         ...
@@ -69,6 +73,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def spelled(self, token: int) -> str:
+        return chr(token) if token < 128 else f"<byte {token}>" if token < 256 else "<end>"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """There is nothing to save."""
@@ -140,6 +147,9 @@ class JsonTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def spelled(self, token: int) -> str:
+        return str(self._library.decode([token], skip_special_tokens=False))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         (Path(folder) / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")

@@ -40,6 +40,8 @@ CALLED = {
     "block_size": "data.seq_len",
     "max_length": "data.seq_len",
     "max_seq_length": "data.seq_len",
+    "sample_packing": "data.packing",
+    "packing_strategy": "data.packing",
     # optimizer and schedule
     "learning_rate": "train.optimizer.lr",
     "max_lr": "train.optimizer.lr",
@@ -259,7 +261,6 @@ ANSWERED = {
     **dict.fromkeys(("tokenizer", "tokenizer_path", "tokenizer_model"), _TOKENIZER),
     **dict.fromkeys(("add_bos_token", "prepend_bos", "bos_token", "add_eos_token", "eos_token"), _MARKS),
     "shuffle": "Shoal always shuffles, in an order that `seed` gives",
-    "packing": "Shoal always packs documents into windows; data.mask_documents keeps them apart",
     "streaming": "Shoal reads prepared shards, also from s3://…, without copying all of them first",
     "output_dir": "a run is kept in runs/NAME of the workspace; --workspace names another folder",
     "dump_folder": "a run is kept in runs/NAME of the workspace; --workspace names another folder",
@@ -289,6 +290,10 @@ VALUES = {
         "mps": "and Shoal does not train on Apple's GPUs yet: write `cpu`",
         "xpu": "and Shoal does not train on Intel's GPUs yet: write `cpu`",
         **dict.fromkeys(("tpu", "xla", "hpu", "npu"), "and Shoal trains on GPUs of NVIDIA and AMD and on CPUs alone"),
+    },
+    "data.packing": {
+        **dict.fromkeys(("bfd", "best_fit", "ffd"), "which Shoal calls `best-fit`: write that"),
+        **dict.fromkeys(("wrapped", "concat", "none"), "which Shoal calls `chop`: write that"),
     },
 }  # fmt: skip
 

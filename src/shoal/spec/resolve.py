@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.errors import SetupError, ShoalError, SpecError
+from shoal.spec.before import of_then
 from shoal.spec.layers import COMMAND_LINE, DEFAULT, Layer, Origin, layer, leaves, normal
 from shoal.spec.model import Model
 from shoal.spec.names import Path, dotted
@@ -51,7 +52,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
     stated = apply(overrides, _file_layer(file, document), os.getcwd())
     problems: list[str] = []
     try:
-        whole = stated.over(_base(stated))
+        whole = stated.over(_base(stated)).over(_of_then(stated))
     except SpecError as e:
         whole, problems = stated, str(e).split("\n")
 
@@ -87,6 +88,10 @@ def _file_layer(file: File, document: Document) -> Layer:
 
     folder = os.path.dirname(os.path.abspath(file))
     return layer(normal(document.values, (), document.spelt, folder), origin)
+
+
+def _of_then(stated: Layer) -> Layer:
+    return layer(of_then(stated.values), lambda path: Origin(f"before {dotted(path)}", dotted(path)))
 
 
 def _base(stated: Layer) -> Layer:

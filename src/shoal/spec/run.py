@@ -71,6 +71,9 @@ Remote = Annotated[
 ]
 
 
+Packing = Literal["pairs", "best-fit", "chop"]
+
+
 class Data(Strict):
     """What the model reads, and how windows are cut."""
 
@@ -81,6 +84,11 @@ class Data(Strict):
         (), description="Batches of the order that are left out, counted from 0; `guard` may add to them."
     )
     mask_documents: bool = Field(True, description="Tokens see only their own document; positions restart with it.")
+    packing: Packing = Field(
+        "pairs",
+        description="How documents become windows. `chop`: end to end, cut wherever a window ends. `best-fit`: none is "
+        "cut that fits a window, and what is left is padding. `pairs`: prompts and answers by best fit, text chopped.",
+    )
     cache_dir: LocalPath | None = Field(
         None,
         description="Where remote shards are cached; empty means .shoal/cache in the workspace, or, where several "

@@ -16,7 +16,7 @@ def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
     """What these batches have."""
     return (
         sum(b.target_count for b in batches),
-        sum(b.tokens.size for b in batches),
+        sum(b.token_count for b in batches),
         sum(seen_pairs(shape, b.lengths) for b in batches),
     )
 

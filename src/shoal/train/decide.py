@@ -192,5 +192,5 @@ def _look_at_data(run: Run, workspace: Path) -> list[TokenShards]:
     from shoal.data.windows import Windows
 
     opened = open_sources((*run.data.train, *run.data.eval), run.data, workspace)
-    Windows(opened, run.data.seq_len, run.data.mask_documents)
+    Windows.of(opened, run.data)
     return opened

@@ -61,4 +61,4 @@ def _windows(run: Run, workspace: Path) -> int:
             f"train.epochs {run.train.epochs:g}: how many steps that are is known once data.train can be read here, "
             f"and it cannot: {str(e).rstrip('.')}; train.steps or train.tokens need no data."
         ) from None
-    return sum(Windows(sources, run.data.seq_len, run.data.mask_documents).sizes)
+    return sum(Windows.of(sources, run.data).sizes)

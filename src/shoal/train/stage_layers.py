@@ -45,7 +45,7 @@ class StageLayers:
         self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
         _check(run, self.shape.tie_embeddings)
-        self._windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+        self._windows = Windows.of(sources, run.data)
         self._order = Order(self._windows.sizes, [s.weight for s in run.data.train], run.seed)
         self._rows = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
         if run.train.batch % self._rows:
@@ -83,7 +83,8 @@ class StageLayers:
             run.model.model_dump(exclude={"weights"}),
             run.train.model_dump(exclude={"compile", "kernels"}),
         ]
-        spec += [run.swarm.stages.model_dump(), run.data.seq_len, run.data.mask_documents, self._rows, self._data]
+        windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing"})
+        spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data]
         return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 
     # A step.

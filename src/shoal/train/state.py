@@ -20,6 +20,7 @@ from shoal.data.skips import Skips
 from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
+from shoal.spec.before import as_then
 from shoal.spec.history import differences
 from shoal.spec.run import Run
 from shoal.train.optim import Optimizers
@@ -110,8 +111,8 @@ class State:
                 f"({what} changed): restore the data, or start a new run from exported weights."
             )
         try:
-            spec = Run.model_validate(found.extra["spec"])
-        except (KeyError, ValueError):
+            spec = Run.model_validate(as_then(found.extra["spec"]))
+        except (KeyError, ValueError, TypeError, AttributeError):
             return  # of another version of Shoal; names, shapes and data have been compared
         differ = [d for d in differences(spec, self.run, auto_is_equal=True) if not d.safe and d.key not in _MOVES]
         if differ:

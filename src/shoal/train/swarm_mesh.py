@@ -88,7 +88,7 @@ class Mesh:
         batches = self._ahead.get(ranges)
         self._ahead.prepare(then)
         seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
-        mine = [sum(b.target_count for b in batches), sum(b.tokens.size for b in batches)]
+        mine = [sum(b.target_count for b in batches), sum(b.token_count for b in batches)]
         summing = self._place.begin_sum_of_batch(*mine)
         total = self._model.total(self._model.backward(batches))
         targets, tokens = summing.wait()

@@ -79,7 +79,7 @@ def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool] = lam
     evaluator = None
     if run.data.eval:
         sources = open_together(run.data.eval, run.data, run_dir.workspace)
-        held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
+        held_out = Windows.of(sources, run.data)
         evaluator = Evaluator(run, place, parts.model, held_out, tell)
     mesh = Mesh(run, run_dir, parts, evaluator)
     if place.rank:

@@ -202,7 +202,7 @@ def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float
 
 def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> Parts:
     sources = open_together(run.data.train, run.data, run_dir.workspace)
-    windows = Windows(sources, run.data.seq_len, run.data.mask_documents)
+    windows = Windows.of(sources, run.data)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     model = build(run, place, windows.several)
     pulse.watch_device(ticks_of(place.device, model.decoders))
@@ -232,7 +232,7 @@ def evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell)
     if not run.data.eval:
         return lambda step: None
     sources = open_together(run.data.eval, run.data, run_dir.workspace)
-    held_out = Windows(sources, run.data.seq_len, run.data.mask_documents)
+    held_out = Windows.of(sources, run.data)
     evaluator = Evaluator(run, place, state.model, held_out, tell)
     return lambda step: state.measured(step, evaluator(step))
 

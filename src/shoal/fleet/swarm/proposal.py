@@ -77,6 +77,7 @@ ALIKE: dict[str, Range] = {
     "data.eval.*.path": PLACE,
     "data.seq_len": (1, 1 << 24),
     "data.mask_documents": WORD,
+    "data.packing": WORD,
     "train.steps": (1, 10**9),
     "train.batch": (1, 1 << 24),
     "train.clip": (1e-12, 1e12),
@@ -141,6 +142,7 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     if not isinstance(values, dict):
         raise Unfit("its values are no section")
     given = _checked(values, at)
+    given.setdefault(("data", "packing"), "chop")  # a charter of before there was a choice
     here = _nested((path, at[value] if key(path) in PLACES and value else value) for path, value in given.items())
     try:
         run = Run.model_validate({"name": name, **here})
