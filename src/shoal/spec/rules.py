@@ -46,6 +46,14 @@ def _layers(run: Run) -> Iterator[Broken]:
             ("model.experts.top_k", "model.experts.count"),
             f"model.experts.top_k {m.experts.top_k} is more than the {m.experts.count} experts there are; lower it",
         )
+    if m.experts and m.experts.top_k == 1 and m.experts.normalize:
+        # One weight, divided by itself: the loss would teach the router nothing.
+        other = "set model.experts.normalize to false, or " if m.family != "mixtral" else ""  # which has it always
+        yield (
+            ("model.experts.top_k", "model.experts.normalize"),
+            "model.experts.top_k 1 with model.experts.normalize true gives every expert the weight 1, whatever the "
+            f"router says, so the router would learn nothing from the loss; {other}set model.experts.top_k to 2",
+        )
     if m.experts and m.experts.dense_layers >= m.layers:
         yield (
             ("model.experts.dense_layers", "model.layers"),
