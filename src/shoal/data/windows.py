@@ -34,6 +34,13 @@ class Batch:
     """Place in its document as far as the window shows it; place in the window when documents are not masked."""
     documents: npt.NDArray[np.int32]
     """Counts the documents of the window from 0; all 0 when documents are not masked."""
+    padding: npt.NDArray[np.bool_] | None = None
+    """Which tokens only fill a row, and count nowhere; None: none of them."""
+
+    @property
+    def counted_tokens(self) -> int:
+        """Those that are no padding."""
+        return self.tokens.size - (0 if self.padding is None else int(np.count_nonzero(self.padding)))
 
     @property
     def target_count(self) -> int:

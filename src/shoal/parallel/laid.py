@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.data.windows import Batch
 from shoal.model.decoder import Decoder
+from shoal.model.loads import weigh_tokens
 from shoal.parallel import context
 from shoal.parallel.clip import copies_of, norm_and_factor
 from shoal.parallel.place import Place
@@ -68,9 +69,13 @@ class Laid:
             owners["embed.weight"] = list(range(peers))  # the first stage's
         return owners
 
-    def backward(self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None) -> Tensor:
+    def backward(
+        self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None, token_weight: float = 1.0
+    ) -> Tensor:
         """Adds up the gradients of the loss summed over all targets; returns this process's part of that sum. `doing`
-        is told what comes next."""
+        is told what comes next. `token_weight`: targets for each counted token of the whole batch, by which routers
+        weigh losses of their own."""
+        weigh_tokens(self.decoders, token_weight)
         if self.pipeline is not None:
             doing("compute")
             return self.pipeline.backward(*self._inputs(_joined(batches)))
@@ -124,17 +129,22 @@ class Laid:
         twice = self.tied is not None and self.tied.local_copy is None and name == "embed.weight"
         return copies_of(parameter, peers) * (2 if twice else 1)
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """(tokens, positions, documents, targets) as a Decoder takes them, on the device."""
-        arrays = [batch.tokens, batch.positions, batch.targets]
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+        """(tokens, positions, documents, targets, padding) as a Decoder takes them, on the device."""
+        arrays: list[np.ndarray] = [batch.tokens, batch.positions, batch.targets]
+        if fills := batch.padding is not None and self.shape.experts is not None:
+            arrays.append(batch.padding)
         if self.place.sizes.cp > 1:
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
         apart = self.one_mask or batch.documents.any()
-        tokens, positions, targets, *rest = on_device(
-            [*arrays, *([batch.documents] if apart else [])], self.place.device
-        )
-        return tokens, positions, rest[0] if rest else None, targets
+        found = on_device([*arrays, *([batch.documents] if apart else [])], self.place.device)
+        tokens, positions, targets = found[:3]
+        return tokens, positions, found[-1] if apart else None, targets, found[3] if fills else None
 
 
 def _joined(batches: list[Batch]) -> Batch:
-    return Batch(**{name: np.concatenate([getattr(b, name) for b in batches]) for name in Batch.__dataclass_fields__})
+    names = [name for name in Batch.__dataclass_fields__ if name != "padding"]
+    some = any(b.padding is not None for b in batches)
+    fills = [np.zeros(b.tokens.shape, np.bool_) if b.padding is None else b.padding for b in batches if some]
+    whole = {name: np.concatenate([getattr(b, name) for b in batches]) for name in names}
+    return Batch(**whole, padding=np.concatenate(fills) if some else None)

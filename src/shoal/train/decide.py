@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
 from shoal.spec import eight_bits
+from shoal.spec.balancing import balancing, with_balancing
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -57,6 +58,10 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         )
     if run.model.weights is None:
         choose("model.init", run.model.init, *rule_of(run.model, run.train.optimizer.name))
+    if run.model.experts is not None:
+        rate, loss, why = balancing(run.model)
+        choose("model.experts.balance_rate", run.model.experts.balance_rate, rate, why)
+        choose("model.experts.balance_loss", run.model.experts.balance_loss, loss, why)
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
@@ -84,9 +89,10 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     if device == "cuda":
         refuse_what_these_cannot(precision, kernels, eager_fp8)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
+    model = with_balancing(with_rule(run.model, run.train.optimizer.name))
     closed = run.model_copy(
         update={
-            "model": with_rule(run.model, run.train.optimizer.name).model_copy(update={"vocab_size": vocab}),
+            "model": model.model_copy(update={"vocab_size": vocab}),
             "train": run.train.model_copy(update=settled),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),

@@ -25,6 +25,7 @@ from shoal.fleet.outer.exact import F32
 from shoal.fleet.outer.local import Move
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
+from shoal.train.amount import Amount, amount
 from shoal.train.balance import balance, forget
 from shoal.train.evaluate import Evaluator
 from shoal.train.seed import seed_step
@@ -88,10 +89,12 @@ class Mesh:
         batches = self._ahead.get(ranges)
         self._ahead.prepare(then)
         seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
-        mine = [sum(b.target_count for b in batches), sum(b.tokens.size for b in batches)]
-        summing = self._place.begin_sum_of_batch(*mine)
-        total = self._model.total(self._model.backward(batches))
-        targets, tokens = summing.wait()
+        # Of a dense model the sum is not needed before the gradient; a router weighs its tokens by it.
+        shape = self._model.shape
+        summing = self._place.begin_sum_of_batch(*amount(shape, batches))
+        known = None if shape.experts is None else Amount(*summing.wait())
+        total = self._model.total(self._model.backward(batches, token_weight=known.token_weight if known else 1.0))
+        targets, tokens, *_ = known or summing.wait()
         loss = float(total) / max(1.0, targets)
         grad_norm, factor = self._model.norm(1 / max(1.0, targets), self._run.train.clip)
         step = Step(loss, int(targets), int(tokens), float(grad_norm), 0.0)

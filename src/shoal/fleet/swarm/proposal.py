@@ -71,6 +71,7 @@ ALIKE: dict[str, Range] = {
     "model.experts.score": WORD,
     "model.experts.normalize": WORD,
     "model.experts.balance_rate": (0, 10),
+    "model.experts.balance_loss": (0, 10),
     "model.experts.z_loss": (0, 10),
     "data.train.*.path": PLACE,
     "data.train.*.weight": (1e-12, 1e12),
