@@ -83,14 +83,14 @@ def test_a_peer_whose_message_is_late_by_a_whole_step_holds_up_nobody(tmp_path: 
 
 def test_what_is_known_of_a_batch_is_used_for_that_batch_alone() -> None:
     place, exchange = Place(0, 1, torch.device("cpu")), Exchange()
-    assert exchange.of(place, 4, lambda: Amount(1, 2, 3, 4), False) == ((1, 2, 3, 4), False)
-    exchange.begin(place, 5, Amount(4, 5, 6, 7), False, (0, 1))
+    assert exchange.of(place, 4, lambda: Amount(1, 2, 3), False) == ((1, 2, 3), False)
+    exchange.begin(place, 5, Amount(4, 5, 6), False, (0, 1))
     assert exchange.join() == [0, 1]
-    assert exchange.of(place, 5, lambda: pytest.fail("it is known"), False) == ((4, 5, 6, 7), False)
-    exchange.begin(place, 6, Amount(7, 8, 9, 9), False, ())
+    assert exchange.of(place, 5, lambda: pytest.fail("it is known"), False) == ((4, 5, 6), False)
+    exchange.begin(place, 6, Amount(7, 8, 9), False, ())
     exchange.join()
-    assert exchange.of(place, 9, lambda: Amount(1, 1, 1, 1), False)[0] == (1, 1, 1, 1)  # batches 6 to 8 are left out
-    assert exchange.of(place, 9, lambda: Amount(1, 1, 1, 1), True)[1]  # alone, it hears itself at once
+    assert exchange.of(place, 9, lambda: Amount(1, 1, 1), False)[0] == (1, 1, 1)  # batches 6 to 8 are left out
+    assert exchange.of(place, 9, lambda: Amount(1, 1, 1), True)[1]  # alone, it hears itself at once
 
 
 def test_who_is_told_to_stop_ends_a_step_later_with_all_saved(tmp_path: Path) -> None:

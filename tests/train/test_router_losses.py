@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data.windows import NO_TARGET, Batch
+from shoal.data.windows import NO_TARGET, PADDING, Batch
 from shoal.model.loads import sparse_layers
 from shoal.parallel.build import build
 from shoal.parallel.place import Place, lay_out
@@ -43,7 +43,7 @@ def a_batch(targets: float, padded: bool = False) -> Batch:
     positions = np.broadcast_to(np.arange(SEQ), tokens.shape).copy()
     fills = positions >= SEQ - 1 - np.arange(ROWS)[:, None] if padded else np.zeros_like(positions, bool)
     wanted = np.where((chance < targets) & ~fills, np.roll(tokens, -1, 1), NO_TARGET)
-    return Batch(tokens, wanted, positions, np.zeros_like(positions, np.int32), fills if padded else None)
+    return Batch(tokens, wanted, positions, np.where(fills, PADDING, 0).astype(np.int32))
 
 
 def pull(run: Run, place: Place, whole: Batch) -> float:
@@ -52,8 +52,8 @@ def pull(run: Run, place: Place, whole: Batch) -> float:
     model, micro = build(run, place), int(run.mesh.micro_batch)
     share = ROWS // place.sizes.dp
     rows = range(place.at["dp"] * share, (place.at["dp"] + 1) * share, micro)
-    arrays = (whole.tokens, whole.targets, whole.positions, whole.documents, whole.padding)
-    batches = [Batch(*(None if a is None else a[i : i + micro] for a in arrays)) for i in rows]  # type: ignore[arg-type]
+    arrays = (whole.tokens, whole.targets, whole.positions, whole.documents)
+    batches = [Batch(*(a[i : i + micro] for a in arrays)) for i in rows]
     for name, p in model.named_parameters():
         if name.startswith("head"):
             p.detach().zero_()

@@ -46,7 +46,7 @@ class ShardFeed:
             self._count_of(number)
 
     def count(self, number: int) -> tuple[int, int]:
-        """Targets and counted tokens in this reader's part of every shard of a batch, whoever computes them. All of
+        """Targets and tokens in this reader's part of every shard of a batch, whoever computes them. All of
         them are read for it; once it was asked for, the next batch is counted ahead too."""
         return self._count_of(number).result()
 
@@ -57,7 +57,7 @@ class ShardFeed:
 
     def _count(self, number: int) -> tuple[int, int]:
         batches = [b for shard in range(self._batch // self._shard) for b in self.assemble(number, shard)]
-        return sum(b.target_count for b in batches), sum(b.counted_tokens for b in batches)
+        return sum(b.target_count for b in batches), sum(b.token_count for b in batches)
 
     def assemble(self, number: int, shard: int) -> list[Batch]:
         first = number * self._batch + shard * self._shard + self._first

@@ -21,6 +21,7 @@ from shoal.errors import DataError
 
 I64: TypeAlias = npt.NDArray[np.int64]
 NO_TARGET = -100  # what torch's cross_entropy ignores
+PADDING = (1 << 31) - 1  # the document number of padding: numbers rise along a row, and this one comes last
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,21 @@ class Batch:
     positions: I64
     """Place in its document as far as the window shows it; place in the window when documents are not masked."""
     documents: npt.NDArray[np.int32]
-    """Counts the documents of the window from 0; all 0 when documents are not masked."""
-    padding: npt.NDArray[np.bool_] | None = None
-    """Which tokens only fill a row, and count nowhere; None: none of them."""
-
-    @property
-    def counted_tokens(self) -> int:
-        """Those that are no padding."""
-        return self.tokens.size - (0 if self.padding is None else int(np.count_nonzero(self.padding)))
+    """Counts the documents of the window from 0; all 0 when documents are not masked. PADDING: no document's."""
 
     @property
     def target_count(self) -> int:
         return int(np.count_nonzero(self.targets != NO_TARGET))
+
+    @cached_property
+    def token_count(self) -> int:
+        """Without padding."""
+        return int(np.count_nonzero(self.documents != PADDING))
+
+    @property
+    def padding(self) -> npt.NDArray[np.bool_] | None:
+        """Which tokens only fill a row; None: none of them."""
+        return self.documents == PADDING if self.token_count < self.tokens.size else None
 
     @cached_property
     def lengths(self) -> I64:

@@ -132,19 +132,15 @@ class Laid:
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
         """(tokens, positions, documents, targets, padding) as a Decoder takes them, on the device."""
         arrays: list[np.ndarray] = [batch.tokens, batch.positions, batch.targets]
-        if fills := batch.padding is not None and self.shape.experts is not None:
-            arrays.append(batch.padding)
+        padding = None if self.shape.experts is None else batch.padding
+        arrays += [] if padding is None else [padding]
         if self.place.sizes.cp > 1:
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
         apart = self.one_mask or batch.documents.any()
         found = on_device([*arrays, *([batch.documents] if apart else [])], self.place.device)
         tokens, positions, targets = found[:3]
-        return tokens, positions, found[-1] if apart else None, targets, found[3] if fills else None
+        return tokens, positions, found[-1] if apart else None, targets, None if padding is None else found[3]
 
 
 def _joined(batches: list[Batch]) -> Batch:
-    names = [name for name in Batch.__dataclass_fields__ if name != "padding"]
-    some = any(b.padding is not None for b in batches)
-    fills = [np.zeros(b.tokens.shape, np.bool_) if b.padding is None else b.padding for b in batches if some]
-    whole = {name: np.concatenate([getattr(b, name) for b in batches]) for name in names}
-    return Batch(**whole, padding=np.concatenate(fills) if some else None)
+    return Batch(**{name: np.concatenate([getattr(b, name) for b in batches]) for name in Batch.__dataclass_fields__})

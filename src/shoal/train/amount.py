@@ -13,23 +13,21 @@ from shoal.spec.shape import Shape
 
 class Amount(NamedTuple):
     targets: float
-    tokens: float
+    tokens: float  # without padding
     pairs: float  # of a token and one that it sees, over all layers
-    counted: float  # tokens that are no padding
 
     @property
     def token_weight(self) -> float:
-        """Targets for each counted token, by which routers weigh losses of their own (`shoal.model.moe`)."""
-        return self.targets / max(1.0, self.counted)
+        """Targets for each token, by which routers weigh losses of their own (`shoal.model.moe`)."""
+        return self.targets / max(1.0, self.tokens)
 
 
 def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
     """What these batches have."""
     return Amount(
         sum(b.target_count for b in batches),
-        sum(b.tokens.size for b in batches),
+        sum(b.token_count for b in batches),
         sum(seen_pairs(shape, b.lengths) for b in batches),
-        sum(b.counted_tokens for b in batches),
     )
 
 

@@ -159,7 +159,7 @@ class Work:
             loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark, weight)))
             self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
             clock.mark("clip")
-            targets, tokens, pairs, _ = map(int, summing.wait())
+            targets, tokens, pairs = map(int, summing.wait())
             self._losses.append(loss)
             self._targets, self._tokens = self._targets + targets, self._tokens + tokens
             self._pairs += pairs
@@ -173,8 +173,8 @@ class Work:
         if self._t.model.shape.experts is None:
             return 1.0
         if self._weight is None:
-            targets, counted = self._t.place.sum_of_batch(*self._t.feed.count(self._batch))
-            self._weight = targets / max(1.0, counted)
+            targets, tokens = self._t.place.sum_of_batch(*self._t.feed.count(self._batch))
+            self._weight = targets / max(1.0, tokens)
         return self._weight
 
     def _add(self, some: list[int], gradient: Tensor) -> None:
