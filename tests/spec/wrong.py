@@ -288,6 +288,12 @@ RULES = [
         ("model.family=qwen2", "model.sliding_window=64", "model.full_attention_layers=5"),
     ),
     Wrong(
+        "evaluated in more bits than there are",
+        GOOD,
+        ("eval.precision fp32 does not go with train.precision fp8", "set eval.precision to auto or bf16 or fp8"),
+        ("train.precision=fp8", "eval.precision=fp32"),
+    ),
+    Wrong(
         "a router that learns nothing",
         GOOD,
         ("top_k 1 with model.experts.normalize true", "set model.experts.normalize to false, or", "top_k to 2"),

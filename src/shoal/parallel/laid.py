@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.data.windows import Batch
+from shoal.model import fp8
 from shoal.model.decoder import Decoder
 from shoal.model.loads import weigh_tokens
 from shoal.parallel import context
@@ -34,6 +36,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    eight_bits_rest: bool = False  # products in 8 bits are in 16 where no gradient is taken
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
@@ -94,12 +97,13 @@ class Laid:
         """The same sum without gradients."""
         for decoder in self.decoders:
             decoder.eval()
-        if self.pipeline is not None:
-            total = self.pipeline.loss(*self._inputs(_joined(batches)))
-        else:
-            total = torch.zeros((), device=self.place.device)
-            for batch in batches:
-                total += self.module(*self._inputs(batch))
+        with fp8.paused(self.decoders) if self.eight_bits_rest else nullcontext():
+            if self.pipeline is not None:
+                total = self.pipeline.loss(*self._inputs(_joined(batches)))
+            else:
+                total = torch.zeros((), device=self.place.device)
+                for batch in batches:
+                    total += self.module(*self._inputs(batch))
         for decoder in self.decoders:
             reshard(decoder)
             decoder.train()

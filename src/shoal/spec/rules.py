@@ -9,6 +9,7 @@ from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
+from shoal.spec.precision import problem
 from shoal.spec.run import Run
 from shoal.spec.start_values import FROM_THE_SHAPE
 
@@ -114,6 +115,11 @@ def _held_out(run: Run) -> Iterator[Broken]:
             )
     if run.eval.every and not run.data.eval:
         yield ("eval.every", "data.eval"), f"eval.every {run.eval.every} needs held-out data; set data.eval"
+
+
+def _precision(run: Run) -> Iterator[Broken]:
+    if sentence := problem(run.train.precision, run.eval.precision):
+        yield ("eval.precision", "train.precision"), sentence
 
 
 def _best(run: Run) -> Iterator[Broken]:
@@ -238,6 +244,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _rope,
     _windows,
     _held_out,
+    _precision,
     _best,
     _somewhere,
     _length,

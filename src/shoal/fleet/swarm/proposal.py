@@ -76,6 +76,7 @@ ALIKE: dict[str, Range] = {
     "data.train.*.path": PLACE,
     "data.train.*.weight": (1e-12, 1e12),
     "data.eval.*.path": PLACE,
+    "data.eval.*.weight": (1e-12, 1e12),
     "data.seq_len": (1, 1 << 24),
     "data.mask_documents": WORD,
     "train.steps": (1, 10**9),
@@ -120,6 +121,7 @@ ADVISED: dict[str, Range] = {
     "train.kernels": WORD,
     "eval.every": (0, 10**9),
     "eval.windows": (1, 10**9),
+    "eval.precision": WORD,
 }
 PROPOSED = ALIKE | ADVISED
 _SETTLED = ("name", "model.preset", "train.epochs", "train.tokens")  # a charter states what follows from them
