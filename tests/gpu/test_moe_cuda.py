@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from shoal.model import moe
 from shoal.model.decoder import Decoder
-from shoal.model.moe import MixtureOfExperts, has_grouped, loads, squares
+from shoal.model.loads import loads, squares
+from shoal.model.moe import MixtureOfExperts, has_grouped
 from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
 from tests.gpu.test_cuda import shoal_train, workspace  # noqa: F401  # a fixture

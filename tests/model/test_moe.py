@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,18 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.model.decoder import Decoder
-from shoal.model.moe import (
-    MixtureOfExperts,
-    _grouped,
-    _one_by_one,
-    apply_loads,
-    balanced,
-    biases,
-    loads,
-    spread,
-    squares,
-    swiglu,
-)
+from shoal.model.loads import apply_loads, balanced, biases, loads, squares
+from shoal.model.moe import MixtureOfExperts, _grouped, _one_by_one, spread, swiglu
 from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import run_ranks
@@ -285,3 +276,71 @@ def test_the_selection_bias_travels_with_the_weights_and_the_counts_do_not() -> 
     assert {"blocks.1.ffn.bias", "blocks.1.ffn.router.weight", "blocks.1.ffn.experts.gate"} <= names
     assert not any(name.endswith((".load", ".z")) for name in names)
     assert not any("blocks.0.ffn" in name and ("router" in name or "experts" in name) for name in names)
+
+
+def test_padding_is_computed_and_counts_nowhere() -> None:
+    """Of the router's own losses, loads and squares: only what the other tokens make of them."""
+    found = []
+    for padded in (True, False):
+        moe = mixture(made(z_loss=0.1, balance_loss=0.1))
+        assert moe.excess is not None
+        moe.excess.copy_(random(6))
+        x, fills = random(2, 9, 16), torch.arange(9).expand(2, 9) >= torch.tensor([[7], [4]])
+        y = moe(x, fills) if padded else moe(x[~fills][None])
+        (y.reshape(-1, 16) * (random(16) if not padded else random(16) * ~fills.reshape(-1, 1))).sum().backward()
+        found.append((moe.load.tolist(), moe.z.item(), moe.router.weight.grad))
+    (loads_a, z_a, grad_a), (loads_b, z_b, grad_b) = found
+    assert loads_a == loads_b
+    assert sum(loads_a) == (7 + 4) * 2
+    assert z_a == pytest.approx(z_b, rel=1e-5)
+    torch.testing.assert_close(grad_a, grad_b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_normalised_weight_teaches_its_router_nothing() -> None:
+    """Why the run file refuses it."""
+    for normalize in (True, False):
+        moe = mixture(made(top_k=1, z_loss=0.0, normalize=normalize))
+        (moe(random(2, 9, 16)) * random(16)).sum().backward()
+        assert bool(moe.router.weight.grad.abs().max() > 1e-4) is not normalize
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_the_balance_loss_spreads_what_a_skewed_router_had_piled_up(score: str) -> None:
+    model = made(layers=2, score=score, balance_rate=0.0, balance_loss=0.01)
+    moe = mixture(model)
+    x = random(4, 64, 16) + 1.5  # a common direction, which makes some experts everybody's favourite
+    optimizer = torch.optim.Adam([moe.router.weight], lr=0.01)
+    worst = []
+    for step in range(120):
+        optimizer.zero_grad()
+        moe(x).sum().mul(0.0).backward()  # nothing but the router's own losses
+        if step == 0:
+            assert not biases([model]).any()
+        load = loads([model])[0]
+        worst.append(float(load.max() / load.mean()))
+        apply_loads([model], loads([model]))
+        optimizer.step()
+    assert worst[0] > 2
+    assert np.mean(worst[-10:]) < 1.35
+    assert not biases([model]).any()
+    assert "blocks.1.ffn.excess" in model.state_dict()  # it is there again when a run goes on
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "rate", "loss"),
+    [
+        ("mixtral", {}, 0.0, 0.01),
+        ("qwen3_moe", {}, 0.0, 0.01),
+        ("dots1", {}, 1e-3, 0.0),
+        ("mixtral", {"balance_rate": 1e-3}, 1e-3, 0.0),  # as in the file of a run from before there was a loss
+        ("mixtral", {"balance_loss": 0.0}, 0.0, 0.0),
+        ("dots1", {"balance_loss": 0.1}, 1e-3, 0.1),
+    ],
+)
+def test_a_family_without_a_place_for_biases_is_balanced_by_a_loss(
+    family: str, said: dict[str, float], rate: float, loss: float
+) -> None:
+    model = Model(family=family, vocab_size=8, experts=Experts(**EXPERTS | said))
+    e = shape_of(model).experts
+    assert e is not None
+    assert (e.balance_rate, e.balance_loss) == (rate, loss)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from shoal.errors import DataError, SpecError
+from shoal.errors import DataError, SpecError, UsageError
 from shoal.model import hf, init
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
-from shoal.model.moe import biases
+from shoal.model.loads import biases
 from shoal.spec.hf_config import from_hf, to_hf
 from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
@@ -109,18 +109,14 @@ def test_several_files_cut_between_experts(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
 
-def test_biases_that_the_class_cannot_hold_are_left_out_with_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_biases_that_the_class_cannot_hold_are_refused_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
     model = made(shape("mixtral"))
-    save_folder(tmp_path / "even", model.shape, model.state_dict())
-    assert capsys.readouterr().err == ""  # nothing is lost, nothing is said
+    save_folder(tmp_path / "even", model.shape, model.state_dict())  # nothing is lost
     model.blocks["1"].ffn.bias.copy_(torch.tensor([0.25, 0.0, -0.125, 0.0]))
-    save_folder(tmp_path / "out", model.shape, model.state_dict())
-    said = capsys.readouterr().err
-    assert said.startswith("shoal: MixtralForCausalLM has no place for the biases")
-    assert "0.375, in blocks.1" in said
-    assert said.count("\n") == 1
+    with pytest.raises(UsageError, match=r"MixtralForCausalLM has no place for the biases .*0\.375, in blocks\.1"):
+        save_folder(tmp_path / "out", model.shape, model.state_dict())
+    assert not (tmp_path / "out").exists()
+    save_folder(tmp_path / "out", model.shape, model.state_dict(), drop_biases=True)
     opened(tmp_path / "out")
     again = Decoder(model.shape)
     again.blocks["0"].ffn.bias.fill_(7.0)
@@ -128,14 +124,11 @@ def test_biases_that_the_class_cannot_hold_are_left_out_with_a_sentence(
     assert not biases([again]).any()  # and not what lay in memory
 
 
-def test_a_class_with_a_place_for_biases_keeps_them_to_the_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_with_a_place_for_biases_keeps_them_to_the_bit(tmp_path: Path) -> None:
     model = made(shape("dots1", normalize=True))
     for block in model.blocks.values():
         block.ffn.bias.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.3)
     save_folder(tmp_path / "out", model.shape, model.state_dict())
-    assert capsys.readouterr().err == ""
     tokens = TOKENS % 64
     with torch.no_grad():
         mine = model(tokens)
@@ -252,7 +245,8 @@ CONFIG = {
 def test_what_a_config_says_of_its_experts(kind: str, said: dict[str, Any], experts: dict[str, Any]) -> None:
     fields = from_hf({"model_type": kind, **CONFIG, **said})
     assert experts.items() <= fields["experts"].items()
-    assert fields["experts"]["balance_rate"] == fields["experts"]["z_loss"] == 0  # it is trained as it came
+    own = [fields["experts"][name] for name in ("balance_rate", "balance_loss", "z_loss")]
+    assert own == [0.0, 0.0, 0.0]  # it is trained as it came
     shape = shape_of(Model(**fields))
     assert shape_of(Model(**from_hf(to_hf(shape)))) == shape
 
@@ -310,5 +304,5 @@ def test_a_config_of_ours_says_what_it_must(tmp_path: Path) -> None:
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
     assert (config["num_experts"], config["mlp_only_layers"], config["norm_topk_prob"]) == (4, [0], True)
     assert load_shape(tmp_path / "out").experts == Experts(
-        **EXPERTS | {"dense_layers": 1, "balance_rate": 0.0, "z_loss": 0.0}
+        **EXPERTS | {"dense_layers": 1, "balance_rate": 0.0, "balance_loss": 0.0, "z_loss": 0.0}
     )

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import SpecError
 from shoal.model.decoder import Decoder
-from shoal.model.moe import Experts, loads, sparse_layers, through_experts
+from shoal.model.loads import loads, sparse_layers
+from shoal.model.moe import Experts, through_experts
 from shoal.parallel import expert, recompute, tensor
 from shoal.parallel.place import Place, lay_out
 from shoal.parallel.shard import replicate, reshard, shard

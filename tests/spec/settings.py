@@ -14,7 +14,7 @@ LEAVES = [n for n in names() if n.section is None]
 # What a section cannot be without.
 NEEDED = {
     "launch.volumes": {"launch.volumes.0.at": "/x"},
-    "model.experts": {"model.experts": {"count": 4, "top_k": 1, "ffn_dim": 8}},
+    "model.experts": {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 8}},
     "model.rope_scaling": {"model.rope_scaling": {"kind": "linear", "factor": 2.0}},
     "data.eval": {"data.eval": [{"path": "held-out"}]},
 }

@@ -287,6 +287,18 @@ RULES = [
         ("model.full_attention_layers 5 is more than model.layers 4",),
         ("model.family=qwen2", "model.sliding_window=64", "model.full_attention_layers=5"),
     ),
+    Wrong(
+        "evaluated in more bits than there are",
+        GOOD,
+        ("eval.precision fp32 does not go with train.precision fp8", "set eval.precision to auto or bf16 or fp8"),
+        ("train.precision=fp8", "eval.precision=fp32"),
+    ),
+    Wrong(
+        "a router that learns nothing",
+        GOOD,
+        ("top_k 1 with model.experts.normalize true", "set model.experts.normalize to false, or", "top_k to 2"),
+        ("model.experts={count: 8, top_k: 1, ffn_dim: 64}",),
+    ),
     Wrong("top_k", GOOD, ("top_k 9", "8 experts"), ("model.experts={count: 8, top_k: 9, ffn_dim: 64}",)),
     Wrong(
         "no sparse layer",

@@ -92,7 +92,7 @@ def record(round: int, parts: dict[str, Message], done: int = 0) -> Message:
     took = []
     for peer, part in parts.items():
         data = Path(part["path"]).read_bytes()
-        keys = ("tokens", "steps", "used", "loss")
+        keys = ("tokens", "targets", "steps", "used", "loss")
         took.append({"peer": peer, "blob": hashlib.sha256(data).hexdigest(), **{key: part[key] for key in keys}})
     return {"kind": "round", "round": round, "took": took, "ledger": {"done": done}}
 

@@ -14,6 +14,7 @@ from shoal.spec import dump
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
 from shoal.train import loop
+from shoal.train.amount import Amount
 from shoal.train.decide import decide
 from shoal.train.exchange import Exchange
 from shoal.train.worker import work
@@ -82,14 +83,14 @@ def test_a_peer_whose_message_is_late_by_a_whole_step_holds_up_nobody(tmp_path: 
 
 def test_what_is_known_of_a_batch_is_used_for_that_batch_alone() -> None:
     place, exchange = Place(0, 1, torch.device("cpu")), Exchange()
-    assert exchange.of(place, 4, lambda: (1, 2, 3), False) == ((1, 2, 3), False)
-    exchange.begin(place, 5, (4, 5, 6), False, (0, 1))
+    assert exchange.of(place, 4, lambda: Amount(1, 2, 3), False) == ((1, 2, 3), False)
+    exchange.begin(place, 5, Amount(4, 5, 6), False, (0, 1))
     assert exchange.join() == [0, 1]
     assert exchange.of(place, 5, lambda: pytest.fail("it is known"), False) == ((4, 5, 6), False)
-    exchange.begin(place, 6, (7, 8, 9), False, ())
+    exchange.begin(place, 6, Amount(7, 8, 9), False, ())
     exchange.join()
-    assert exchange.of(place, 9, lambda: (1, 1, 1), False)[0] == (1, 1, 1)  # batches 6 to 8 are left out
-    assert exchange.of(place, 9, lambda: (1, 1, 1), True)[1]  # alone, it hears itself at once
+    assert exchange.of(place, 9, lambda: Amount(1, 1, 1), False)[0] == (1, 1, 1)  # batches 6 to 8 are left out
+    assert exchange.of(place, 9, lambda: Amount(1, 1, 1), True)[1]  # alone, it hears itself at once
 
 
 def test_who_is_told_to_stop_ends_a_step_later_with_all_saved(tmp_path: Path) -> None:

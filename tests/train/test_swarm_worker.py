@@ -164,7 +164,8 @@ def test_halves_merge_to_the_same_weights(tmp_path: Path, data: Path) -> None:
 
 
 def test_scores_tell_a_good_part_from_one_that_was_turned_around(tmp_path: Path, data: Path) -> None:
-    with nodes(data, tmp_path, 1) as (a,):
+    held_out = make_data(tmp_path / "held-out", documents=40, seed=1)
+    with nodes(data, tmp_path, 1, **{"data.eval": str(held_out)}) as (a,):
         a.say("fresh", seed=5)
         a.hear("loaded")
         a.begin(1, 0, 400)

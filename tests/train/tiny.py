@@ -22,15 +22,16 @@ from tests.ranks import run_ranks
 VOCAB, EOS = 96, 95
 
 
-def make_data(folder: Path, documents: int = 120, masked: bool = False, seed: int = 0) -> Path:
-    """Documents of 3 to 60 tokens that a model can learn something from: each walks around the vocabulary."""
+def make_data(folder: Path, documents: int = 120, masked: bool = False, seed: int = 0, hidden: float = 1 / 3) -> Path:
+    """Documents of 3 to 60 tokens that a model can learn something from: each walks around the vocabulary.
+    Masks hide the beginning of each, a third of it unless told otherwise."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with ShardWriter(folder, "shard-00000", "uint16", with_mask=masked) as writer:
         for _ in range(documents):
             n = int(rng.integers(3, 60))
             ids = np.append((rng.integers(0, EOS) + np.cumsum(rng.integers(0, 4, n))) % EOS, EOS)
-            mask = (np.arange(n + 1) >= n // 3).astype(np.uint8) if masked else None
+            mask = (np.arange(n + 1) >= int(n * hidden + 1e-9)).astype(np.uint8) if masked else None
             writer.add(ids, mask)
         info = writer.close()
     write_index(folder, [info], dtype="uint16", vocab_size=VOCAB, eos_id=EOS, tokenizer="byte", source={})

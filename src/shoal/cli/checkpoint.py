@@ -62,6 +62,9 @@ def _of_rm(verb: argparse.ArgumentParser) -> None:
 def _of_export(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="cast the weights (default: as they are)")
     verb.add_argument("--tokenizer", metavar="PATH", help="another than that of the run's data; 'byte'; or 'none'")
+    verb.add_argument(
+        "--drop-biases", action="store_true", help="leave out routers' biases that the family's class cannot hold"
+    )
 
 
 def _of_import(verb: argparse.ArgumentParser) -> None:

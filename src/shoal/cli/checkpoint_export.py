@@ -14,7 +14,7 @@ def run(args: argparse.Namespace) -> None:
     where = place(args, args.run).at(args.step, args.term)
 
     def out(found: Found) -> None:
-        export(found, described(found, where.run_dir), args.folder, args.tokenizer, args.dtype)
+        export(found, described(found, where.run_dir), args.folder, args.tokenizer, args.dtype, args.drop_biases)
 
     found, _ = where.take(out, passed_over)
     print(f"step {found.step} of {where.label} → {args.folder}")

@@ -30,6 +30,7 @@ class ShardFeed:
         self._first = reader * self._share
         self._thread = ThreadPoolExecutor(1, "shoal-shard-feed")
         self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
+        self._counting: tuple[int, Future[tuple[int, int]]] | None = None
 
     def get(self, number: int, shard: int) -> list[Batch]:
         made = self._ahead.pop((number, shard), None)
@@ -41,6 +42,22 @@ class ShardFeed:
         for shard in shards:
             if (number, shard) not in self._ahead:
                 self._ahead[number, shard] = self._thread.submit(self.assemble, number, shard)
+        if self._counting is not None:
+            self._count_of(number)
+
+    def count(self, number: int) -> tuple[int, int]:
+        """Targets and tokens in this reader's part of every shard of a batch, whoever computes them. All of
+        them are read for it; once it was asked for, the next batch is counted ahead too."""
+        return self._count_of(number).result()
+
+    def _count_of(self, number: int) -> Future[tuple[int, int]]:
+        if self._counting is None or self._counting[0] != number:
+            self._counting = number, self._thread.submit(self._count, number)
+        return self._counting[1]
+
+    def _count(self, number: int) -> tuple[int, int]:
+        batches = [b for shard in range(self._batch // self._shard) for b in self.assemble(number, shard)]
+        return sum(b.target_count for b in batches), sum(b.token_count for b in batches)
 
     def assemble(self, number: int, shard: int) -> list[Batch]:
         first = number * self._batch + shard * self._shard + self._first

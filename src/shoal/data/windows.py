@@ -51,6 +51,11 @@ class Batch:
         """Without padding."""
         return int(np.count_nonzero(self.documents != PADDING))
 
+    @property
+    def padding(self) -> npt.NDArray[np.bool_] | None:
+        """Which tokens only fill a row; None: none of them."""
+        return self.documents == PADDING if self.token_count < self.tokens.size else None
+
     @cached_property
     def lengths(self) -> I64:
         """Of the stretches of one document, row after row: what attention computes depends on them. Padding is none."""

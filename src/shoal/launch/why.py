@@ -1,4 +1,4 @@
-"""Three plain sentences about a run: what it waits for or does, what ended it last, what it has cost so far."""
+"""Plain sentences about a run: what it waits for or does, its evaluation, what ended it last, what it has cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.launch.price import Stated, price
-from shoal.observe import words
+from shoal.observe import evaluations, words
 from shoal.observe.causes import CAUSES
 from shoal.observe.ledger import NEEDED, Ledger, ledger
 from shoal.observe.status import Status
@@ -52,15 +52,26 @@ class Answer:
     died: str | None
     cost: Cost
     slow: str | None = None  # whom the others wait for
+    evaluation: Record | None = None  # the newest
 
     def __str__(self) -> str:
         died = self.died or "it has not died so far"
         slow = f"\nstraggler  {self.slow}" if self.slow else ""
-        return f"now        {self.now}{slow}\nlast end   {died}\ncost       {self.cost}"
+        return f"now        {self.now}{slow}{self._evaluated()}\nlast end   {died}\ncost       {self.cost}"
+
+    def _evaluated(self) -> str:
+        """Of each set, where there are several; one is in the report."""
+        if self.evaluation is None or not self.evaluation.get("sets"):
+            return ""
+        mean = f"{words.number(self.evaluation['loss'])}{evaluations.precision(self.evaluation)}"
+        lines = [f"\nevaluation {mean} at step {self.evaluation['step']}", *evaluations.table(self.evaluation)]
+        return "\n           ".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         cost = {k: getattr(self.cost, k) for k in ("node_hours", "gpu_hours", "usd", "goodput")}
-        return {"now": self.now, "died": self.died, "cost": cost, "straggler": self.slow}
+        found = self.evaluation
+        evaluated = None if found is None else {k: found.get(k) for k in ("step", "loss", "precision", "sets")}
+        return {"now": self.now, "died": self.died, "cost": cost, "straggler": self.slow, "evaluation": evaluated}
 
 
 def answer(
@@ -75,7 +86,9 @@ def answer(
     told = told_of(records)
     died = _died(seen, told)
     slow = _slow(told) if status.status == "running" else None
-    return Answer(_now(status, seen, now, died is not None), died, _cost(status, seen, told, said, now), slow)
+    measured = next((record for _, record in reversed(told.others(NEEDED)) if record["kind"] == "eval"), None)
+    cost = _cost(status, seen, told, said, now)
+    return Answer(_now(status, seen, now, died is not None), died, cost, slow, measured)
 
 
 def _slow(told: Told) -> str | None:

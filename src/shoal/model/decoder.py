@@ -34,9 +34,10 @@ class Block(nn.Module):
             MixtureOfExperts(shape) if shape.sparse(layer) else FeedForward(shape.dim, shape.ffn_dim, shape.mlp_bias)
         )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, *padding: Tensor) -> Tensor:
+        """`padding`: for a mixture of experts, where some tokens are."""
         x = x + self.attention(self.attention_norm(x), cos, sin, mask)
-        return x + self.ffn(self.ffn_norm(x))  # [batch, seq, dim]
+        return x + self.ffn(self.ffn_norm(x), *padding)  # [batch, seq, dim]
 
 
 class BlockTimer(Protocol):
@@ -61,6 +62,7 @@ class Decoder(nn.Module):
         self.first, self.last = 0 in layers, shape.layers - 1 in layers
         self.rope = Rope(shape)
         self.mask: Callable[..., Any] = attention_mask
+        self.stretch: Callable[[Tensor], Tensor] = whole  # of [batch, seq]: the tokens whose hidden states are here
         self.passes: Callable[[Tensor], None] | None = None  # told of what each block gives
         self.timer: BlockTimer | None = None
         if self.first or (self.last and shape.tie_embeddings):
@@ -76,20 +78,28 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         targets: Tensor | None = None,
+        padding: Tensor | None = None,
     ) -> Tensor:
         """Tokens [batch, seq] to logits [batch, seq, vocab], or with targets to the sum of cross-entropy over those
         that are not -100.
 
-        Without positions a row counts from 0; without documents it is one document. A stretch that does not begin the
+        Without positions a row counts from 0; without documents it is one document. `padding` [batch, seq] says which
+        tokens only fill a row: a mixture of experts leaves them out of its counts. A stretch that does not begin the
         model takes the hidden states [batch, seq, dim] of the one before it; one that does not end it gives its own.
         """
-        hidden = self.hidden(x, positions, documents)
+        hidden = self.hidden(x, positions, documents, padding)
         if not self.last:
             return hidden
         tied = self.embed.weight if self.shape.tie_embeddings else None
         return self.head(hidden, tied, targets)
 
-    def hidden(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor:
         """What the head, or the next stretch, reads: [batch, seq, dim]."""
         # Tensor parallelism cuts hidden states along the sequence, so between stretches only positions know its length.
         seq, device = x.shape[1] if positions is None else positions.shape[1], x.device
@@ -104,10 +114,12 @@ class Decoder(nn.Module):
             x = self.embed(x)  # [batch, seq, dim]
             if torch.is_autocast_enabled(device.type):
                 x = x.to(torch.get_autocast_dtype(device.type))  # and so all that is added to it
+        fill = () if padding is None else (self.stretch(padding),)
         for i, block in zip(self.layers, self.blocks.values(), strict=True):
             if self.timer is not None:
                 self.timer.enter()
-            x = block(x, cos, sin, full if i < self.shape.full_attention_layers else sliding)
+            mask = full if i < self.shape.full_attention_layers else sliding
+            x = block(x, cos, sin, mask, *(fill if self.shape.sparse(i) else ()))
             if self.timer is not None:
                 self.timer.leave()
             if self.passes is not None:
@@ -117,6 +129,10 @@ class Decoder(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Fill every parameter, sharded or not, with numbers that depend on the seed and its name alone."""
         init_weights(self, self.shape, seed)
+
+
+def whole(part: Tensor) -> Tensor:
+    return part
 
 
 def _check(shape: Shape) -> None:

@@ -11,7 +11,8 @@ output layer is in `shoal.model.head8`; a scale for each row instead is in `shoa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -20,9 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from shoal import kernels
 from shoal.devices.on_torch import refuse_without_e4m3fn
-from shoal.model.attention import Attention
+from shoal.model.attention import Attention, project
 from shoal.model.decoder import Block, Decoder
-from shoal.model.feed_forward import FeedForward
+from shoal.model.feed_forward import FeedForward, widen
+from shoal.model.head import summed_cross_entropy
 from shoal.spec.eight_bits import check
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
@@ -41,26 +43,53 @@ def apply(decoder: Decoder, device: torch.device, head: bool, scaling: Literal["
     global cast_joined
     if kernels.fit(()):
         from shoal.kernels.cast import cast_joined
-    project, widen = _project, _widen
+    join, spread = _project, _widen
     linear: type[nn.Linear] = Linear8
     if scaling == "row":
         from shoal.model import fp8_rows
 
         fp8_rows.bind()
-        project, widen, linear = fp8_rows.project, fp8_rows.widen, fp8_rows.RowLinear8
+        join, spread, linear = fp8_rows.project, fp8_rows.widen, fp8_rows.RowLinear8
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         attention, ffn = block.attention, block.ffn
         # The same function and class in every block: what is compiled for one then serves all.
-        attention.project = project
+        attention.project = join
         attention.out.__class__ = linear
         if isinstance(ffn, FeedForward):
-            ffn.widen = widen
+            ffn.widen = spread
             ffn.down.__class__ = linear
     if head and decoder.last:
-        from shoal.model.head8 import summed_cross_entropy
+        from shoal.model import head8
 
-        decoder.head.loss = summed_cross_entropy
+        decoder.head.loss = head8.summed_cross_entropy
+
+
+@contextmanager
+def paused(decoders: Iterable[Decoder]) -> Iterator[None]:
+    """Every product that `apply` has put into 8 bits as it was before; no gradient is to be taken meanwhile."""
+    kept: list[Callable[[], None]] = []
+    for decoder in decoders:
+        for block in decoder.blocks.values():
+            assert isinstance(block, Block)
+            attention, ffn = block.attention, block.ffn
+            kept += [_swap(attention, "project", project), _swap(attention.out, "__class__", nn.Linear)]
+            if isinstance(ffn, FeedForward):
+                kept += [_swap(ffn, "widen", widen), _swap(ffn.down, "__class__", nn.Linear)]
+        if decoder.last:
+            kept.append(_swap(decoder.head, "loss", summed_cross_entropy))
+    try:
+        yield
+    finally:
+        for restore in kept:
+            restore()
+
+
+def _swap(owner: nn.Module, name: str, value: object) -> Callable[[], None]:
+    """Returns what undoes it."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, before)
 
 
 class Linear8(nn.Linear):

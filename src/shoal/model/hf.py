@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,9 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shoal.errors import DataError, SetupError, UsageError
-from shoal.model.hf_names import Piece, has_bias, is_stacked, pieces, stacked_pieces, tensors_of
+from shoal.model.hf_names import Piece, is_stacked, pieces, stacked_pieces, tensors_of
 from shoal.model.hf_tokenizer import save_tokenizer
 from shoal.model.init import Rows, clear_buffers, fill, fill_stack
+from shoal.spec.balancing import holds_bias
 from shoal.spec.hf_config import from_hf, to_hf
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
@@ -168,11 +168,13 @@ def save_folder(
     like: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
+    drop_biases: bool = False,
 ) -> None:
     """Write a folder that transformers opens. `tensors` are whole, under the names of the Decoder's state_dict.
 
     `like` is the folder a fine-tuned model started from: its tokenizer files and token ids are carried over. `dtype`
-    casts; left out, tensors keep theirs. The folder appears whole or not at all.
+    casts; left out, tensors keep theirs. `drop_biases`: those that the class cannot hold are left out, not refused.
+    The folder appears whole or not at all.
     """
     folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -181,6 +183,8 @@ def save_folder(
         if name not in tensors or tensors[name].shape != size:
             found = list(tensors[name].shape) if name in tensors else "missing"
             raise DataError(f"{name} is {found}, but a model of this shape needs {list(size)}: nothing was written.")
+    if not drop_biases:
+        _refuse_what_would_be_lost(shape, tensors)
     stored = str(dtype or tensors["embed.weight"].dtype).removeprefix("torch.")
     config = to_hf(shape) | {"dtype": stored, "torch_dtype": stored}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -193,22 +197,20 @@ def save_folder(
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    _say_what_is_lost(shape, tensors)
 
 
-def _say_what_is_lost(shape: Shape, tensors: Mapping[str, Tensor]) -> None:
+def _refuse_what_would_be_lost(shape: Shape, tensors: Mapping[str, Tensor]) -> None:
     """A bias cannot be folded into a router without one: its input has no component that is the same for all tokens."""
-    if has_bias(shape):
+    if holds_bias(shape.family):
         return
     largest = {name: float(t.max() - t.min()) for name, t in tensors.items() if name.endswith("ffn.bias")}
     if any(largest.values()):
         name = max(largest, key=largest.__getitem__)
-        print(
-            f"shoal: {to_hf(shape)['architectures'][0]} has no place for the biases that balanced the experts (they "
-            f"differ by up to {largest[name]:.3g}, in {name.removesuffix('.ffn.bias')}), so they are left out and some "
-            "tokens will go to other experts than in training: compare its loss on held-out text with the run's, and "
-            "if it is worse train a little more from this folder (model.weights), where the routers do without.",
-            file=sys.stderr,
+        raise UsageError(
+            f"{to_hf(shape)['architectures'][0]} has no place for the biases that balanced the experts (they differ by "
+            f"up to {largest[name]:.3g}, in {name.removesuffix('.ffn.bias')}), and without them some tokens would go "
+            "to other experts than in training: export with --drop-biases, then train a little more from that folder "
+            "(model.weights) with model.experts.balance_loss 0.01, where the routers learn to do without."
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.model.decoder import Decoder
+from shoal.spec.balancing import holds_bias
 from shoal.spec.shape import Shape
 
 _TOP = {
@@ -84,16 +85,12 @@ def is_stacked(held: Container[str], shape: Shape) -> bool:
     return any(".experts." in piece.name and piece.name in held for piece in stacked_pieces(shape))
 
 
-def has_bias(shape: Shape) -> bool:
-    """Whether the family's class has a place for the bias that picks experts."""
-    return shape.family == "dots1"
-
-
 def tensors_of(shape: Shape) -> dict[str, torch.Size]:
     """The tensors of a whole Decoder that a folder can hold."""
     with torch.device("meta"):
         state = Decoder(shape).state_dict()
-    return {name: t.shape for name, t in state.items() if has_bias(shape) or not name.endswith("ffn.bias")}
+    left_out = ("ffn.excess",) if holds_bias(shape.family) else ("ffn.excess", "ffn.bias")
+    return {name: t.shape for name, t in state.items() if not name.endswith(left_out)}
 
 
 def _split(name: str) -> tuple[str, str]:

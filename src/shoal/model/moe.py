@@ -5,14 +5,15 @@ Plain PyTorch on one process. `MixtureOfExperts.exchange` is the seam where expe
 processes that hold their experts, and `Experts.compute` the one where it takes its own part of the stacked weights.
 
 Balance comes from a bias on each expert's score that decides who is picked and never how much an expert's word counts
-(arXiv:2408.15664): no loss pulls against the one that matters. After each optimizer step the loads of all processes
-are summed and `apply_loads` nudges the biases.
+(arXiv:2408.15664): no loss pulls against the one that matters. Where a bias cannot leave with the model, a loss
+balances instead (arXiv:2101.03961), by the loads of a whole batch (arXiv:2501.11873), the one before. After each
+optimizer step the loads of all processes are summed, and `shoal.model.loads.apply_loads` hands them on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,38 +61,54 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(e.count, shape.dim, e.ffn_dim)
         self.shared = FeedForward(shape.dim, e.shared * e.ffn_dim) if e.shared else None
         self.exchange: Callable[[Experts, Tensor, Tensor], Tensor] = through_experts
+        # Targets that a counted token stands for in the losses below: targets / counted tokens, of the whole batch. All
+        # gradients are divided by the targets in the end; so these losses are means over the counted tokens.
+        self.token_weight = 1.0
         self.bias: Tensor
+        self.excess: Tensor | None
         self.load: Tensor
         self.z: Tensor
         self.register_buffer("bias", torch.zeros(e.count, dtype=torch.float32))
+        # How much more than the mean each expert had of the batch before: what the balance loss goes by. That of this
+        # batch is not known before its last micro-batch; that of the last one is the same on every mesh.
+        self.register_buffer("excess", torch.zeros(e.count, dtype=torch.float32) if e.balance_loss else None)
         # Since the last `apply_loads`: tokens to each expert, and the sum over tokens of what the z-loss squares. Never
         # on the meta device: no checkpoint brings them to a model that only loads its weights.
         self.register_buffer("load", torch.zeros(e.count, dtype=torch.int64, device="cpu"), persistent=False)
         self.register_buffer("z", torch.zeros((), dtype=torch.float32, device="cpu"), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """`padding` [batch, seq]: which tokens only fill a row; they are computed, and count nowhere."""
         tokens = x.flatten(0, -2)  # [tokens, dim]
-        y = self.routed(tokens)
+        y = self.routed(tokens, None if padding is None else ~padding.flatten())
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.view(x.shape)
 
     @torch.compiler.disable  # a graph whose sizes depend on the tokens would be compiled again and again
-    def routed(self, x: Tensor) -> Tensor:
-        """What the picked experts make of the tokens [tokens, dim], weighed and summed."""
+    def routed(self, x: Tensor, counts: Tensor | None = None) -> Tensor:
+        """What the picked experts make of the tokens [tokens, dim], weighed and summed. `counts` [tokens]: which of
+        them count; None: all."""
         logits = self.router(x)  # [tokens, experts]
         chosen, weights = route(logits, self.bias, self.spec.top_k, self.spec.score, self.spec.normalize)
         y = self.exchange(self.experts, x, chosen)  # [tokens, top_k, dim]
         with torch.autocast(x.device.type, enabled=False):
             y = (weights.to(y.dtype)[:, None, :] @ y).squeeze(1)  # [tokens, dim]
         if self.training:
-            squares = levels(logits, self.spec.score).square().sum()
+            squares = _sum(levels(logits, self.spec.score).square(), counts)
             if _first_time():
-                self.load += counted(chosen, self.spec.count)
+                self.load += counted(chosen, self.spec.count, counts)
                 self.z += squares.detach()
-            if self.spec.z_loss and y.requires_grad:
-                y = attach(y, self.spec.z_loss * squares)
+            if y.requires_grad and (self.spec.z_loss or self.excess is not None):
+                y = attach(y, self.token_weight * self._own_loss(logits, squares, counts))
         return y
+
+    def _own_loss(self, logits: Tensor, squares: Tensor, counts: Tensor | None) -> Tensor:
+        """What is held against the router besides the loss of the model, summed over the tokens that count."""
+        loss = self.spec.z_loss * squares
+        if self.excess is None:
+            return loss
+        return loss + float(self.spec.balance_loss) * _sum(shares(logits, self.spec.score) @ self.excess, counts)
 
 
 def route(logits: Tensor, bias: Tensor, top_k: int, score: str, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -118,6 +135,18 @@ def levels(logits: Tensor, score: str) -> Tensor:
     return level if score == "softmax" else level - math.log(logits.shape[-1])
 
 
+def shares(logits: Tensor, score: str) -> Tensor:
+    """Scores as shares of one, [tokens, experts]: what the balance loss moves."""
+    if score == "softmax":
+        return logits.softmax(-1)
+    scores = logits.sigmoid()
+    return scores / (scores.sum(-1, keepdim=True) + 1e-20)
+
+
+def _sum(values: Tensor, counts: Tensor | None) -> Tensor:
+    return values.sum() if counts is None else (values * counts).sum()
+
+
 def through_experts(experts: Experts, x: Tensor, chosen: Tensor) -> Tensor:
     """Each token [tokens, dim] through its experts [tokens, top_k], all of them here: [tokens, top_k, dim]."""
     top_k = chosen.shape[1]
@@ -127,10 +156,12 @@ def through_experts(experts: Experts, x: Tensor, chosen: Tensor) -> Tensor:
     return spread(y, inverse(order)).unflatten(0, (-1, top_k))
 
 
-def counted(chosen: Tensor, experts: int) -> Tensor:
-    """How many tokens go to each expert, [experts]. Not bincount, which makes a GPU wait for the host."""
+def counted(chosen: Tensor, experts: int, counts: Tensor | None = None) -> Tensor:
+    """How many tokens, of those that count, go to each expert: [experts]. Not bincount, which makes a GPU wait for the
+    host."""
     flat = chosen.flatten()
-    return flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
+    ones = torch.ones_like(flat) if counts is None else counts[:, None].expand_as(chosen).flatten().to(flat.dtype)
+    return flat.new_zeros(experts).scatter_add_(0, flat, ones)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -242,72 +273,3 @@ class _Attach(torch.autograd.Function):
 def _first_time() -> bool:
     """Whether this is a forward pass, and not one that a backward pass repeats (recomputation)."""
     return torch._C._current_graph_task_id() == -1
-
-
-def sparse_layers(decoders: Iterable[nn.Module]) -> Iterator[tuple[int, MixtureOfExperts]]:
-    """The mixtures of some stretches of one model, each with its place among all sparse layers."""
-    for decoder in decoders:
-        for number, block in decoder.blocks.items():  # type: ignore[operator, union-attr]  # a Decoder
-            if isinstance(block.ffn, MixtureOfExperts):
-                yield int(number) - block.ffn.spec.dense_layers, block.ffn
-
-
-def loads(decoders: Iterable[nn.Module]) -> Tensor:
-    """Tokens that this process has routed to each expert since the last update: [sparse layers of the model, experts].
-
-    Layers of other pipeline stages are zero, so that the sum over all processes is the load of the whole batch.
-    """
-    return _table(decoders, lambda layer: layer.load)
-
-
-def biases(decoders: Iterable[nn.Module]) -> Tensor:
-    """The selection biases that this process holds, [sparse layers of the model, experts]; zero elsewhere."""
-    return _table(decoders, lambda layer: layer.bias)
-
-
-def squares(decoders: Iterable[nn.Module]) -> Tensor:
-    """The sum over this process's tokens of the squared `levels` of their router logits, [sparse layers, 1]: what the
-    z-loss holds down, and the first number to grow when a router loses its footing."""
-    return _table(decoders, lambda layer: layer.z[None], width=1)
-
-
-def _table(
-    decoders: Iterable[nn.Module], row: Callable[[MixtureOfExperts], Tensor], width: int | None = None
-) -> Tensor:
-    """A row for every sparse layer of the whole model, of `width` numbers (else one an expert): as large on a stage
-    that holds dense layers only, as the tables of all processes are summed. float64: counts and sums are exact."""
-    decoders = list(decoders)
-    shape: Shape = decoders[0].shape  # type: ignore[assignment]  # a Decoder's
-    device = next(decoders[0].parameters()).device
-    rows = {place: row(layer) for place, layer in sparse_layers(decoders)}
-    if shape.experts is None:
-        return torch.zeros(0, 0, dtype=torch.float64, device=device)
-    width = width or shape.experts.count
-    table = torch.zeros(shape.layers - shape.experts.dense_layers, width, dtype=torch.float64, device=device)
-    for place, values in rows.items():
-        table[place] = values
-    return table
-
-
-@torch.no_grad()
-def apply_loads(decoders: Iterable[nn.Module], summed: Tensor) -> None:
-    """Nudge the biases by `loads` summed over all processes, and start counting anew."""
-    for place, layer in sparse_layers(decoders):
-        layer.bias.copy_(balanced(layer.bias, summed[place].to(layer.bias.device), layer.spec.balance_rate))
-        layer.load.zero_()
-        layer.z.zero_()
-
-
-@torch.no_grad()
-def forget_loads(decoders: Iterable[nn.Module]) -> None:
-    """Start counting anew: the step was not taken."""
-    for _, layer in sparse_layers(decoders):
-        layer.load.zero_()
-        layer.z.zero_()
-
-
-def balanced(bias: Tensor, load: Tensor, rate: float) -> Tensor:
-    """A step of fixed size up for experts with less than the mean load, down for those with more; both [experts]."""
-    load = load.double()
-    step = torch.sign(load.mean() - load).to(bias.dtype)
-    return bias + rate * (step - step.mean())  # only differences matter, so the mean must not wander off

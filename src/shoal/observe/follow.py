@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO
 
-from shoal.observe import words
+from shoal.observe import evaluations, words
 from shoal.observe.console import Console
 from shoal.observe.throughput import duration_s
 from shoal.track.journal import Record, read
@@ -73,7 +73,7 @@ def sentence(record: Record, name: str) -> str | None:
         case "start":
             return _started(record)
         case "eval":
-            return f"{step}: evaluation loss {words.number(record.get('loss'))}"
+            return f"{step}: evaluation loss {evaluations.sentence(record)}"
         case "checkpoint":
             waited_s = float(record.get("stall_s", duration_s(record)))
             size = words.size(record.get("bytes") or 0)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.observe import planned, router, traffic, words
+from shoal.observe import evaluations, planned, router, traffic, words
 from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
 from shoal.observe.faults import Cost
@@ -85,6 +85,7 @@ def as_json(r: Report) -> dict[str, Any]:
         "plan": r.planned.as_json() if isinstance(r.planned, Compared) else r.planned,
         "final_loss": words.json_number(r.history.steps.last("loss")) if len(r.history.steps) else None,
         "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
+        "final_eval_sets": r.history.evals[-1].get("sets") if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
         "router": r.history.router,
         "checkpoints": [
@@ -193,8 +194,10 @@ def _results(r: Report) -> str:
         f"loss        {words.number(found.steps.last('loss'))} at the last step",
     ]
     if best := best_eval(found):
-        final = words.number(found.evals[-1]["loss"])
+        last = found.evals[-1]
+        final = f"{words.number(last['loss'])}{evaluations.precision(last)}"
         lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
+        lines += [f"            {line}" for line in evaluations.table(last)]
     lines += router.lines(found.router, found.steps)
     if found.checkpoints:
         last = found.checkpoints[-1]

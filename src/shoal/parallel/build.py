@@ -21,6 +21,7 @@ from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
 from shoal.parallel.tied import Tied
 from shoal.spec.eight_bits import head_in_8_bits
+from shoal.spec.precision import evaluated_in
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stages_of, stretches
@@ -54,12 +55,13 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
     if one_mask:
         for decoder in decoders:
             decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
+    rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, method, one_mask=one_mask)
+        return Laid(place, tuple(decoders), module, method, eight_bits_rest=rest, one_mask=one_mask)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     hidden = torch.bfloat16 if bf16 else torch.float32
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
-    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), one_mask)
+    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), rest, one_mask)
 
 
 def _same_kernels_everywhere() -> None:

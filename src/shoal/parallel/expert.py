@@ -23,7 +23,8 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispat
 
 from shoal.errors import SpecError
 from shoal.model.decoder import Decoder
-from shoal.model.moe import Experts, counted, inverse, sparse_layers, spread, swiglu
+from shoal.model.loads import sparse_layers
+from shoal.model.moe import Experts, counted, inverse, spread, swiglu
 from shoal.parallel.place import Place
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.data.windows import Batch
+from shoal.model import fp8
 from shoal.model.decoder import Decoder
+from shoal.model.loads import weigh_tokens
 from shoal.parallel import context
 from shoal.parallel.clip import copies_of, norm_and_factor
 from shoal.parallel.place import Place
@@ -33,6 +36,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    eight_bits_rest: bool = False  # products in 8 bits are in 16 where no gradient is taken
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
@@ -68,9 +72,13 @@ class Laid:
             owners["embed.weight"] = list(range(peers))  # the first stage's
         return owners
 
-    def backward(self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None) -> Tensor:
+    def backward(
+        self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None, token_weight: float = 1.0
+    ) -> Tensor:
         """Adds up the gradients of the loss summed over all targets; returns this process's part of that sum. `doing`
-        is told what comes next."""
+        is told what comes next. `token_weight`: targets for each counted token of the whole batch, by which routers
+        weigh losses of their own."""
+        weigh_tokens(self.decoders, token_weight)
         if self.pipeline is not None:
             doing("compute")
             return self.pipeline.backward(*self._inputs(_joined(batches)))
@@ -89,12 +97,13 @@ class Laid:
         """The same sum without gradients."""
         for decoder in self.decoders:
             decoder.eval()
-        if self.pipeline is not None:
-            total = self.pipeline.loss(*self._inputs(_joined(batches)))
-        else:
-            total = torch.zeros((), device=self.place.device)
-            for batch in batches:
-                total += self.module(*self._inputs(batch))
+        with fp8.paused(self.decoders) if self.eight_bits_rest else nullcontext():
+            if self.pipeline is not None:
+                total = self.pipeline.loss(*self._inputs(_joined(batches)))
+            else:
+                total = torch.zeros((), device=self.place.device)
+                for batch in batches:
+                    total += self.module(*self._inputs(batch))
         for decoder in self.decoders:
             reshard(decoder)
             decoder.train()
@@ -124,16 +133,17 @@ class Laid:
         twice = self.tied is not None and self.tied.local_copy is None and name == "embed.weight"
         return copies_of(parameter, peers) * (2 if twice else 1)
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """(tokens, positions, documents, targets) as a Decoder takes them, on the device."""
-        arrays = [batch.tokens, batch.positions, batch.targets]
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+        """(tokens, positions, documents, targets, padding) as a Decoder takes them, on the device."""
+        arrays: list[np.ndarray] = [batch.tokens, batch.positions, batch.targets]
+        padding = None if self.shape.experts is None else batch.padding
+        arrays += [] if padding is None else [padding]
         if self.place.sizes.cp > 1:
             arrays = [context.cut(a, self.place, self.cp_method) for a in arrays]
         apart = self.one_mask or batch.documents.any()
-        tokens, positions, targets, *rest = on_device(
-            [*arrays, *([batch.documents] if apart else [])], self.place.device
-        )
-        return tokens, positions, rest[0] if rest else None, targets
+        found = on_device([*arrays, *([batch.documents] if apart else [])], self.place.device)
+        tokens, positions, targets = found[:3]
+        return tokens, positions, found[-1] if apart else None, targets, None if padding is None else found[3]
 
 
 def _joined(batches: list[Batch]) -> Batch:

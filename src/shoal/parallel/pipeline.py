@@ -75,7 +75,14 @@ class Pipeline:
             if schedule == "zbv" and decoder.last:
                 decoder.head.loss = repeatable(decoder.head.loss)
 
-    def backward(self, tokens: Tensor, positions: Tensor, documents: Tensor | None, targets: Tensor) -> Tensor:
+    def backward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        documents: Tensor | None,
+        targets: Tensor,
+        padding: Tensor | None = None,
+    ) -> Tensor:
         """Adds up the gradients of the summed loss of this process's share [share, seq] of the batch. Returns the sum
         where the last stage is, and zero elsewhere."""
         shape = self._message(tokens, tokens.shape[0] // self.micro_batches)
@@ -88,21 +95,28 @@ class Pipeline:
             )
         losses: list[Tensor] = []
         inputs = (tokens,) if 0 in self._decoders else ()
-        context = _context(positions, documents, targets)
+        context = _context(positions, documents, targets, padding)
         self._order.step(*inputs, target=targets, losses=losses, return_outputs=False, **context)
         if self._stages - 1 not in self._decoders:
             return torch.zeros((), device=tokens.device)
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     @torch.no_grad()
-    def loss(self, tokens: Tensor, positions: Tensor, documents: Tensor | None, targets: Tensor) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        documents: Tensor | None,
+        targets: Tensor,
+        padding: Tensor | None = None,
+    ) -> Tensor:
         """The same sum without gradients, of any number of windows.
 
         In step: in round t stage s has micro-batch t - s, and all messages of a round travel together. So every pair
         of processes agrees on their order, which NCCL asks for, and a process with two stages keeps both at work.
         """
         rows = self._shape[0] if self._shape else max(1, tokens.shape[0] // self.micro_batches)
-        context = _context(positions, documents, targets)
+        context = _context(positions, documents, targets, padding)
         parts = [{k: v[i : i + rows] for k, v in context.items()} for i in range(0, tokens.shape[0], rows)]
         total = torch.zeros((), device=tokens.device)
         inputs: dict[int, Tensor] = {}  # by stage: what it reads in this round
@@ -251,7 +265,7 @@ def _own_loss(loss: Tensor, _targets: Tensor) -> Tensor:
     return loss
 
 
-def _context(positions: Tensor, documents: Tensor | None, targets: Tensor) -> dict[str, Tensor]:
+def _context(positions: Tensor, documents: Tensor | None, targets: Tensor, padding: Tensor | None) -> dict[str, Tensor]:
     """What every stage is given of a batch beside its input."""
-    context = {"positions": positions, "targets": targets}
-    return context if documents is None else {**context, "documents": documents}
+    context = {"positions": positions, "targets": targets, "documents": documents, "padding": padding}
+    return {name: value for name, value in context.items() if value is not None}

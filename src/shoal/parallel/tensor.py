@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -43,6 +43,7 @@ def split(decoder: Decoder, place: Place) -> None:
         return
     assert place.dense is not None
     mesh = place.dense["tp"]
+    decoder.stretch = partial(_stretch, size=place.sizes.tp, index=place.at["tp"])
     for block in decoder.blocks.values():
         parallelize_module(block, mesh, _block(block))
     if hasattr(decoder, "embed"):
@@ -101,6 +102,11 @@ class _Gathered(PrepareModuleInput):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         gathered: tuple[Any, ...] = super()._prepare_input_fn((x, *inputs[1:]), device_mesh)
         return gathered
+
+
+def _stretch(whole: Tensor, size: int, index: int) -> Tensor:
+    """Of [batch, seq], what lies beside this process's hidden states."""
+    return whole.chunk(size, SEQUENCE)[index]
 
 
 def _cut_rows(module: nn.Embedding | Head, mesh: DeviceMesh) -> None:

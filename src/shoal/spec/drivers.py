@@ -49,25 +49,20 @@ _STATES = "each peer saves the state of its layers in its --folder: set swarm.st
 _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
-_ALIKE = No("every held-out window counts alike; leave it out")
-
 # A name or a section; the longest that fits counts.
 REFUSED: dict[Driver, Table] = {
     "loop": {
-        "data.eval.*.weight": _ALIKE,
         "fleet.shards": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
         "fleet.deterministic": No("one island alone is deterministic anyway; leave it out"),
         "guard.on_straggler": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
     },
     "islands": {
-        "data.eval.*.weight": _ALIKE,
         "checkpoint.memory": No(
             "islands hold each other's state instead; leave it out, or set fleet.islands to 1", ("off",)
         ),
         "guard.replay": No("it does not work with islands yet; leave it out, or set fleet.islands to 1"),
     },
     "swarm": {
-        "data.eval.*.weight": _ALIKE,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "fleet": No("a peer of a swarm is one island: set fleet.islands to 1 (swarm.peers says how many train)"),
         "checkpoint": No(_SNAPSHOTS),

@@ -39,6 +39,7 @@ def experts_from_hf(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "score": "sigmoid" if kind == "dots1" else "softmax",
         "normalize": True if kind == "mixtral" else bool(known.get("norm_topk_prob", False)),
         "balance_rate": 0.0,
+        "balance_loss": 0.0,
         "z_loss": 0.0,
     }
 

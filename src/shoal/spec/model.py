@@ -34,15 +34,20 @@ class Experts(Strict):
         "softmax", description="How router logits become scores: over all experts (Mixtral, Qwen 3) or each by itself."
     )
     normalize: bool = Field(True, description="The weights of a token's experts are made to sum to one.")
-    balance_rate: float = Field(
-        1e-3,
-        ge=0,
-        description="How far each step moves the bias that evens out the experts' loads (arXiv:2408.15664); 0: off.",
+    balance_rate: Annotated[float, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="How far each step moves the bias that evens out the experts' loads (arXiv:2408.15664); 0: off. "
+        "`auto`: 1e-3, and 0 for a family whose class has no place for it (mixtral, qwen3_moe).",
+    )
+    balance_loss: Annotated[float, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="Weight of a loss that evens them out instead, by the loads of the whole batch before; 0: off. "
+        "`auto`: 1e-2 where `balance_rate: auto` is 0, else 0.",
     )
     z_loss: float = Field(
         1e-3,
         ge=0,
-        description="Weight of the squared logsumexp of router logits (ST-MoE) in the loss; 0: off.",
+        description="Weight of the squared logsumexp of router logits (ST-MoE), a mean over all tokens; 0: off.",
     )
 
 

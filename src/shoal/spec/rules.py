@@ -9,6 +9,7 @@ from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
+from shoal.spec.precision import problem
 from shoal.spec.run import Run
 from shoal.spec.start_values import FROM_THE_SHAPE
 
@@ -45,6 +46,14 @@ def _layers(run: Run) -> Iterator[Broken]:
         yield (
             ("model.experts.top_k", "model.experts.count"),
             f"model.experts.top_k {m.experts.top_k} is more than the {m.experts.count} experts there are; lower it",
+        )
+    if m.experts and m.experts.top_k == 1 and m.experts.normalize:
+        # One weight, divided by itself: the loss would teach the router nothing.
+        other = "set model.experts.normalize to false, or " if m.family != "mixtral" else ""  # which has it always
+        yield (
+            ("model.experts.top_k", "model.experts.normalize"),
+            "model.experts.top_k 1 with model.experts.normalize true gives every expert the weight 1, whatever the "
+            f"router says, so the router would learn nothing from the loss; {other}set model.experts.top_k to 2",
         )
     if m.experts and m.experts.dense_layers >= m.layers:
         yield (
@@ -106,6 +115,11 @@ def _held_out(run: Run) -> Iterator[Broken]:
             )
     if run.eval.every and not run.data.eval:
         yield ("eval.every", "data.eval"), f"eval.every {run.eval.every} needs held-out data; set data.eval"
+
+
+def _precision(run: Run) -> Iterator[Broken]:
+    if sentence := problem(run.train.precision, run.eval.precision):
+        yield ("eval.precision", "train.precision"), sentence
 
 
 def _best(run: Run) -> Iterator[Broken]:
@@ -230,6 +244,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _rope,
     _windows,
     _held_out,
+    _precision,
     _best,
     _somewhere,
     _length,

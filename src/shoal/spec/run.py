@@ -19,7 +19,12 @@ class Source(Strict):
     """One prepared data set of a mixture."""
 
     path: LocalPath = Field(description="Folder of token shards made by `shoal data prepare`, or s3://bucket/prefix.")
-    weight: float = Field(1.0, gt=0, description="Share of the samples drawn from it, relative to the other sources.")
+    weight: float = Field(
+        1.0,
+        gt=0,
+        description="Share of the samples drawn from it, relative to the other sources; of `data.eval`, its share of "
+        "the mean.",
+    )
 
 
 def _as_sources(value: object) -> object:
@@ -78,7 +83,9 @@ class Data(Strict):
     """What the model reads, and how windows are cut."""
 
     train: Sources = Field(min_length=1, description="Prepared token shards; several are mixed by their weights.")
-    eval: Sources = Field((), description="Held-out shards for evaluation; empty means no evaluation.")
+    eval: Sources = Field(
+        (), description="Held-out shards for evaluation: a loss of each set, and their mean by weight; empty: none."
+    )
     seq_len: Positive = Field(512, description="Tokens in a window.")
     skip: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="Batches of the order that are left out, counted from 0; `guard` may add to them."
@@ -167,7 +174,12 @@ class Eval(Strict):
     """Evaluation on `data.eval`."""
 
     every: int = Field(0, ge=0, description="Steps between evaluations; 0 means at the end only.")
-    windows: Positive | None = Field(None, description="Windows to evaluate on; empty means all of them.")
+    windows: Positive | None = Field(
+        None, description="Windows to evaluate on, by the weights of the sets; empty means all of them."
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
+        "auto", description="Compute type; `auto`: as training, and bf16 where that is fp8 (the output layer's too)."
+    )
 
 
 class Mesh(Strict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.errors import SpecError
+from shoal.spec import balancing
 from shoal.spec.model import Experts, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
@@ -116,4 +117,4 @@ def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
     same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
     closed = {"vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim}
     start = {"init": rule_of(model)[0], "init_std": STD if model.init_std == "auto" else model.init_std}
-    return Shape(**{**same, **closed, **start})
+    return Shape(**{**same, **closed, **start, "experts": balancing.closed(model)})

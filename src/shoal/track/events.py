@@ -9,6 +9,7 @@ run file was changed in between) is the new value uploaded as well; it has the l
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from shoal.observe.throughput import mfu, tokens_per_s
 from shoal.track.journal import Record, read
 
 SAME_LOSS = 1e-4  # relative; other layouts and other machines round differently, a changed run differs by more
+_PLAIN = re.compile(r"[^A-Za-z0-9_./ -]")  # all that MLflow takes in a name, but these
 Kind = Literal["open", "start", "metrics", "failure", "close"]
 
 
@@ -76,7 +78,7 @@ class Reader:
             case "step":
                 return self._metrics(t, int(record["step"]), "loss", _step_values(record, self._start))
             case "eval":
-                return self._metrics(t, int(record["step"]), "eval_loss", {"eval_loss": float(record["loss"])})
+                return self._metrics(t, int(record["step"]), "eval_loss", _eval_values(record))
             case "start":
                 self._start = record
                 first, attempt = int(record.get("step", 0)), int(record.get("attempt", 0))
@@ -98,6 +100,11 @@ class Reader:
         before, now = seen[step], values[key]
         seen[step] = now
         return Event("metrics", t, step, values, again=math.isclose(before, now, rel_tol=SAME_LOSS))
+
+
+def _eval_values(record: Record) -> dict[str, float]:
+    sets = {f"eval_loss/{_PLAIN.sub('_', one['name'])}": float(one["loss"]) for one in record.get("sets") or ()}
+    return {"eval_loss": float(record["loss"]), **sets}
 
 
 def _step_values(record: Record, start: Record | None) -> dict[str, float]:

@@ -85,6 +85,10 @@ def _rows(value: Any) -> bool:
     return type(value) is list and all(type(row) is dict and _ROW.fits(row) for row in value)
 
 
+def _sets(value: Any) -> bool:
+    return type(value) is list and all(type(one) is dict and _SET.fits(one) for one in value)
+
+
 def _maybe(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -114,6 +118,7 @@ class _Shape:
 _ROW = _Shape(
     {"axis": _text, "op": _text, "group": _count, "bytes": _count, "most_calls": _count, "most_bytes": _count}
 )
+_SET = _Shape({"name": _text, "weight": _real, "loss": _measured, "targets": _count})
 _TAKEN = {"attempt": _count, "begin": _time, "position": _count, "samples": _count, "targets": _count}
 _WHO = {"rank": _maybe(_count), "island": _maybe(_count), "attempt": _maybe(_count)}
 # What a record has that does not say it.
@@ -167,7 +172,7 @@ _SHAPES = {
         {"ep": _count, "ep_imbalance_max": _real},
     ),
     "traffic": _Shape({"step": _count, "rows": _rows, "world": _some}),
-    "eval": _Shape({"step": _count}, {**_TAKEN, "loss": _measured}),
+    "eval": _Shape({"step": _count}, {**_TAKEN, "loss": _measured, "precision": _text, "sets": _sets}),
     "checkpoint": _Shape({"step": _count}, {**_TAKEN, "stall_s": _real, "persist_s": _real, "bytes": _count}),
     "checkpoint_failed": _Shape({}, {**_TAKEN, "step": _count}),
     "uploaded": _Shape({"step": _count}, {"bytes": _count, "seconds": _real}),

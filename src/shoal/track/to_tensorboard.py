@@ -35,6 +35,12 @@ TAGS = {
 }
 
 
+def _tag(key: str) -> str:
+    """Of one set of an evaluation, beside that of their mean."""
+    kind, _, name = key.partition("/")
+    return TAGS[kind] + f"/{name}" * bool(name)
+
+
 class ToTensorboard:
     name = "tensorboard"
     durable = True
@@ -93,7 +99,7 @@ class ToTensorboard:
     def _add(self, event: Event) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=TAGS[key], simple_value=value) for key, value in event.values.items()]
+        values = [Summary.Value(tag=_tag(key), simple_value=value) for key, value in event.values.items()]
         self._write(event.t, event.step, summary=Summary(value=values))
 
     def _write(self, t: float, step: int, **what: Any) -> None:

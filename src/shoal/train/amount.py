@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shoal.data.windows import Batch
 from shoal.spec.flops import seen_pairs, step_flops
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
-Amount = tuple[float, float, float]  # targets, tokens, pairs of a token and one that it sees, over all layers
+
+class Amount(NamedTuple):
+    targets: float
+    tokens: float  # without padding
+    pairs: float  # of a token and one that it sees, over all layers
+
+    @property
+    def token_weight(self) -> float:
+        """Targets for each token, by which routers weigh losses of their own (`shoal.model.moe`)."""
+        return self.targets / max(1.0, self.tokens)
 
 
 def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
     """What these batches have."""
-    return (
+    return Amount(
         sum(b.target_count for b in batches),
         sum(b.token_count for b in batches),
         sum(seen_pairs(shape, b.lengths) for b in batches),
@@ -23,9 +33,9 @@ def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
 
 def read_fields(run: Run, shape: Shape, batch: int, known: Amount) -> dict[str, float]:
     """For the record of a step that has read this batch of the order, with so much in it, of all processes."""
-    targets, tokens, pairs = known
     read = {"position": batch * run.train.batch, "samples": run.train.batch}
-    return {**read, "tokens": int(tokens), "targets": int(targets), **flops_fields(run, shape, tokens, pairs)}
+    read |= {"tokens": int(known.tokens), "targets": int(known.targets)}
+    return {**read, **flops_fields(run, shape, known.tokens, known.pairs)}
 
 
 def flops_fields(run: Run, shape: Shape, tokens: float, pairs: float) -> dict[str, float]:

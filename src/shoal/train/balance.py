@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.model import moe
+from shoal.model import loads as tables
 from shoal.observe import router
 from shoal.parallel.laid import Laid
 
 
 def forget(model: Laid) -> None:
     """The step is not taken: what its batch has counted is of no use."""
-    moe.forget_loads(model.decoders)
+    tables.forget_loads(model.decoders)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def counted(model: Laid, step: int) -> Counts | None:
     """What all processes have counted for the `step`-th step, from 1; None for a dense model. Collective."""
     if model.shape.experts is None:
         return None
-    loads = model.place.sum_on_device(moe.loads(model.decoders))
-    squares = model.place.sum_on_device(moe.squares(model.decoders)) if router.due(step) else None
+    loads = model.place.sum_on_device(tables.loads(model.decoders))
+    squares = model.place.sum_on_device(tables.squares(model.decoders)) if router.due(step) else None
     return Counts(loads, squares)
 
 
@@ -60,11 +60,11 @@ def nudge(model: Laid, step: int, counts: Counts, tell: Callable[..., None]) -> 
     ep = place.sizes.ep
     if counts.squares is not None:
         peers = place.world // place.sizes.pp  # each of them holds the same biases
-        biases = place.sum_on_device(moe.biases(model.decoders)) / peers
+        biases = place.sum_on_device(tables.biases(model.decoders)) / peers
         record = router.record(step, loads.cpu(), biases.cpu(), ep, first_layer=experts.dense_layers)
         per_token = counts.squares[:, 0] * experts.top_k / loads.sum(1)
         tell("router", **record, z=[round(float(z), 4) for z in per_token])
-    moe.apply_loads(model.decoders, loads)
+    tables.apply_loads(model.decoders, loads)
     return router.step_fields(loads.cpu(), ep)
 
 

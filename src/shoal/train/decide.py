@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
 from shoal.spec import eight_bits
+from shoal.spec.balancing import balancing, with_balancing
 from shoal.spec.mesh import Sizes
+from shoal.spec.precision import evaluated_in, problem
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import rule_of, with_rule
@@ -57,6 +59,10 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         )
     if run.model.weights is None:
         choose("model.init", run.model.init, *rule_of(run.model, run.train.optimizer.name))
+    if run.model.experts is not None:
+        rate, loss, why = balancing(run.model)
+        choose("model.experts.balance_rate", run.model.experts.balance_rate, rate, why)
+        choose("model.experts.balance_loss", run.model.experts.balance_loss, loss, why)
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
@@ -78,16 +84,23 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     if precision == "fp8":
         tokens = layout.micro_batch * run.data.seq_len // layout.sizes.cp
         eight_bits.check(shape, layout.sizes.tp > 1, tokens)
+    if wrong := problem(precision, run.eval.precision):
+        raise SpecError(f"{wrong}.")
+    evaluated = evaluated_in(precision, run.eval.precision)
+    if run.data.eval and evaluated != precision:
+        choose("eval.precision", run.eval.precision, evaluated, "what fp8 has learned is used in 16 bits")
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
     eager_fp8 = precision == "fp8" and not compiled
     kernels = choose("train.kernels", run.train.kernels, *kernels_for(device, eager_fp8))
     if device == "cuda":
         refuse_what_these_cannot(precision, kernels, eager_fp8)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
+    model = with_balancing(with_rule(run.model, run.train.optimizer.name))
     closed = run.model_copy(
         update={
-            "model": with_rule(run.model, run.train.optimizer.name).model_copy(update={"vocab_size": vocab}),
+            "model": model.model_copy(update={"vocab_size": vocab}),
             "train": run.train.model_copy(update=settled),
+            "eval": run.eval.model_copy(update={"precision": evaluated}),
             "mesh": closed_mesh(run.mesh, layout),
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }

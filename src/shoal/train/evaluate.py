@@ -1,15 +1,22 @@
-"""Loss on held-out shards: the same windows in the same order whatever the layout, so that two numbers compare."""
+"""Loss on held-out shards: the same windows in the same order whatever the layout, so that two numbers compare.
+
+Each set of `data.eval` has a loss of its own, a mean over its targets; the loss of the evaluation is their mean by the
+weights that the run file gives the sets, however large they are.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from shoal.data.windows import Batch, Windows
+from shoal.errors import DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
@@ -25,40 +32,106 @@ class Evaluator:
     tell: Tell
 
     def __call__(self, step: int) -> float:
-        begin = round(time.time(), 6)
-        total, targets = torch.zeros((), dtype=torch.float64, device=self.place.device), 0
-        for batches in self._rounds():
-            total += self.model.loss(batches).double()
-            targets += sum(batch.target_count for batch in batches)
-        loss = float(self.model.total(total))
-        (all_targets,) = self.place.sum_of_batch(targets)
-        self.tell("eval", step=step, begin=begin, loss=loss / all_targets, targets=int(all_targets))
-        return loss / all_targets
+        begin, sets = round(time.time(), 6), self.run.data.eval
+        totals = torch.zeros(len(self._picked), dtype=torch.float64, device=self.place.device)
+        targets = [0] * len(self._picked)
+        for k, ids in enumerate(self._picked):
+            for batches in self._rounds(k, ids):
+                totals[k] += self.model.loss(batches).double()
+                targets[k] += sum(batch.target_count for batch in batches)
+        summed, counted = self.model.total(totals).tolist(), self.place.sum_of_batch(*targets)
+        if 0.0 in counted:
+            raise DataError(
+                f"data.eval {sets[counted.index(0.0)].path} has no target token: its loss mask hides every one, so "
+                "its loss is not defined; leave it out."
+            )
+        losses = [float(total / n) for total, n in zip(summed, counted, strict=True)]
+        loss = weighted_mean(losses, [source.weight for source in sets])
+        self.tell(
+            "eval",
+            step=step,
+            begin=begin,
+            loss=loss,
+            targets=int(sum(counted)),
+            precision=self.run.eval.precision,
+            **({"sets": self._told(losses, counted)} if len(sets) > 1 else {}),
+        )
+        return loss
 
-    def _rounds(self) -> Iterator[list[Batch]]:
+    @cached_property
+    def _picked(self) -> list[np.ndarray]:
+        """The windows of each set, by number."""
+        sizes = self.windows.sizes
+        counts = shared_out(sizes, [source.weight for source in self.run.data.eval], self.run.eval.windows)
+        return [spread_over(size, count) for size, count in zip(sizes, counts, strict=True)]
+
+    def _told(self, losses: Sequence[float], targets: Sequence[float]) -> list[dict[str, object]]:
+        sets = self.run.data.eval
+        each = zip(names_of([source.path for source in sets]), sets, losses, targets, strict=True)
+        return [{"name": name, "weight": s.weight, "loss": loss, "targets": int(n)} for name, s, loss, n in each]
+
+    def _rounds(self, source: int, ids: np.ndarray) -> Iterator[list[Batch]]:
         """This process's share, in rounds of as many micro-batches as the model takes at once. Every process runs it
         equally often, for its collectives must meet: where the windows do not divide, the last round is filled up with
         windows whose targets are all masked."""
-        sources, ids = all_windows(self.windows, self.run.eval.windows)
         micro, at_once = int(self.run.mesh.micro_batch), self.model.at_once
         readers, reader = self.place.sizes.dp, self.place.at["dp"]
         for i in range(-(-len(ids) // (micro * at_once * readers))):
             first = (i * readers + reader) * at_once
-            yield [self._batch(sources, ids, (first + j) * micro + np.arange(micro)) for j in range(at_once)]
+            yield [self._batch(source, ids, (first + j) * micro + np.arange(micro)) for j in range(at_once)]
 
-    def _batch(self, sources: np.ndarray, ids: np.ndarray, mine: np.ndarray) -> Batch:
+    def _batch(self, source: int, ids: np.ndarray, mine: np.ndarray) -> Batch:
         real = mine < len(ids)
         pick = np.where(real, mine, 0)
-        batch = self.windows.batch(sources[pick], ids[pick])
+        batch = self.windows.batch(np.full(len(pick), source), ids[pick])
         batch.targets[~real] = -100
         return batch
 
 
+def weighted_mean(losses: Sequence[float], weights: Sequence[float]) -> float:
+    if len(losses) == 1:
+        return losses[0]
+    return math.fsum(loss * w for loss, w in zip(losses, weights, strict=True)) / math.fsum(weights)
+
+
+def shared_out(sizes: Sequence[int], weights: Sequence[float], limit: int | None) -> list[int]:
+    """How many windows of each set: all of them, or `limit` by the sets' weights. One at least: a set without a loss
+    would leave the mean without its share."""
+    if limit is None or limit >= sum(sizes):
+        return list(sizes)
+    counts = [0] * len(sizes)
+    left = limit
+    while left > 0:  # what a small set has no room for goes to the others
+        room = [k for k, size in enumerate(sizes) if counts[k] < size]
+        whole = math.fsum(weights[k] for k in room)
+        given = {k: min(sizes[k] - counts[k], int(left * weights[k] / whole)) for k in room}
+        if not any(given.values()):  # fewer than there are sets: to those that are furthest behind
+            given = dict.fromkeys(sorted(room, key=lambda k: (counts[k] / weights[k], k))[:left], 1)
+        for k, n in given.items():
+            counts[k] += n
+        left = limit - sum(counts)
+    return [max(1, n) for n in counts]
+
+
+def spread_over(size: int, count: int) -> np.ndarray:
+    """So many windows from the whole of a set, not from its beginning."""
+    return np.arange(size) if count >= size else np.linspace(0, size - 1, count).astype(np.int64)
+
+
 def all_windows(windows: Windows, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """(sources, windows) of some data sets together, spread evenly over all of them."""
     sizes = windows.sizes
     sources = np.repeat(np.arange(len(sizes)), sizes)
     ids = np.concatenate([np.arange(n) for n in sizes])
-    if limit is not None and limit < len(ids):
-        spread = np.linspace(0, len(ids) - 1, limit).astype(np.int64)  # from the whole set, not its beginning
-        sources, ids = sources[spread], ids[spread]
-    return sources.astype(np.int64), ids.astype(np.int64)
+    picked = spread_over(len(ids), len(ids) if limit is None else limit)
+    return sources[picked].astype(np.int64), ids[picked].astype(np.int64)
+
+
+def names_of(paths: Sequence[str]) -> list[str]:
+    """The end of each path, as short as tells them apart."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(part[-length:]) for part in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return list(paths)  # one data set twice

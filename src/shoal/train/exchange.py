@@ -43,9 +43,10 @@ class Exchange:
         """What all ranks have said of the saves in the last `begin`; waits until all of them have."""
         assert self._under_way is not None, "nothing was begun"
         (batch, summing), self._under_way = self._under_way, None
-        targets, tokens, pairs, stop, *votes = summing.wait()
-        self._note(batch, targets, tokens, pairs, stop)
-        return votes
+        said = summing.wait()
+        self._note(batch, *said[: len(Amount._fields) + 1])
+        return said[len(Amount._fields) + 1 :]
 
-    def _note(self, batch: int, targets: float, tokens: float, pairs: float, stop: float) -> None:
-        self._known, self._stop = (batch, (targets, tokens, pairs)), bool(stop)
+    def _note(self, batch: int, *said: float) -> None:
+        *amount, stop = said
+        self._known, self._stop = (batch, Amount(*amount)), bool(stop)

@@ -140,6 +140,7 @@ class Work:
         self._targets = self._tokens = self._pairs = 0
         self._sum: Tensor | None = None
         self._counts: Counts | None = None  # of experts
+        self._weight: float | None = None  # of a token, in the routers' own losses
         self._forest = Forest[Tensor](t.fleet.shards, lambda a, b: a.add_(b))
         t.flat.forget()
 
@@ -154,7 +155,8 @@ class Work:
             clock.lap("data_s")
             seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
             summing = self._t.place.begin_sum_of_batch(*amount(self._t.model.shape, batches))
-            loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark)))
+            weight = self._token_weight()
+            loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark, weight)))
             self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
             clock.mark("clip")
             targets, tokens, pairs = map(int, summing.wait())
@@ -165,6 +167,15 @@ class Work:
             self._add(some, self._t.flat.gather(self._t.flat.empty()))
             self._count()
             clock.lap("compute_s")
+
+    def _token_weight(self) -> float:
+        """That of the whole batch, whose other shards other islands compute. Collective, among an island's ranks."""
+        if self._t.model.shape.experts is None:
+            return 1.0
+        if self._weight is None:
+            targets, tokens = self._t.place.sum_of_batch(*self._t.feed.count(self._batch))
+            self._weight = targets / max(1.0, tokens)
+        return self._weight
 
     def _add(self, some: list[int], gradient: Tensor) -> None:
         """Gradients are not left to add up in the parameters: each backward pass is whole by itself."""

@@ -85,12 +85,12 @@ def _try_step(t: Training, step: int) -> Record | None:
         return None
     if t.numerics.alarm():
         t.numerics.go_back(step)
-    if not (targets := known[0]):
+    if not (targets := known.targets):
         raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
     t.exchange.begin(t.place, coming, amount(shape, ahead), told, t.saves.votes(step))
 
     # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
-    part = t.model.backward(micro_batches, clock.mark)
+    part = t.model.backward(micro_batches, clock.mark, known.token_weight)
     clock.mark("clip")
     loss = t.model.total(part) / targets
     t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))

@@ -22,7 +22,7 @@ from shoal.fleet.outer.exact import F32
 from shoal.fleet.outer.local import Local, Move
 from shoal.fleet.outer.merge import merge
 from shoal.fleet.outer.outer import Applied, Outer
-from shoal.fleet.outer.robust import Verdict
+from shoal.fleet.outer.robust import Verdict, learned
 
 KEPT = 16  # own parts that may still be returned
 Paths = Mapping[str, str]
@@ -48,7 +48,8 @@ class Work:
     def said(self) -> dict[str, Any]:
         loss = round(self.loss_sum / self.targets, 6) if self.targets else None
         used = _joined(self.used)
-        return {"tokens": self.tokens, "used": used, "steps": self.steps, "seconds": self.seconds, "loss": loss}
+        done = {"tokens": self.tokens, "targets": self.targets, "steps": self.steps}
+        return {**done, "used": used, "seconds": self.seconds, "loss": loss}
 
 
 Say = Callable[..., None]
@@ -197,7 +198,7 @@ def _merged(base: Outer, record: Mapping[str, Any], branches: Sequence[Any]) -> 
             else:
                 _applied(end, entry["record"], entry.get("parts") or {})
         ends.append(end)
-        tokens.append(sum(int(t["tokens"]) for entry in branch for t in entry["record"].get("took") or []))
+        tokens.append(sum(learned(t) for entry in branch for t in entry["record"].get("took") or []))
     weights = [int(w) for w in record.get("weights") or tokens]
     return merge(base.copy(), ends, weights, int(record["round"]))
 

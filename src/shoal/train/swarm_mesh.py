@@ -19,16 +19,20 @@ from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saving import save
 from shoal.checkpoint.store import Folder
-from shoal.data.windows import Batch
+from shoal.data.order import I64
+from shoal.data.windows import Batch, Windows
 from shoal.fleet.inner import Inner
 from shoal.fleet.outer.exact import F32
 from shoal.fleet.outer.local import Move
+from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
+from shoal.train.amount import Amount, amount
 from shoal.train.balance import balance, forget
 from shoal.train.evaluate import Evaluator
 from shoal.train.seed import seed_step
 from shoal.train.swarm_samples import Range, positions
+from shoal.train.swarm_scoring import Pool
 from shoal.train.swarm_weights import Weights
 from shoal.train.worker import Parts
 
@@ -54,6 +58,8 @@ class Mesh:
         self._place, self._model = parts.place, parts.model
         self._inner = Inner(parts.place.rank, parts.place.world)
         self._ahead = _Ahead(parts, int(run.mesh.micro_batch))
+        trained, held_out = run.steps * run.train.batch, None if evaluator is None else evaluator.windows
+        self.pool = Pool.of(parts.windows, parts.order, trained, held_out)  # on which parts are tried
         self.weights = Weights(parts.model)
         self.steps = 0  # inner steps, of this process's life
 
@@ -88,10 +94,12 @@ class Mesh:
         batches = self._ahead.get(ranges)
         self._ahead.prepare(then)
         seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
-        mine = [sum(b.target_count for b in batches), sum(b.token_count for b in batches)]
-        summing = self._place.begin_sum_of_batch(*mine)
-        total = self._model.total(self._model.backward(batches))
-        targets, tokens = summing.wait()
+        # Of a dense model the sum is not needed before the gradient; a router weighs its tokens by it.
+        shape = self._model.shape
+        summing = self._place.begin_sum_of_batch(*amount(shape, batches))
+        known = None if shape.experts is None else Amount(*summing.wait())
+        total = self._model.total(self._model.backward(batches, token_weight=known.token_weight if known else 1.0))
+        targets, tokens, *_ = known or summing.wait()
         loss = float(total) / max(1.0, targets)
         grad_norm, factor = self._model.norm(1 / max(1.0, targets), self._run.train.clip)
         step = Step(loss, int(targets), int(tokens), float(grad_norm), 0.0)
@@ -105,10 +113,10 @@ class Mesh:
         balance(self._model, self.steps, lambda *_, **__: None)
         return Step(loss, int(targets), int(tokens), float(grad_norm), lr)
 
-    def loss(self, ranges: Sequence[Sequence[int]]) -> float:
-        """The mean loss on windows of the training data, without a step."""
-        self._call("loss", ranges)
-        batches = self._ahead.get(ranges)
+    def loss(self, numbers: Sequence[int]) -> float:
+        """The mean loss on windows of the pool, without a step."""
+        self._call("loss", numbers)
+        batches = _batches(self._place, self.pool.windows, *self.pool.pick(numbers), int(self._run.mesh.micro_batch))
         total = self._model.total(self._model.loss(batches))
         (targets,) = self._place.sum_of_batch(sum(b.target_count for b in batches))
         return float(total) / max(1.0, targets)
@@ -187,17 +195,20 @@ class _Ahead:
         return made[1].result() if made is not None and made[0] == wanted else self._make(wanted)
 
     def _make(self, ranges: list[Range]) -> list[Batch]:
-        place, all_of_them = self._parts.place, positions(ranges)
-        share = len(all_of_them) // place.sizes.dp
-        assert share * place.sizes.dp == len(all_of_them), "a step's windows are not shared equally"
-        mine = all_of_them[place.at["dp"] * share : (place.at["dp"] + 1) * share]
-        sources, windows = self._parts.order.pick(mine)
-        cuts = range(0, share, min(self._micro_batch, share))
-        size = min(self._micro_batch, share)
-        return [self._parts.windows.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
+        picked = self._parts.order.pick(positions(ranges))
+        return _batches(self._parts.place, self._parts.windows, *picked, self._micro_batch)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _batches(place: Place, windows: Windows, sources: I64, ids: I64, micro_batch: int) -> list[Batch]:
+    """This process's share of some windows."""
+    share = len(ids) // place.sizes.dp
+    assert share * place.sizes.dp == len(ids), "a step's windows are not shared equally"
+    mine = slice(place.at["dp"] * share, (place.at["dp"] + 1) * share)
+    sources, ids, size = sources[mine], ids[mine], min(micro_batch, share)
+    return [windows.batch(sources[i : i + size], ids[i : i + size]) for i in range(0, share, size)]
 
 
 def _ranges(said: Sequence[Sequence[int]]) -> list[Range]:

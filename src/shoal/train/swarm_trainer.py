@@ -11,6 +11,7 @@ Nothing of a round waits for the network: the node says when it ends, and whatev
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from shoal.errors import NumericsError, ShoalError
 from shoal.fleet.net.identity import canonical
 from shoal.fleet.outer import snapshot
 from shoal.fleet.outer.outer import Outer
-from shoal.fleet.outer.robust import Verdict
+from shoal.fleet.outer.robust import Verdict, learned
 from shoal.fleet.outer.rule import Rule
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
@@ -54,6 +55,7 @@ class Trainer:
         self._logbook = Logbook(run, tell)
         self._due = Due(run, None)
         self._said_idle = time.monotonic()
+        self._said_untried = False
 
     def train(self) -> None:
         """Until the node says stop, or is gone."""
@@ -229,11 +231,14 @@ class Trainer:
 
     def _score(self, round: int, parts: Mapping[str, str]) -> None:
         """What each part alone would do to the loss on some windows; below zero is good."""
+        windows = self._tried(round)
+        if not windows:
+            self._link.send("scored", round=round, scores={})
+            return
         keeper = self._settled()
         own, outer = self._mesh.read(), keeper.outer
-        ranges = self._scored(round)
         self._mesh.write(outer.theta)
-        before, scores = self._mesh.loss(ranges), {}
+        before, scores = self._mesh.loss(windows), {}
         where = self._rule.fragment(round, outer.count)
         for peer, path in parts.items():
             moved = outer.theta.copy()
@@ -243,16 +248,20 @@ class Trainer:
                 scores[peer] = 1e9  # it does not decode
                 continue
             self._mesh.write(moved)
-            scores[peer] = float(np.nan_to_num(self._mesh.loss(ranges) - before, nan=1e9, posinf=1e9, neginf=-1e9))
+            scores[peer] = float(np.nan_to_num(self._mesh.loss(windows) - before, nan=1e9, posinf=1e9, neginf=-1e9))
         self._mesh.write(own)
         self._link.send("scored", round=round, scores=scores)
 
-    def _scored(self, round: int) -> list[tuple[int, int]]:
-        """Windows far beyond those that are trained on, others each round, so that nobody can prepare for them."""
-        size = max(1, SCORED_WINDOWS // self._mesh.readers) * self._mesh.readers
-        chance = int.from_bytes(hashlib.sha256(f"{self._run.seed} {round} {time.time_ns()}".encode()).digest()[:4])
-        first = self._run.steps * self._run.train.batch + chance * size
-        return [(first, first + size)]
+    def _tried(self, round: int) -> list[int]:
+        """Windows that nobody trains on, others each round, so that nobody can prepare for them."""
+        pool, readers = self._mesh.pool.size, self._mesh.readers
+        count = min(max(1, SCORED_WINDOWS // readers), pool // readers) * readers
+        if not count and not self._said_untried:
+            self._said_untried = True
+            why = "all of data.train is trained on and data.eval is empty; set data.eval"
+            self._tell("warning", text=f"others' parts are not tried: {why}")
+        chance = random.Random(f"{self._run.seed} {round} {time.time_ns()}")
+        return sorted(chance.sample(range(pool), count))
 
     def _stop(self) -> None:
         """Hands in what there is, and leaves."""
@@ -343,8 +352,7 @@ class Logbook:
         if step <= self.step or not took:
             return
         begin, self._since = self._since, round(time.time(), 6)
-        weighed = [(float(t["loss"]), int(t["tokens"])) for t in took if t.get("loss") is not None]
-        tokens = sum(int(t["tokens"]) for t in took)
+        weighed = [(float(t["loss"]), learned(t)) for t in took if t.get("loss") is not None]
         self._tell(
             "step",
             step=step,
@@ -353,8 +361,8 @@ class Logbook:
             begin=begin,
             position=0 if done is None else int(done),
             samples=sum(count(t.get("used") or []) for t in took),
-            tokens=tokens,
-            targets=tokens,
+            tokens=sum(int(t["tokens"]) for t in took),
+            targets=sum(learned(t) for t in took),
             loss=sum(loss * n for loss, n in weighed) / max(1, sum(n for _, n in weighed)),
             grad_norm=self.grad_norm,
             lr=self.lr,

@@ -46,7 +46,7 @@ def whole() -> dict[str, Any]:
         "name": "fishes",
         "model": {
             "weights": PLACES[2],
-            "experts": {"count": 2, "top_k": 1, "ffn_dim": 8},
+            "experts": {"count": 2, "top_k": 2, "ffn_dim": 8},
             "rope_scaling": {"kind": "llama3", "factor": 2.0, "original_max_seq_len": 64},
         },
         "data": {"train": [{"path": PLACES[0]}], "eval": [{"path": PLACES[1]}]},

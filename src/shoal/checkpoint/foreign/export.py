@@ -43,9 +43,15 @@ def described(found: Found, run_dir: RunDir | None) -> Run | Model:
 
 
 def export(
-    found: Found, of: Run | Model, folder: str | os.PathLike[str], tokenizer: str | None, dtype: str | None
+    found: Found,
+    of: Run | Model,
+    folder: str | os.PathLike[str],
+    tokenizer: str | None,
+    dtype: str | None,
+    drop_biases: bool = False,
 ) -> None:
-    """Writes the weights of `found`. `tokenizer` names another than the data's, or is `none`; `dtype` casts."""
+    """Writes the weights of `found`. `tokenizer` names another than the data's, or is `none`; `dtype` casts;
+    `drop_biases` leaves out those of routers that the class has no place for."""
     model = of.model if isinstance(of, Run) else of
     like = _folder_it_came_from(found, model) if tokenizer is None else None
     chosen, vocab_size = None, None
@@ -53,7 +59,8 @@ def export(
         chosen = load_tokenizer(tokenizer) if tokenizer is not None else tokenizer_of(of)
         vocab_size = chosen.vocab_size
     shape = shape_of(model, vocab_size)
-    save_folder(folder, shape, read_full(found), chosen, like, DTYPES[dtype] if dtype else None)
+    cast = DTYPES[dtype] if dtype else None
+    save_folder(folder, shape, read_full(found), chosen, like, cast, drop_biases=drop_biases)
 
 
 def _folder_it_came_from(found: Found, model: Model) -> str | None:

@@ -28,7 +28,8 @@ from shoal.model.init import Rows, clear_buffers, fill, fill_stack
 from shoal.spec.shape import Shape
 
 _PREFIX = "model."
-_MAY_BE_MISSING = "ffn.bias"  # of a router; where other programs have none it begins at zero
+_PASSING = "ffn.excess"  # of a router: what a batch was like, no part of what the model computes
+_MAY_BE_MISSING = ("ffn.bias", _PASSING)  # where other programs have none it begins at zero
 
 
 def load_weights(model: nn.Module | Sequence[nn.Module], where: str | os.PathLike[str]) -> None:
@@ -66,7 +67,7 @@ def check_fits(held: Mapping[str, Dims], shape: Shape, where: str) -> None:
         wanted = {name: tuple(t.shape) for name, t in Decoder(shape).state_dict().items()}
     if missing := [name for name in wanted if name not in held and not name.endswith(_MAY_BE_MISSING)]:
         raise DataError(f"{where} lacks the tensor '{missing[0]}'{_more(missing)}, which a model of this shape has.")
-    if extra := [name for name in held if name not in wanted]:
+    if extra := [name for name in held if name not in wanted and not name.endswith(_PASSING)]:
         raise DataError(f"{where} has the tensor '{extra[0]}'{_more(extra)}, which a model of this shape has not.")
     for name, size in wanted.items():
         if held.get(name, size) != size:

@@ -3,7 +3,7 @@
 Four checks, each decided alike on all peers, since all of it is computed from the parts and the record:
 - a part that does not decode, or holds what is no number, is left out;
 - no value of a part is larger than twice the largest of the median part, no part is longer than twice the median one,
-  and nobody's word on its tokens counts for more than four times the median;
+  and nobody's word on its targets counts for more than four times the median;
 - a part must point where most others point: its cosine with the median one of the others is compared with what is
   usual in this round. Comparing pairs, and not with the mean, leaves nothing to gain for those who send the same;
 - a part that was seen to make the loss worse (a score in the record) is left out.
@@ -96,11 +96,16 @@ class _Part:
     out: bool = False
 
 
+def learned(said: Mapping[str, Any]) -> int:
+    """What a part weighs by: the targets that it was taught, as far as it says them; else its tokens."""
+    return int(said["tokens"] if said.get("targets") is None else said["targets"])
+
+
 def judge(
     took: Sequence[Mapping[str, Any]], parts: Mapping[str, Payload], reading: Reading, count: int, robust: bool
 ) -> list[Verdict]:
     """In the order of `took`. Weights of those that count add up to one, before clipping."""
-    read = [_Part(str(t["peer"]), float(max(0, int(t["tokens"]))), parts[str(t["peer"])]) for t in took]
+    read = [_Part(str(t["peer"]), float(max(0, learned(t))), parts[str(t["peer"])]) for t in took]
     blocks = _sample(took, count)
     for part in read:
         _look(part, reading, count, blocks, robust)

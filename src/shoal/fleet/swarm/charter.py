@@ -30,6 +30,7 @@ from shoal.fleet.swarm.blob_store import is_name
 from shoal.fleet.swarm.invite import plain
 from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
 from shoal.spec import Run, dump, load
+from shoal.spec.balancing import with_balancing
 from shoal.spec.drivers import refusals
 from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import NAME_PATTERN
@@ -177,7 +178,7 @@ def _stated(run: Run) -> Run:
     }
     train = run.train.model_copy(update={"schedule": schedule.model_copy(update=steps)})
     outer = Rule.of(run.swarm).stated(run.swarm)
-    model = with_rule(run.model, run.train.optimizer.name)
+    model = with_balancing(with_rule(run.model, run.train.optimizer.name))
     return run.model_copy(update={"model": model, "train": train, "swarm": outer})
 
 

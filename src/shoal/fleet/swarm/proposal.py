@@ -71,10 +71,12 @@ ALIKE: dict[str, Range] = {
     "model.experts.score": WORD,
     "model.experts.normalize": WORD,
     "model.experts.balance_rate": (0, 10),
+    "model.experts.balance_loss": (0, 10),
     "model.experts.z_loss": (0, 10),
     "data.train.*.path": PLACE,
     "data.train.*.weight": (1e-12, 1e12),
     "data.eval.*.path": PLACE,
+    "data.eval.*.weight": (1e-12, 1e12),
     "data.seq_len": (1, 1 << 24),
     "data.mask_documents": WORD,
     "data.packing": WORD,
@@ -120,6 +122,7 @@ ADVISED: dict[str, Range] = {
     "train.kernels": WORD,
     "eval.every": (0, 10**9),
     "eval.windows": (1, 10**9),
+    "eval.precision": WORD,
 }
 PROPOSED = ALIKE | ADVISED
 _SETTLED = ("name", "model.preset", "train.epochs", "train.tokens")  # a charter states what follows from them

@@ -45,12 +45,21 @@ class Part:
     seconds: float = 0.0  # of computing
     scores: Mapping[PeerId, float] = field(default_factory=dict)  # what this peer found of others' earlier parts
     signature: str = ""
+    targets: int | None = None  # tokens that it was taught to predict; None: it comes from before they were said
+
+    @property
+    def learned(self) -> int:
+        """What it counts and weighs by: where masks hide tokens, a part is no better for having read them."""
+        return self.tokens if self.targets is None else self.targets
 
     def signed(self, swarm: str) -> bytes:
         return canonical({"part": {**self.body(), "signature": ""}, "swarm": swarm})
 
     def body(self) -> dict[str, Any]:
-        return {**self.__dict__, "used": [list(r) for r in self.used], "scores": dict(self.scores)}
+        body = {**self.__dict__, "used": [list(r) for r in self.used], "scores": dict(self.scores)}
+        if self.targets is None:
+            del body["targets"]  # as its peer has signed it
+        return body
 
     @staticmethod
     def of(said: object) -> Part:
@@ -68,6 +77,7 @@ class Part:
             seconds=real(s.get("seconds", 0.0), MOST_SECONDS, 0.0),
             scores={name(peer): real(score, MOST_SCORE, -MOST_SCORE) for peer, score in scores.items()},
             signature=text(s.get("signature", ""), 256),
+            targets=None if s.get("targets") is None else whole(s["targets"], MOST_OF_ONE),
         )
 
 
@@ -118,8 +128,8 @@ class Record:
     state: str | None = None  # digest of the weights before this record, if known then
     standing: Mapping[PeerId, float] = field(default_factory=dict)  # what others' losses say of a peer's parts so far
     ledger: Ledger = field(default_factory=Ledger)
-    tokens: int = 0  # of the whole history
-    weights: tuple[int, ...] = ()  # of a merge: tokens of each branch since the common ancestor
+    tokens: int = 0  # of the whole history, that were learned (`Part.learned`)
+    weights: tuple[int, ...] = ()  # of a merge: those of each branch since the common ancestor
     left: Mapping[PeerId, str] = field(default_factory=dict)
     joined: tuple[PeerId, ...] = ()
     time: float = 0.0

@@ -176,6 +176,7 @@ class Training:
             finite(said.get("loss")),
             min(max(finite(said.get("seconds")) or 0.0, 0.0), MOST_SECONDS),
             scores,
+            targets=min(int(said["targets"]), int(said["tokens"])) if "targets" in said else None,
         )
         part = Part(**{**part.__dict__, "signature": self._node.sign(part.signed(self._node.chain.swarm))})
         self._node.parts.announced(part, self._node.chain.head.round, time.monotonic())
