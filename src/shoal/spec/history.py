@@ -78,8 +78,10 @@ class Difference:
 
 def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
     """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before, and so do the
-    epochs or tokens that `train.steps: auto` follows from."""
+    epochs or tokens that `train.steps: auto` follows from; and no past schedules agree with those that there were."""
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
+    if auto_is_equal and not after["train.schedule.past"]:
+        before.pop("train.schedule.past"), after.pop("train.schedule.past")
     if auto_is_equal and after["train.steps"] == "auto":
         for key in ("train.epochs", "train.tokens"):
             before.pop(key), after.pop(key)

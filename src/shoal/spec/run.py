@@ -10,8 +10,9 @@ from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
-from shoal.spec.length import WAYS, Decay, Tokens, Warmup
+from shoal.spec.length import WAYS, Tokens
 from shoal.spec.model import Model
+from shoal.spec.schedule import Schedule as Schedule
 from shoal.spec.swarm import Swarm
 
 
@@ -102,17 +103,6 @@ class Optimizer(Strict):
     )
     muon_lr: float = Field(0.02, gt=0, description="Peak learning rate of Muon's matrices.")
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of Muon (Nesterov).")
-
-
-class Schedule(Strict):
-    """The learning rate over the run, as a multiple of its peak."""
-
-    name: Literal["cosine", "wsd", "constant"] = Field("cosine", description="`wsd`: warm-up, stable, decay.")
-    warmup_steps: Warmup = Field(0, description="Steps of linear warm-up, or a share of the run.")
-    decay_steps: Decay = Field(
-        "auto", description="wsd: steps of the final decay, or a share of the run; `auto`: a fifth of it."
-    )
-    min_ratio: float = Field(0.1, ge=0, le=1, description="What is left of the peak at the end.")
 
 
 class Train(Strict):
