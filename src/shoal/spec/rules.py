@@ -147,8 +147,8 @@ def _schedule(run: Run) -> Iterator[Broken]:
         if any(a >= b for a, b in pairwise(ends)):
             yield (
                 ("train.schedule.past",),
-                f"train.schedule.past is until steps {', '.join(map(str, ends[1:]))}, which do not ascend; `shoal resume` "
-                "writes them, so leave them as they were, or remove them",
+                f"train.schedule.past is until steps {', '.join(map(str, ends[1:]))}, which do not ascend; "
+                "`shoal resume` writes them, so leave them as they were, or remove them",
             )
         if ends[-1] >= steps:
             return  # none of its own steps comes any more

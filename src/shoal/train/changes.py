@@ -21,8 +21,8 @@ def _moments(before: Run, now: Run) -> list[str]:
     for name, was, beta in pairs:
         if was != beta:
             found.append(
-                f"{name} was {was:g} and is {beta:g}: the moments in the checkpoint are means by the old one, and become "
-                f"those of the new one in about {math.ceil(1 / (1 - beta)):,} steps"
+                f"{name} was {was:g} and is {beta:g}: the moments in the checkpoint are means by the old one, and "
+                f"become those of the new one in about {math.ceil(1 / (1 - beta)):,} steps"
             )
     return found
 
@@ -35,6 +35,6 @@ def _rate(before: Run, now: Run, step: int) -> list[str]:
     if math.isclose(had, has, rel_tol=1e-9) or before.train.optimizer.lr != now.train.optimizer.lr:
         return []
     return [
-        f"the learning rate jumps at step {step:,}: the checkpoint's run had {had:.3g} there and this one has {has:.3g} "
-        "(its run directory was not there when it was given another length or schedule)"
+        f"the learning rate jumps at step {step:,}: the checkpoint's run had {had:.3g} there and this one has {has:.3g}"
+        " (its run directory was not there when it was given another length or schedule)"
     ]
