@@ -92,14 +92,8 @@ def _jumps(asked: Run, step: int, had: float, would: float) -> str:
 
 def _course(run: Run) -> tuple[object, ...]:
     """What the rate of each step follows from; counts, not shares, so that a share that was closed is no change."""
-    s = run.train.schedule
-    return (
-        s.name,
-        warmup_steps(s.warmup_steps, run.steps),
-        decay_steps(s.decay_steps, run.steps),
-        s.min_ratio,
-        run.steps,
-    )
+    s, steps = run.train.schedule, run.steps
+    return s.name, warmup_steps(s.warmup_steps, steps), decay_steps(s.decay_steps, steps), s.min_ratio, steps
 
 
 def _with(run: Run, **schedule: object) -> Run:
