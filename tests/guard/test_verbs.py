@@ -217,9 +217,8 @@ def test_resume_asks_how_the_rate_goes_on_and_show_says_it(folder: Path, capsys:
     assert [(p.until, p.steps, p.then) for p in schedule.past] == [(20, 20, "decay")]
     assert schedule.prolong is None  # the next time it is asked for again
     assert main(["resume", "demo", "train.steps=40"]) == 2
-    assert (
-        main(["train", "demo.yaml", "train.steps=30", "train.schedule.min_ratio=0"]) == 0
-    )  # the same run, by its file
+    by_file = ["train", "demo.yaml", "train.steps=30", "train.schedule.min_ratio=0"]
+    assert main(by_file) == 0  # the same run
     assert "is finished: 30 steps" in capsys.readouterr().out
 
 

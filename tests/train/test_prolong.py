@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_each_choice_begins_at_the_rate_that_the_run_had(name: str) -> None:
     assert fell[100:] == sorted(fell[100:], reverse=True)
     assert fell[-1] == 0.0
     for one in (kept, warmed, fell):  # no step moves the rate as far as the jump did
-        assert max(abs(a - b) for a, b in zip(one[99:], one[100:], strict=False)) < 0.1
+        assert max(abs(a - b) for a, b in pairwise(one[99:])) < 0.1
 
 
 def test_a_stable_phase_is_prolonged_without_a_choice() -> None:
@@ -75,7 +76,7 @@ def test_a_stable_phase_is_prolonged_without_a_choice() -> None:
     assert after.train.schedule.past[0].then is None
     assert rates(after) == rates(run_of(200, name="wsd", warmup_steps=5))
     assert longer(run_of(9, name="constant"), 9, 20).train.schedule.past[0].then is None
-    with pytest.raises(UsageError, match="at step 90 would jump from 0.00"):
+    with pytest.raises(UsageError, match="at step 90 would jump from "):
         longer(before, 90, 200)
     assert rates(longer(before, 60, 100, prolong="decay"))[60] == 1.0  # the decay begins now
     assert rates(longer(before, 60, 100, prolong="decay"))[80] == pytest.approx(1 - 0.9 * 20 / 39)

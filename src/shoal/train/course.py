@@ -11,7 +11,7 @@ from shoal.train.schedule import lr_ratio
 def course(run: Run) -> list[str]:
     """Of a run whose steps are known, oldest first."""
     schedule, lr = run.train.schedule, run.train.optimizer.lr
-    pieces = [*schedule.past, schedule]
+    pieces: list[Schedule | Past] = [*schedule.past, schedule]
     ends = [*(past.until for past in schedule.past), run.steps]
     lines = []
     for i, (piece, end) in enumerate(zip(pieces, ends, strict=True)):

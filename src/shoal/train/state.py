@@ -96,8 +96,8 @@ class State:
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
-        before = self._refuse_another_run(found)
-        for text in [] if before is None else changes(before, self.run, found.step):
+        saved_with = self._refuse_another_run(found)
+        for text in [] if saved_with is None else changes(saved_with, self.run, found.step):
             tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
         self.optimizers.set_step(found.step)
