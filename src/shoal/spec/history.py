@@ -22,6 +22,8 @@ SAFE = (
     "train.optimizer.lr",
     "train.optimizer.muon_lr",
     "train.optimizer.weight_decay",
+    "train.optimizer.muon_weight_decay",
+    "train.optimizer.decay_embeddings",
     "train.optimizer.betas",
     "train.optimizer.eps",
     "train.optimizer.muon_momentum",

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from shoal.errors import SpecError
-from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
+from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
 from shoal.spec.length import WAYS, Tokens
 from shoal.spec.model import Model
+from shoal.spec.optimizer import Optimizer as Optimizer
 from shoal.spec.schedule import Schedule as Schedule
 from shoal.spec.swarm import Swarm
 
@@ -88,21 +89,6 @@ class Data(Strict):
         "machines share that, a disk of this one ($SLURM_TMPDIR, $TMPDIR, /var/tmp).",
     )
     cache_gb: float = Field(20.0, gt=0, description="Size limit of that cache; the shards unused for longest go first.")
-
-
-class Optimizer(Strict):
-    """How gradients become updates."""
-
-    name: Literal["adamw", "muon"] = Field("adamw", description="`muon`: matrices by Muon, the rest by AdamW.")
-    lr: float = Field(3e-4, gt=0, description="Peak learning rate (of AdamW).")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's two decay rates.")
-    eps: float = Field(1e-8, gt=0, description="Added to the denominator.")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled decay, on matrices only.")
-    moments: Literal["fp32", "bf16"] = Field(
-        "fp32", description="AdamW's two numbers for each weight; `bf16` takes 4 bytes a weight less."
-    )
-    muon_lr: float = Field(0.02, gt=0, description="Peak learning rate of Muon's matrices.")
-    muon_momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of Muon (Nesterov).")
 
 
 class Train(Strict):

@@ -15,6 +15,9 @@ from shoal.spec.run import Optimizer as Spec
 from shoal.train.muon import Muon
 
 
+ENDS = ("embed.weight", "head.weight")
+
+
 class Optimizers:
     """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
 
@@ -26,25 +29,24 @@ class Optimizers:
             by_muon = spec.name == "muon" and name.startswith("blocks.") and p.ndim >= 2 and ".router." not in name
             (matrices_by_muon if by_muon else rest).append(p)
         # A fused update takes parameters of one mesh; stages, experts and plain tensors are not on the same one.
-        groups: dict[object, list[torch.Tensor]] = defaultdict(list)
+        groups: dict[tuple[object, float], list[torch.Tensor]] = defaultdict(list)
         for p in rest:
-            groups[p.device_mesh if isinstance(p, DTensor) else None, p.ndim >= 2].append(p)
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            groups[mesh, _decay(spec, self._names[p], p)].append(p)
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
-                # Norms and biases have no scale to decay.
-                [
-                    {"params": ps, "weight_decay": spec.weight_decay if ps[0].ndim >= 2 else 0.0}
-                    for ps in groups.values()
-                ],
+                [{"params": ps, "weight_decay": decay} for (_, decay), ps in groups.items()],
                 lr=spec.lr,
                 betas=spec.betas,
                 eps=spec.eps,
                 fused=True,
             )
         ]
+        muon_lr, matched = (spec.lr, True) if spec.muon_lr == "auto" else (spec.muon_lr, False)
         if matrices_by_muon:
-            self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))
-        self._peaks = [spec.lr, spec.muon_lr]
+            decay = spec.weight_decay if spec.muon_weight_decay is None else spec.muon_weight_decay
+            self.parts.append(Muon(matrices_by_muon, muon_lr, spec.muon_momentum, decay, matched))
+        self._peaks = [spec.lr, muon_lr]
         self.taken = 0
         self._narrow = spec.moments == "bf16"
         for part in self.parts:
@@ -110,6 +112,13 @@ class Optimizers:
         for part in self.parts:
             for p, state in part.state.items():
                 yield from ((p, key, t) for key, t in _tensors(state))
+
+
+def _decay(spec: Spec, name: str, p: torch.Tensor) -> float:
+    """Of a parameter of AdamW's. Norms and biases have no scale to decay."""
+    if p.ndim < 2 or (name in ENDS and not spec.decay_embeddings):
+        return 0.0
+    return spec.weight_decay
 
 
 def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
