@@ -10,10 +10,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import kernels
+from shoal.kernels.rounding import Spot
+from shoal.model.init import local_box
 from shoal.parallel.clip import local, multiply
 from shoal.spec.run import Optimizer as Spec
 from shoal.train.muon import Muon
-
 
 ENDS = ("embed.weight", "head.weight")
 
@@ -21,7 +22,8 @@ ENDS = ("embed.weight", "head.weight")
 class Optimizers:
     """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
 
-    def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]], seed: int = 0) -> None:
+        """`seed`: of the run, for what is rounded at random."""
         self._names: dict[torch.Tensor, str] = {p: name for name, p in named}
         matrices_by_muon: list[torch.Tensor] = []
         rest: list[torch.Tensor] = []
@@ -51,6 +53,8 @@ class Optimizers:
         self._narrow = spec.moments == "bf16"
         for part in self.parts:
             _lay_out_state(part, torch.bfloat16 if self._narrow else torch.float32)
+        narrow = rest if self._narrow else []
+        self._spots = {p: Spot.of(seed, self._names[p], p.shape, local_box(p)[1]) for p in narrow}
 
     @property
     def skips_by_itself(self) -> bool:
@@ -80,12 +84,13 @@ class Optimizers:
         factor = factor.float()
         for group in part.param_groups:
             about = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
-            rows = []
+            rows, spots = [], []
             for p in group["params"]:
                 if p.grad is not None:
                     tensors = p.detach(), p.grad, part.state[p]["exp_avg"], part.state[p]["exp_avg_sq"]
                     rows.append((local(tensors[0]), local(tensors[1]), local(tensors[2]), local(tensors[3])))
-            adamw_all_(rows, factor, step=self.taken, **about)
+                    spots += [self._spots[p]] if self._narrow else []
+            adamw_all_(rows, factor, spots, step=self.taken, **about)
 
     def forget(self, taken: int | None = None) -> None:
         """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""

@@ -63,7 +63,7 @@ class StageLayers:
         self.decoder.init_weights(run.seed)
         bf16 = run.train.precision == "bf16" or (run.train.precision == "auto" and device.type == "cuda")
         self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
-        self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters())
+        self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
