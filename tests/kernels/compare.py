@@ -31,6 +31,10 @@ def losses() -> None:
     torch.testing.assert_close(cross_entropy_(taken, targets, slopes=True), plain)
     torch.testing.assert_close(taken, slope)
     assert not taken[3].any()
+    plain, slope = cross_entropy(logits.clone(), targets, wants_slope=True, z_loss=0.02)
+    taken = logits.clone()
+    torch.testing.assert_close(cross_entropy_(taken, targets, slopes=True, z_loss=0.02), plain)
+    torch.testing.assert_close(taken, slope)
 
 
 def losses_in_8_bits() -> None:

@@ -8,11 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.errors import SpecError
+from shoal.parallel.build import build
+from shoal.parallel.place import Place
 from shoal.spec import dump, load
 from shoal.spec.history import differences
 from shoal.spec.run import Optimizer
+from shoal.train.decide import decide
 from shoal.train.optim import Optimizers
-from tests.train.tiny import make_run
+from tests.train.tiny import make_data, make_run
 
 SHAPES = {
     "embed.weight": (40, 16),
@@ -80,3 +84,13 @@ def test_embeddings_and_heads_decay_or_not() -> None:
         ends = name in ("embed.weight", "head.weight")
         assert bool(usual[name].any()) == (name != "blocks.0.norm.weight")
         assert bool(spared[name].any()) == (name != "blocks.0.norm.weight" and not ends)
+
+
+def test_a_z_loss_reaches_the_output_layer_and_is_refused_in_8_bits(tmp_path: Path) -> None:
+    run = make_run(make_data(tmp_path / "data"), **{"train.z_loss": 1e-4})
+    laid = build(decide(run, tmp_path, 1).run, Place(0, 1, torch.device("cpu")))
+    assert laid.decoders[0].head.z_loss == 1e-4
+    (tmp_path / "run.yaml").write_text(dump(run))
+    with pytest.raises(SpecError, match="fp8_head to false"):
+        load(tmp_path / "run.yaml", ["train.precision=fp8"])
+    assert load(tmp_path / "run.yaml", ["train.precision=fp8", "train.fp8_head=false"]).run.train.z_loss == 1e-4

@@ -14,6 +14,7 @@ SAFE = (
     "train.epochs",
     "train.tokens",
     "train.clip",
+    "train.z_loss",
     "train.precision",
     "train.fp8_head",
     "train.fp8_scaling",

@@ -174,6 +174,15 @@ def _schedule(run: Run) -> Iterator[Broken]:
             )
 
 
+def _z_loss(run: Run) -> Iterator[Broken]:
+    if run.train.z_loss and run.train.precision == "fp8" and run.train.fp8_head:
+        yield (
+            ("train.z_loss", "train.fp8_head"),
+            f"train.z_loss {run.train.z_loss:g} is not computed by an output layer in 8 bits; set "
+            "train.fp8_head to false",
+        )
+
+
 def _fleet(run: Run) -> Iterator[Broken]:
     fleet, batch = run.fleet, run.train.batch
     # What only islands do, or do not do. Swarms and stages refuse all that is about islands, and more (`trainable`).
@@ -250,6 +259,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _somewhere,
     _length,
     _schedule,
+    _z_loss,
     _fleet,
     _layout,
     _tracking,

@@ -108,6 +108,12 @@ class Train(Strict):
     tokens: Tokens | None = Field(None, description="Instead of steps: tokens to read, in whole steps.")
     batch: Positive = Field(32, description="Windows in one optimizer step, over all processes.")
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty means no clipping.")
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="So much of each target's squared logsumexp of the logits in the gradient; 1e-4 keeps logits from "
+        "growing together. The loss that is reported stays the cross-entropy. 0: none.",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
         "auto",
         description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU. `fp8`: "

@@ -57,6 +57,8 @@ class StageLayers:
         self._squeeze = Squeeze(settings.activations, settings.rank or self.shape.dim)
         layers = stretches(self.shape, settings.count, "1f1b", run.data.seq_len)[stage]
         self.decoder = Decoder(self.shape, layers)
+        if self.decoder.last:
+            self.decoder.head.z_loss = run.train.z_loss
         if self._space is not None:
             confine(self.decoder, self._space)
         self.decoder.to_empty(device=device)

@@ -80,6 +80,7 @@ ALIKE: dict[str, Range] = {
     "train.steps": (1, 10**9),
     "train.batch": (1, 1 << 24),
     "train.clip": (1e-12, 1e12),
+    "train.z_loss": (0, 10),
     "train.optimizer.name": WORD,
     "train.optimizer.lr": (1e-12, 1e3),
     "train.optimizer.betas": (0, 1),
