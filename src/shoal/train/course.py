@@ -33,7 +33,7 @@ def _way(piece: Schedule | Past, then: str | None, steps: int, begin: int, lr: f
         return f"{at:.3g}, which it had, falling to {floor}"
     rest = steps - begin if then == "rewarm" else steps
     warmup = warmup_steps(piece.warmup_steps, rest)
-    up = f"up to {lr:.3g} over {warmup:,} steps" if warmup else f"{lr:.3g}"
+    up = f"up to {lr:.3g} over {warmup:,} step{'s' * (warmup > 1)}" if warmup else f"{lr:.3g}"
     if then == "rewarm":
         up = f"{up} again, from what it had"
     elif begin:
