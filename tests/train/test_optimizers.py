@@ -12,7 +12,7 @@ from shoal.errors import SpecError
 from shoal.parallel.build import build
 from shoal.parallel.place import Place
 from shoal.spec import dump, load
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.spec.run import Optimizer
 from shoal.train.decide import decide
 from shoal.train.optim import Optimizers
@@ -75,6 +75,8 @@ def test_a_run_that_began_with_a_rate_of_its_own_keeps_it(tmp_path: Path) -> Non
     again = make_run(tmp_path, **{"train.optimizer.name": "muon"})
     assert again.train.optimizer.muon_lr == "auto"
     assert differences(begun, again, auto_is_equal=True) == []
+    assert as_begun(begun, again) == begun
+    assert as_begun(again, begun) == begun  # changed on purpose
 
 
 def test_embeddings_and_heads_decay_or_not() -> None:

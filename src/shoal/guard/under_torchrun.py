@@ -30,9 +30,9 @@ from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.spec.overrides import split_overrides
-from shoal.spec.schedule import Schedule
+from shoal.spec.run import Train
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import Decided, decide
@@ -74,9 +74,8 @@ def main(argv: list[str]) -> int:
         tell = of_attempt(session.journal.note, attempt=session.attempt) if session else None
         watch_beside(pulses, log_file(run_dir.logs, int(attempt), rank).parent, decided.run.guard, tell)
         # What the run has behind it stands in its directory, which rank 0 alone need see.
-        text = text_from_rank_0(session.run.train.schedule.model_dump_json() if session else "")
-        schedule = Schedule.model_validate_json(text)
-        run = decided.run.model_copy(update={"train": decided.run.train.model_copy(update={"schedule": schedule})})
+        text = text_from_rank_0(session.run.train.model_dump_json() if session else "")
+        run = decided.run.model_copy(update={"train": Train.model_validate_json(text)})
         code = worker.outcome(lambda: run, run_dir, stop, place, pulse)
         if session:
             session.journal.append(
@@ -121,7 +120,7 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
                 create(run_dir, decided.run)
         before, history = load(run_dir.spec_file).run, History.of(run_dir)
         _refuse_another_history(before, decided.run)
-        run = prolonged(before, decided.run, history.step)
+        run = prolonged(before, as_begun(before, decided.run), history.step)
         with writing(run_dir):
             if run != before:
                 write_spec(run_dir, run)

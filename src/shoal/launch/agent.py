@@ -33,7 +33,7 @@ from shoal.launch import fabric
 from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.streams import steady
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
@@ -126,7 +126,10 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     history = History.of(run_dir)
     local_inputs(asked, begun=history.saved_step > 0)
     length = measured(asked, run_dir.workspace, history.step)
-    asked = prolonged(load(run_dir.spec_file).run, length.run, history.step) if begun else length.run
+    asked = length.run
+    if begun:
+        before = load(run_dir.spec_file).run
+        asked = prolonged(before, as_begun(before, asked), history.step)
 
     def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
         decided = decide(_for(asked, world), run_dir.workspace, world, processes * who.together)

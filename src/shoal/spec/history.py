@@ -95,6 +95,15 @@ def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
     ]
 
 
+def as_begun(old: Run, new: Run) -> Run:
+    """A run by its file, which goes on: a rate that the file leaves to `auto` is the one that it was begun with."""
+    optimizer, rate = new.train.optimizer, old.train.optimizer.muon_lr
+    if optimizer.muon_lr != "auto" or rate == "auto":
+        return new
+    kept = new.train.model_copy(update={"optimizer": optimizer.model_copy(update={"muon_lr": rate})})
+    return new.model_copy(update={"train": kept})
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """By dotted names. Sections are opened up; lists (the sources of a mixture) are one value."""
     found: dict[str, Any] = {}
