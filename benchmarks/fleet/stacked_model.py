@@ -117,6 +117,7 @@ class Steps:
     def _muon(self, new: Tensor, grad: Tensor, rates: Tensor, ratio: Tensor) -> None:
         """`rates` are then Muon's; AdamW's rate keeps its proportion to them."""
         assert self.momentum is not None
+        assert self.spec.muon_lr != "auto"  # `swarm_sim` gives the number that was measured with
         mu, stack = self.spec.muon_momentum, self.stack
         self.momentum.lerp_(grad, 1 - mu)
         nesterov = grad.lerp(self.momentum, mu)

@@ -112,7 +112,7 @@ class Sea:
                     "steps": size.steps,
                     "batch": size.batch * size.peers,
                     "precision": "fp32",
-                    "optimizer": {"name": size.optimizer, "lr": size.lr},
+                    "optimizer": {"name": size.optimizer, "lr": size.lr, "muon_lr": 0.02},
                     "schedule": {"name": "cosine", "warmup_steps": max(1, size.steps // 20)},
                 },
                 "eval": {"windows": size.held_out},

@@ -70,7 +70,7 @@ def _run(trial: Trial, place: Place, optimizer: str = "adamw") -> Run:
                 "precision": "bf16" if gpu else "fp32",
                 "compile": gpu and "experts" not in trial.model,
                 "kernels": "triton" if gpu else "plain",
-                "optimizer": {"name": optimizer, "lr": trial.lr},
+                "optimizer": {"name": optimizer, "lr": trial.lr, "muon_lr": 0.02},  # as what is claimed was measured
             },
             "mesh": {**axes, "micro_batch": trial.batch, "recompute": "none"},
             "resources": {"device": place.device.type, "processes": 1},

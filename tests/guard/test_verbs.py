@@ -82,9 +82,11 @@ def test_training_a_finished_run_again_says_so(folder: Path, capsys: pytest.Capt
     assert main(["train", "demo.yaml"]) == 0
     capsys.readouterr()
     assert main(["train", "demo.yaml"]) == 0
-    assert "run demo is finished: 20 steps" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "run demo is finished: 20 steps" in out
+    assert "`shoal resume demo train.steps=40 train.schedule.prolong=keep` trains on" in out
     assert main(["resume", "demo"]) == 0
-    assert "`shoal resume demo train.steps=40` trains on" in capsys.readouterr().out
+    assert "`shoal resume demo train.steps=40 train.schedule.prolong=keep` trains on" in capsys.readouterr().out
     assert len(told(folder, "open")) == 1
 
 
@@ -180,14 +182,44 @@ def test_a_run_directory_that_cannot_be_made_is_one_sentence_and_78(
 def test_resume_changes_what_is_safe_and_records_it(folder: Path) -> None:
     assert main(["train", "demo.yaml"]) == 0
     plan(folder, steps=30)
-    assert main(["resume", "demo", "train.steps=30", "--train.optimizer.lr", "1e-5", "guard.restarts=1"]) == 0
+    longer = ["train.steps=30", "train.schedule.prolong=keep"]
+    assert main(["resume", "demo", *longer, "--train.optimizer.lr", "1e-5", "guard.restarts=1"]) == 0
     run = load(RunDir.of("demo", folder).spec_file).run
     assert (run.train.steps, run.train.optimizer.lr, run.guard.restarts) == (30, 1e-5, 1)
     asked = {d["key"]: (d["value"], d["why"]) for d in told(folder, "decision") if d.get("asked")}
     assert asked["train.steps"] == (30, "asked for on resume; it was 20")
-    assert set(asked) == {"train.steps", "train.optimizer.lr", "guard.restarts"}
+    assert set(asked) == {"train.steps", "train.schedule.prolong", "train.optimizer.lr", "guard.restarts"}
     assert [s["step"] for s in told(folder, "start")] == [0, 20]
     assert told(folder, "step")[-1]["step"] == 30
+
+
+def test_resume_asks_how_the_rate_goes_on_and_show_says_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "demo.yaml"]) == 0
+    capsys.readouterr()
+    spec_file = RunDir.of("demo", folder).spec_file
+    before = spec_file.read_text()
+    for verb in (["resume", "demo"], ["show", "demo"]):
+        assert main([*verb, "train.steps=30"]) == 2
+        err = capsys.readouterr().err
+        assert "the learning rate at step 20 would jump from 3e-05 to " in err
+        assert "train.schedule.prolong=keep (stays at 3e-05)" in err
+        assert err.count("\n") == 1
+    assert spec_file.read_text() == before
+    fall = ["train.schedule.prolong=decay", "train.schedule.min_ratio=0"]
+    goes = "rate from step 21: 3e-05, which it had, falling to 0 at step 30"
+    assert main(["show", "demo", "train.steps=30", *fall]) == 0
+    assert goes in capsys.readouterr().out
+    assert spec_file.read_text() == before
+    plan(folder, steps=30)
+    assert main(["resume", "demo", "train.steps=30", *fall]) == 0
+    assert goes in capsys.readouterr().out
+    schedule = load(spec_file).run.train.schedule
+    assert [(p.until, p.steps, p.then) for p in schedule.past] == [(20, 20, "decay")]
+    assert schedule.prolong is None  # the next time it is asked for again
+    assert main(["resume", "demo", "train.steps=40"]) == 2
+    by_file = ["train", "demo.yaml", "train.steps=30", "train.schedule.min_ratio=0"]
+    assert main(by_file) == 0  # the same run
+    assert "is finished: 30 steps" in capsys.readouterr().out
 
 
 def test_resume_on_another_number_of_processes_decides_the_layout_anew(folder: Path) -> None:
@@ -302,7 +334,7 @@ def test_epochs_become_steps_of_which_the_journal_says_why_and_a_longer_run_goes
     assert main(["train", "demo.yaml", "train.tokens=500"]) == 2
     assert "train.steps was 6, now 8" in capsys.readouterr().err
     plan(folder, steps=9)
-    assert main(["resume", "demo", "train.epochs=3"]) == 0
+    assert main(["resume", "demo", "train.epochs=3", "train.schedule.prolong=keep"]) == 0
     resolved = load(RunDir.of("demo", folder).spec_file).run.train
     assert (resolved.steps, resolved.epochs, resolved.schedule.warmup_steps) == (9, None, 3)  # as it was warmed up
     assert main(["resume", "demo", "train.epochs=2"]) == 2

@@ -12,8 +12,10 @@ from shoal.kernels.adamw import Row, adamw_, adamw_all_
 from shoal.kernels.cast import cast_joined
 from shoal.kernels.cast_rows import cast_joined_by_rows, largest_joined
 from shoal.kernels.cross_entropy import cross_entropy_, cross_entropy_8
+from shoal.kernels.rounding import Spot
 from shoal.model import fp8_rows
 from shoal.model.head import cross_entropy
+from shoal.train import adamw as plain
 
 VOCAB = 700  # no power of two
 GPU = torch.cuda.is_available()
@@ -29,6 +31,10 @@ def losses() -> None:
     torch.testing.assert_close(cross_entropy_(taken, targets, slopes=True), plain)
     torch.testing.assert_close(taken, slope)
     assert not taken[3].any()
+    plain, slope = cross_entropy(logits.clone(), targets, wants_slope=True, z_loss=0.02)
+    taken = logits.clone()
+    torch.testing.assert_close(cross_entropy_(taken, targets, slopes=True, z_loss=0.02), plain)
+    torch.testing.assert_close(taken, slope)
 
 
 def losses_in_8_bits() -> None:
@@ -68,20 +74,45 @@ def updates_of_many() -> None:
     """One launch gives the same bits as one for each; those that cannot be in it are updated too."""
     about = {"step": 2, "lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     rows: list[Row] = []
+    spots = [Spot.of(7, str(i), (90, 100), (slice(3, 80), slice(20, 50))) for i in range(6)]
     for size, moments in ((5000, torch.float32), (1, torch.float32), (4096, torch.bfloat16), (9000, torch.bfloat16)):
         p, grad = torch.randn(size), torch.randn(size)
         rows.append((p, grad, torch.randn(size).to(moments), torch.rand(size).to(moments)))
     rows.append(tuple(torch.rand(301)[1:] for _ in range(4)))  # type: ignore[arg-type]  # four; on no even address
     rows.append((torch.empty(0),) * 4)
     alone = [[t.clone() for t in row] for row in rows]
-    for p, grad, m, v in alone[:-1]:
-        adamw_(p, grad, m, v, torch.tensor(0.3), **about)
+    for (p, grad, m, v), spot in zip(alone[:-1], spots, strict=False):
+        adamw_(p, grad, m, v, torch.tensor(0.3), spot, **about)
     with patch.object(adamw, "_in_one_launch", wraps=adamw._in_one_launch) as launched:
-        adamw_all_(rows, torch.tensor(0.3), **about)
+        adamw_all_(rows, torch.tensor(0.3), spots, **about)
     assert sorted(len(call.args[0]) for call in launched.call_args_list) == [1, 1, 2]
     assert all(torch.equal(*pair) for row in zip(rows, alone, strict=True) for pair in zip(*row, strict=True))
-    adamw_all_(rows, torch.tensor(torch.nan), **about)
+    adamw_all_(rows, torch.tensor(torch.nan), spots, **about)
     assert all(torch.equal(*pair) for row in zip(rows, alone, strict=True) for pair in zip(*row, strict=True))
+
+
+def updates_in_16_bits() -> None:
+    """Rounded at random, by kernel and twin alike: where the moments before rounding are the same, every bit is. (A
+    gradient of nothing and betas of 0.75 are exact in float32, and are not in 16 bits.)"""
+    about = {"lr": 3e-3, "betas": (0.75, 0.75), "eps": 1e-8, "weight_decay": 0.1}
+    wholes = [(9000,), (90, 100), (6, 90, 100), (1 << 20, 1 << 13)]
+    boxes = [(slice(0, 9000),), (slice(0, 90), slice(3, 70)), (slice(1, 4), slice(7, 60), slice(5, 95))]
+    boxes.append((slice(600_000, 600_030), slice(0, 300)))  # places above 2**32
+    rows, twins, spots = [], [], []
+    for shape, box in zip(wholes, boxes, strict=True):
+        p = torch.randn([s.stop - s.start for s in box])
+        m, v = torch.randn_like(p).bfloat16(), torch.rand_like(p).bfloat16()
+        rows.append((p, torch.zeros_like(p), m, v))
+        twins.append(tuple(t.clone() for t in rows[-1]))
+        spots.append(Spot.of(1, "x", shape, box))
+    for step in (1, 2, 3):
+        before = [row[3].clone() for row in rows]
+        adamw_all_(rows, torch.tensor(0.3), spots, step=step, **about)
+        plain.adamw_all_(twins, torch.tensor(0.3), spots, step=step, **about)
+        for row, twin, old in zip(rows, twins, before, strict=True):
+            assert torch.equal(row[2], twin[2])
+            assert torch.equal(row[3], twin[3])
+            assert not torch.equal(row[3], (old.float() * 0.75).bfloat16()), "rounded to the nearest"
 
 
 def casts() -> None:
@@ -136,6 +167,7 @@ if __name__ == "__main__":
     losses_in_8_bits()
     updates()
     updates_of_many()
+    updates_in_16_bits()
     casts()
     casts_by_rows()
     print("equal")

@@ -20,8 +20,9 @@ from tests.train.tiny import digest_of, make_data, make_run, train_on
 from shoal import wire
 from shoal.errors import UsageError
 from shoal.guard.nodes.talk import HELLO
+from shoal.launch import agent
 from shoal.launch.agent import _hold, main
-from shoal.spec import load
+from shoal.spec import Run, dump, load
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 
@@ -238,3 +239,29 @@ def test_an_earlier_start_of_the_same_job_is_waited_for_another_one_is_not(tmp_p
         freed.start()
         _hold(held, run_dir, "7")
         assert freed.finished.is_set()
+
+
+def test_an_agent_gives_a_longer_run_to_its_workers_and_asks_how_its_rate_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Run] = []
+    monkeypatch.setattr(agent, "supervise", lambda run_dir, run, world, **more: started.append(run) or 0)
+    run = make_run(make_data(tmp_path / "data"), **{"train.steps": 4})
+    file, run_dir = tmp_path / "run.yaml", RunDir.of(run.name, tmp_path)
+    file.write_text(dump(run))
+    start = [str(file), "--workspace", str(tmp_path)]
+    assert main(start) == 0
+    journal = Journal(run_dir.journal_file)
+    for step in range(1, 5):
+        journal.append("step", step=step, loss=1.0, begin=0.0, tokens=1)
+    longer = run.model_copy(update={"train": run.train.model_copy(update={"steps": 9})})
+    file.write_text(dump(longer))
+    assert main(start) == 2
+    assert "at step 4 would jump from 0.0003 to " in capsys.readouterr().err
+    file.write_text(dump(load(file, ["train.schedule.prolong=keep"]).run))
+    for _ in range(2):  # a scheduler starts the same job again: nothing changes a second time
+        assert main(start) == 0
+        known = load(run_dir.spec_file).run
+        assert (known.steps, known) == (9, started[-1])
+        assert [(p.until, p.steps, p.then) for p in known.train.schedule.past] == [(4, 4, "keep")]
+        journal.append("step", step=6, loss=1.0, begin=0.0, tokens=1)

@@ -72,7 +72,7 @@ def test_json_has_the_same_numbers_and_its_ledger_sums_to_its_total(
     assert found["best_eval_loss"]["step"] == 200
     for picture in found["pictures"]:
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
-    assert {Path(p).name for p in found["pictures"]} == {"loss.png", "throughput.png"}
+    assert {Path(p).name for p in found["pictures"]} == {"loss.png", "throughput.png", "rate.png"}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

@@ -34,13 +34,15 @@ def problem(seq: int, spread: float = 1.0, targets: bool = True) -> tuple[Tensor
     return hidden, weight, wanted.masked_fill(unwanted, head.NO_TARGET)
 
 
-def in_rows(rank: int, world: int, problem: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> list[Tensor]:
+def in_rows(
+    rank: int, world: int, problem: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, z_loss: float = 0.0
+) -> list[Tensor]:
     """Loss, and gradients of 3 x loss by the whole weight and this process's stretch."""
     mesh = init_device_mesh("cpu", (world,))
     hidden, weight, targets = problem
     stretch = hidden.to(dtype).chunk(world, dim=1)[rank].clone().requires_grad_()
     rows = torch.nn.Parameter(distribute_tensor(weight.to(dtype), mesh, [Shard(0)]))
-    loss = vocabulary.summed_cross_entropy(stretch, rows, targets)
+    loss = vocabulary.summed_cross_entropy(stretch, rows, targets, z_loss)
     (3 * loss).backward()
     assert isinstance(rows.grad, DTensor)
     assert rows.grad.placements == (Shard(0),)
@@ -53,10 +55,10 @@ def together(found: list[list[Tensor]]) -> list[Tensor]:
     return [found[0][0], found[0][1], torch.cat([rank[2] for rank in found], dim=1)]
 
 
-def at_once(problem: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> list[Tensor]:
+def at_once(problem: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, z_loss: float = 0.0) -> list[Tensor]:
     hidden, weight, targets = problem
     hidden, weight = (t.to(dtype).requires_grad_() for t in (hidden, weight))
-    loss = head.summed_cross_entropy(hidden, weight, targets)
+    loss = head.summed_cross_entropy(hidden, weight, targets, z_loss)
     (3 * loss).backward()
     assert hidden.grad is not None
     assert weight.grad is not None
@@ -72,6 +74,23 @@ def test_loss_and_gradients_are_those_of_the_whole_vocabulary(
     found = together(run_ranks(in_rows, world, problem(seq), torch.float32))
     for mine, theirs in zip(found, at_once(problem(seq), torch.float32), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-5)
+
+
+def test_a_z_loss_is_in_the_gradient_and_not_in_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its definition, in chunks, and with the vocabulary in rows."""
+    monkeypatch.setattr(head, "CPU_CHUNK_BYTES", 1)
+    asked, z = problem(88), 0.05
+    hidden, weight = (t.clone().requires_grad_() for t in asked[:2])
+    logits, targets = (hidden @ weight.t()).flatten(0, 1), asked[2].flatten()
+    plain = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    squares = (logits.logsumexp(-1).square() * (targets != head.NO_TARGET)).sum()
+    (3 * (plain + z * squares)).backward()
+    wanted = [plain.detach(), weight.grad, hidden.grad]
+    rows = together(run_ranks(in_rows, 2, problem(88), torch.float32, z))
+    for found in (at_once(problem(88), torch.float32, z), rows):
+        for mine, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-4)
+    assert not torch.allclose(at_once(problem(88), torch.float32)[1], wanted[1])  # type: ignore[arg-type]  # it has one
 
 
 def test_logits_far_apart_between_processes_neither_overflow_nor_vanish() -> None:

@@ -97,7 +97,7 @@ def test_init_lists_its_templates(capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.yaml").write_text(GOOD + "model: {preset: llama3-8b}\n")
     shoal("show", "run.yaml", "--train.batch", "64", "--all")
-    *rows, empty, size = capsys.readouterr().out.splitlines()
+    *rows, empty, rate, size = capsys.readouterr().out.splitlines()
     table = {row.split()[0]: row.split(None, 2)[1:] for row in rows}
     assert table["train.steps"] == ["100", "run.yaml:5"]
     assert table["train.batch"] == ["64", "command line"]
@@ -107,6 +107,7 @@ def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.Captur
     starts = {row.rindex(origin) for row in rows for origin in ("run.yaml:", "default") if row.endswith(origin)}
     assert len(starts) == 1
     assert empty == ""
+    assert rate == "rate from step 1: 0.0003, then cosine to 3e-05 at step 100"
     assert size == "parameters: 8,030,261,248 (8.03B); vocabulary 128,256"
 
 
@@ -114,7 +115,7 @@ def test_show_leaves_out_sections_of_which_nothing_was_set(capsys: pytest.Captur
     Path("run.yaml").write_text(GOOD + "launch: {slurm: {account: me}}\n")
     shoal("show", "run.yaml")
     out = capsys.readouterr().out
-    shown = {line.split()[0].rpartition(".")[0] for line in out.splitlines()[:-4]}
+    shown = {line.split()[0].rpartition(".")[0] for line in out.splitlines()[:-5]}
     assert shown == {"", "data", "data.train.0", "train", "launch", "launch.slurm"}
     assert "all defaults, and left out: model, eval, mesh, resources" in out
     assert "(`--all` shows them)" in out

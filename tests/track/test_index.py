@@ -190,7 +190,7 @@ def test_a_journal_that_was_changed_is_read_anew(short: Path, change: str) -> No
 
 def test_an_index_of_another_version_or_something_else_in_its_place_is_no_hindrance(short: Path) -> None:
     right, place = plain(short), index_file(short)
-    place.write_bytes(place.read_bytes().replace(b"index 1\n", b"index 9\n", 1))
+    place.write_bytes(place.read_bytes().replace(b"index 2\n", b"index 9\n", 1))
     assert answer(short) == right
     assert place.read_bytes().startswith(index.MAGIC)
     place.unlink()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from shoal.checkpoint.memory.ram import memory_folder
-from shoal.spec import dump
+from shoal.spec import dump, load
 from shoal.track import journal
 from shoal.track.rundir import RunDir
 from tests.patience import Stopwatch, limit
@@ -67,7 +67,7 @@ def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path)
     assert not (run_dir.checkpoints / f"step-{done:08d}-term-1").exists(), "there is nothing on disk"
 
     stop = done + 10
-    last = node(0, 1, again, tmp_path, f"train.steps={stop}")
+    last = node(0, 1, again, tmp_path, f"train.steps={stop}", "train.schedule.prolong=keep")
     assert last.wait(limit(180)) == 0, (tmp_path / "node-0-of-1.log").read_text()[-3000:]
     start = [r for r in journal.records(run_dir.journal_file) if r["kind"] == "start"][-1]
     assert start["world"] == 1
@@ -75,6 +75,9 @@ def test_a_lost_node_costs_the_steps_whose_copies_were_under_way(tmp_path: Path)
     at = {r["step"]: r["t"] for r in steps_of(run_dir) if r["attempt"] == 0}
     assert at[done] - at[start["resumed_from"]] < limit(2.0)
     assert steps_of(run_dir)[-1]["step"] == stop
+    past = load(run_dir.spec_file).run.train.schedule.past
+    assert [(p.until, p.then) for p in past] == [(done, "keep")]
+    assert len({r["lr"] for r in steps_of(run_dir) if r["step"] > done}) == 1
     assert not memory_folder(run_dir.path, 0).exists(), "a finished run gives the memory back"
 
 

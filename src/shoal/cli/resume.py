@@ -25,8 +25,10 @@ from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.train.course import course
 from shoal.train.decide import decide
 from shoal.train.decide_length import with_steps
+from shoal.train.prolong import once, prolonged, way_on
 
 TAKES_OVERRIDES = True
 LAYOUT = ("mesh", "resources")
@@ -52,11 +54,16 @@ def _launch(job: Job | None, folder: Path, args: argparse.Namespace) -> int:
     run_dir = find_run(args.run, folder) if job is None else visible(job, folder)
     file = run_dir.spec_file if job is None else run_file(job, folder)
     chosen = [] if args.on is None else [f"launch.on={args.on}"]
-    before, spec = load(file).run, where_known(load(file, [*args.overrides, *chosen]).run, folder)
     history = History.of(run_dir)  # empty where it is out of sight
+    before = load(file).run
+    spec = where_known(load(file, [*args.overrides, *chosen]).run, folder, history.step)
     _refuse(run_dir, history, differences(before, spec, auto_is_equal=False))
     if _finished(run_dir, history, spec):
         return 0
+    if history.step and spec.train.steps != "auto":  # else node 0 does it
+        known = load(run_dir.spec_file).run
+        spec = once(prolonged(known, spec, history.step), known.train.schedule)
+        _say_rate(spec, history.step)
     request = request_of(checked(spec, begun=history.saved_step > 0), folder)
     here = RunDir.of(spec.name, folder)
     with alone(here):
@@ -71,11 +78,13 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
         history = History.of(run_dir)
         before = load(run_dir.spec_file).run
         opened = _open_again(history, args.overrides)
-        spec = with_steps(load(run_dir.spec_file, [*opened, *args.overrides]).run, run_dir.workspace)
+        asked_for = load(run_dir.spec_file, [*opened, *args.overrides]).run
+        spec = with_steps(asked_for, run_dir.workspace, history.step)
         differ = [d for d in differences(before, spec, auto_is_equal=False) if f"{d.key}={d.new}" not in opened]
         _refuse(run_dir, history, differ)
         if _finished(run_dir, history, spec):
             return 0
+        spec = once(prolonged(before, spec, history.step), before.train.schedule)
         trainable(spec)
         local_inputs(spec, begun=history.saved_step > 0)
         decided = decide(spec, run_dir.workspace)
@@ -84,17 +93,22 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
                 write_spec(run_dir, decided.run)
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
         print(continues(run_dir, decided.run.steps))
+        if spec.train.schedule.past != before.train.schedule.past:
+            _say_rate(spec, history.step)
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
 
 
 def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:
     if not history.finished or spec.train.steps == "auto" or spec.steps > history.step:
         return False
-    print(
-        f"run {run_dir.name} is finished: {history.step} steps. "
-        f"`shoal resume {run_dir.name} train.steps={2 * history.step}` trains on."
-    )
+    on = way_on(spec, history.step, 2 * history.step)
+    print(f"run {run_dir.name} is finished: {history.step} steps. `shoal resume {run_dir.name} {on}` trains on.")
     return True
+
+
+def _say_rate(spec: Run, step: int) -> None:
+    if spec.train.schedule.past and spec.train.schedule.past[-1].until == step:
+        print(course(spec)[-1])
 
 
 def _refuse(run_dir: RunDir, history: History, differ: list[Difference]) -> None:

@@ -1,13 +1,15 @@
 """Print a run file with every value resolved, and where each came from.
 
 Values given after it are laid over it, as `shoal train` would: `shoal show run.yaml train.steps=10`. Sections of which
-nothing was set are left out; `--all` prints them too.
+nothing was set are left out; `--all` prints them too. Of a run that has begun give its name: `shoal show demo
+train.steps=700 train.schedule.prolong=decay` says what `shoal resume` with these values would do to its learning rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,21 +23,26 @@ from shoal.spec.names import dotted
 from shoal.spec.presets import presets
 from shoal.spec.reference import preset_shape
 from shoal.spec.resolve import Loaded, load
-from shoal.spec.run import Run
+from shoal.spec.run import NAME_PATTERN, Run
 from shoal.spec.schema import schema_text
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.write import dump
-from shoal.track.rundir import workspace
-from shoal.train.decide_length import measured
+from shoal.track.rundir import RunDir, workspace
+from shoal.train.course import course
+from shoal.train.decide_length import measured, with_steps
+from shoal.train.prolong import prolonged
 
 if TYPE_CHECKING:
     from shoal.data.packs import Shares
 
 TAKES_OVERRIDES = True
+SHOAL = "shoal"  # where a value came from that nobody gave
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", metavar="RUN.yaml", help="the run file; NAME=VALUE after it override it")
+    parser.add_argument(
+        "file", nargs="?", metavar="RUN.yaml", help="the run file, or a run's name; NAME=VALUE after it override it"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--all", action="store_true", help="also the sections of which nothing was set")
     form.add_argument("--json", action="store_true", help="values, origins and parameter count as JSON")
@@ -52,14 +59,27 @@ def run(args: argparse.Namespace) -> int:
     elif args.file is None:
         raise UsageError("which run file? `shoal show RUN.yaml`; `shoal init pretrain` writes one to start from.")
     else:
-        loaded = load(args.file, args.overrides)
+        loaded = _loaded(args.file, args.overrides)
         text = as_json(loaded) if args.json else dump(loaded.run).rstrip() if args.yaml else as_lines(loaded, args.all)
         print(text)
     return 0
 
 
+def _loaded(file: str, overrides: list[str]) -> Loaded:
+    """A run file; of a run that has begun its own, and the values after it as on resuming it."""
+    begun = RunDir.of(file, workspace()) if re.fullmatch(NAME_PATTERN, file) and not Path(file).exists() else None
+    if begun is None or not begun.exists():
+        return load(file, overrides)
+    from shoal.guard.history import History  # it reads checkpoints: showing a file does not wait for that
+
+    step, before, loaded = History.of(begun).step, load(begun.spec_file).run, load(begun.spec_file, overrides)
+    longer = prolonged(before, with_steps(loaded.run, begun.workspace, step), step)
+    known = {dotted(path): loaded.origins.get(dotted(path), SHOAL) for path, _ in _leaves(longer)}
+    return Loaded(longer, known, loaded.path)
+
+
 def as_lines(loaded: Loaded, everything: bool = False) -> str:
-    """`key  value  origin`, aligned, then the length of the run and the size of the model."""
+    """`key  value  origin`, aligned, then the length of the run, its learning rate and the size of the model."""
     rows = [(path, dotted(path), _short(value)) for path, value in _leaves(loaded.run)]
     used = {path[:n] for path, key, _ in rows if loaded.origins[key] != DEFAULT.label for n in range(len(path))}
     shown = [(key, value, loaded.origins[key]) for path, key, value in rows if everything or path[:-1] in used]
@@ -73,14 +93,15 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
 
 
 def _length(run: Run) -> list[str]:
-    """The steps, where they follow from something else."""
+    """The steps, where they follow from something else, and the learning rate over them."""
     if run.train.steps != "auto":
-        return []
+        return course(run)
     try:
-        found = next(d for d in measured(run, workspace()).decisions if d.key == "train.steps")
+        length = measured(run, workspace())
     except (DataError, SetupError):
         return ["steps: not known until data.train is prepared, since they follow from train.epochs"]
-    return [f"steps: {found.value:,} ({found.why})"]
+    found = next(d for d in length.decisions if d.key == "train.steps")
+    return [f"steps: {found.value:,} ({found.why})", *course(length.run)]
 
 
 def _documents(run: Run) -> list[str]:

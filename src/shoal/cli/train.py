@@ -23,6 +23,7 @@ from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
 from shoal.train.decide_length import with_steps
+from shoal.train.prolong import way_on
 
 TAKES_OVERRIDES = True
 MOST_NAMED = 6  # differing keys in one sentence
@@ -92,7 +93,8 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
         if history.finished:
             print(
                 f"run {run_dir.name} is finished: {history.step} steps. {command('report', run_dir)} shows it, "
-                f"{command('resume', run_dir)} with a larger train.steps=… trains on, `--fresh` starts anew."
+                f"{command('resume', run_dir, way_on(before, history.step, 2 * history.step))} trains on, `--fresh` "
+                "starts anew."
             )
             return 0
         local_inputs(before, begun=history.saved_step > 0)

@@ -21,7 +21,7 @@ from pathlib import Path
 from shoal.errors import DONE, TOLD_TO_STOP, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
-from shoal.guard.begin import create, writing
+from shoal.guard.begin import create, write_spec, writing
 from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
 from shoal.guard.progress import of_attempt
@@ -30,11 +30,14 @@ from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.spec.overrides import split_overrides
+from shoal.spec.run import Train
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import Decided, decide
+from shoal.train.decide_length import with_steps
+from shoal.train.prolong import prolonged
 
 # Every rank finds the same wrong value. Rank 0 says it, and torchrun then ends the others; one that alone has found
 # something (a node without the data) says it after so long.
@@ -55,8 +58,10 @@ def main(argv: list[str]) -> int:
     trainable(run)
     local_inputs(run)
     run_dir = RunDir.of(run.name, workspace(args.workspace))
+    run = with_steps(run, run_dir.workspace, History.of(run_dir).step if rank == 0 else 0)
     decided = decide(run, run_dir.workspace, world)
     os.environ.update(allocator_env(os.environ))
+    from shoal.checkpoint.peers import text_from_rank_0
     from shoal.parallel.place import join  # torch: what is wrong with the run file is said before
     from shoal.train import worker
 
@@ -68,7 +73,10 @@ def main(argv: list[str]) -> int:
         os.environ["SHOAL_ATTEMPT"] = str(int(attempt))
         tell = of_attempt(session.journal.note, attempt=session.attempt) if session else None
         watch_beside(pulses, log_file(run_dir.logs, int(attempt), rank).parent, decided.run.guard, tell)
-        code = worker.outcome(lambda: decided.run, run_dir, stop, place, pulse)
+        # What the run has behind it stands in its directory, which rank 0 alone need see.
+        text = text_from_rank_0(session.run.train.model_dump_json() if session else "")
+        run = decided.run.model_copy(update={"train": Train.model_validate_json(text)})
+        code = worker.outcome(lambda: run, run_dir, stop, place, pulse)
         if session:
             session.journal.append(
                 "close",
@@ -97,6 +105,7 @@ def say(e: ShoalError) -> None:
 
 @dataclass(frozen=True)
 class Session:
+    run: Run  # with its past schedules
     journal: Journal
     number: int
     attempt: int
@@ -109,9 +118,14 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
         with writing(run_dir):
             if not run_dir.exists():
                 create(run_dir, decided.run)
-        _refuse_another_history(run_dir, decided.run)
-        history, journal = History.of(run_dir), Journal(run_dir.journal_file)
-        session = Session(journal, history.sessions, history.attempts)
+        before, history = load(run_dir.spec_file).run, History.of(run_dir)
+        _refuse_another_history(before, decided.run)
+        run = prolonged(before, as_begun(before, decided.run), history.step)
+        with writing(run_dir):
+            if run != before:
+                write_spec(run_dir, run)
+        journal = Journal(run_dir.journal_file)
+        session = Session(run, journal, history.sessions, history.attempts)
         journal.append(
             "open",
             session=session.number,
@@ -150,8 +164,7 @@ def _shown(run_dir: RunDir, steps: int) -> Iterator[None]:
         thread.join(timeout=5.0)
 
 
-def _refuse_another_history(run_dir: RunDir, run: Run) -> None:
-    before = load(run_dir.spec_file).run
+def _refuse_another_history(before: Run, run: Run) -> None:
     if differ := [d for d in differences(before, run, auto_is_equal=True) if not d.safe]:
         named = "; ".join(str(d) for d in differ)
         raise SpecError(f"run '{run.name}' exists with another spec: {named}. Give this one another name (name=…).")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,26 +12,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.kernels.rounding import Spot
+
 BLOCK = 4096
 ALIGNED_BYTES = 16  # of addresses that the kernel for many tensors may be told of
 
 Row = tuple[Tensor, Tensor, Tensor, Tensor]  # a parameter, its gradient, its two moments
 
 
-def adamw_all_(rows: Iterable[Row], factor: Tensor, **about: Any) -> None:
+def adamw_all_(rows: Sequence[Row], factor: Tensor, spots: Sequence[Spot | None] = (), **about: Any) -> None:
     """`adamw_` of many parameters in one launch: a model sharded over many processes has hundreds of small ones, and
-    each would take longer to launch than to update. Those that lie otherwise in memory go one by one."""
-    by_kind: dict[tuple[bool, bool, bool], list[Row]] = defaultdict(list)
-    for p, grad, m, v in rows:
+    each would take longer to launch than to update. Those that lie otherwise in memory go one by one. `spots`: of each,
+    where moments have 16 bits."""
+    by_kind: dict[tuple[bool, bool, bool], list[tuple[Row, Spot | None]]] = defaultdict(list)
+    for (p, grad, m, v), spot in zip(rows, spots or [None] * len(rows), strict=True):
         if p.numel():
             row = (p, grad.contiguous(), m, v)
-            by_kind[_joins(row)].append(row)
+            by_kind[_joins(row)].append((row, spot))
     for (joins, narrow, even), some in by_kind.items():
         if joins:
-            _in_one_launch(some, narrow, even, factor, **about)
+            _in_one_launch(
+                [row for row, _ in some],
+                _fields([spot for _, spot in some], narrow, about["step"]),
+                even,
+                factor,
+                **about,
+            )
         else:
-            for row in some:
-                adamw_(*row, factor, **about)
+            for row, spot in some:
+                adamw_(*row, factor, spot, **about)
+
+
+def _fields(spots: Sequence[Spot | None], narrow: bool, step: int) -> list[list[int]]:
+    """Of moments in 16 bits what `_noise` reads, a list for each of its numbers; else none."""
+    if not narrow:
+        return []
+    rows = []
+    for spot in spots:
+        assert spot is not None, "16 bits are rounded by place"
+        rows.append([*spot.keys(step), spot.base, spot.width, spot.rows, spot.stride, spot.plane])
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _joins(row: Row) -> tuple[bool, bool, bool]:
@@ -45,7 +65,7 @@ def _joins(row: Row) -> tuple[bool, bool, bool]:
 
 def _in_one_launch(
     rows: Sequence[Row],
-    narrow: bool,
+    fields: list[list[int]],
     even: bool,
     factor: Tensor,
     *,
@@ -58,8 +78,7 @@ def _in_one_launch(
     device, sizes = rows[0][0].device, tuple(p.numel() for p, *_ in rows)
     blocks = _blocks(sizes, device)
     places = [[t.data_ptr() for t in row] for row in zip(*rows, strict=True)]
-    table = torch.tensor([*places, sizes], dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    table = table.to(device, non_blocking=True)
+    table = _on([*places, list(sizes), *fields], device)
     rate, root = _corrected(step, lr, betas)
     with torch.cuda.device_of(rows[0][0]):
         _adamw_all[(len(blocks),)](
@@ -73,11 +92,16 @@ def _in_one_launch(
             betas[1],
             root,
             eps,
-            NARROW=narrow,
+            NARROW=bool(fields),
             EVEN=even,
             BLOCK=BLOCK,
             num_warps=8,
         )
+
+
+def _on(numbers: list[list[int]], device: torch.device) -> Tensor:
+    table = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    return table.to(device, non_blocking=True)
 
 
 @cache
@@ -101,6 +125,7 @@ def adamw_(
     m: Tensor,
     v: Tensor,
     factor: Tensor,
+    spot: Spot | None = None,
     *,
     step: int,
     lr: float,
@@ -110,9 +135,11 @@ def adamw_(
 ) -> None:
     """One update of `p` and its moments in place, from `factor` (float32, one number) times `grad`, as torch's AdamW.
 
-    `step` counts from 1. A factor that is NaN changes nothing: the step is not taken.
+    `step` counts from 1. A factor that is NaN changes nothing: the step is not taken. Moments in 16 bits are rounded
+    at random, by `spot`.
     """
     assert all(t.is_contiguous() for t in (p, m, v))
+    narrow = m.dtype == torch.bfloat16
     rate, root = _corrected(step, lr, betas)
     with torch.cuda.device_of(p):
         _adamw[(triton.cdiv(p.numel(), BLOCK),)](
@@ -121,6 +148,7 @@ def adamw_(
             m,
             v,
             factor,
+            _on(_fields([spot], narrow, step), p.device) if narrow else factor,  # which nobody reads
             p.numel(),
             rate,
             1 - lr * weight_decay,
@@ -128,15 +156,34 @@ def adamw_(
             betas[1],
             root,
             eps,
+            NARROW=narrow,
             BLOCK=BLOCK,
             num_warps=8,
         )
 
 
 @triton.jit(do_not_specialize=["rate", "keep", "fresh", "beta2", "root", "eps"])
-def _adamw(p, grad, m, v, factor, n, rate, keep, fresh, beta2, root, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps)
+def _adamw(  # type: ignore[no-untyped-def]
+    p,
+    grad,
+    m,
+    v,
+    factor,
+    spot,
+    n,
+    rate,
+    keep,
+    fresh,
+    beta2,
+    root,
+    eps,
+    NARROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    noise = _noise(spot, 1, start, BLOCK) if NARROW else at
+    _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps, noise, NARROW)
 
 
 @triton.jit(do_not_specialize=["rate", "keep", "fresh", "beta2", "root", "eps"])
@@ -157,7 +204,8 @@ def _adamw_all(  # type: ignore[no-untyped-def]
 ):
     block = tl.program_id(0).to(tl.int64)
     of = tl.load(blocks + 2 * block).to(tl.int64)
-    at = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
     p = tl.multiple_of(tl.load(table + of).to(tl.pointer_type(tl.float32)), 16)
     grad = tl.multiple_of(tl.load(table + tensors + of).to(tl.pointer_type(tl.float32)), 16)
     if NARROW:
@@ -169,11 +217,50 @@ def _adamw_all(  # type: ignore[no-untyped-def]
     n = tl.load(table + 4 * tensors + of)
     if EVEN:
         n = tl.multiple_of(n, 16)
-    _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps)
+    noise = _noise(table + 5 * tensors + of, tensors, start, BLOCK) if NARROW else at
+    _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps, noise, NARROW)
 
 
 @triton.jit
-def _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps):  # type: ignore[no-untyped-def]
+def _noise(spot, apart, start, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The random number of each element of a block, as `shoal.kernels.rounding` makes it. A block divides in 64 bits,
+    its elements in 32."""
+    first = tl.load(spot).to(tl.uint32)
+    second = tl.load(spot + apart).to(tl.uint32)
+    base = tl.load(spot + 2 * apart)
+    width = tl.load(spot + 3 * apart)
+    rows = tl.load(spot + 4 * apart)
+    stride = tl.load(spot + 5 * apart)
+    plane = tl.load(spot + 6 * apart)
+    runs = start // width
+    planes = runs // rows
+    column = (start - runs * width).to(tl.int32) + tl.arange(0, BLOCK)
+    more = column // width.to(tl.int32)
+    column -= more * width.to(tl.int32)
+    row = (runs - planes * rows).to(tl.int32) + more
+    over = row // rows.to(tl.int32)
+    row -= over * rows.to(tl.int32)
+    place = base + (planes + over.to(tl.int64)) * plane + row.to(tl.int64) * stride + column.to(tl.int64)
+    x = place.to(tl.uint32) ^ first
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    x = x ^ (x >> 16)
+    x = x ^ (second + (place >> 32).to(tl.uint32))
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _rounded(x, noise):  # type: ignore[no-untyped-def]
+    """float32 that bfloat16 holds exactly; `noise` is below 2**16."""
+    return ((x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _update(  # type: ignore[no-untyped-def]
+    p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps, noise, NARROW: tl.constexpr
+):
     by = tl.load(factor)
     there = at < tl.where(by == by, n, 0)  # NaN is not itself: nothing is there
     g = tl.load(grad + at, mask=there).to(tl.float32) * by
@@ -184,5 +271,8 @@ def _update(p, grad, m, v, factor, at, n, rate, keep, fresh, beta2, root, eps): 
     x = tl.load(p + at, mask=there).to(tl.float32) * keep
     x -= rate * new_m / (tl.sqrt(new_v) * root + eps)
     tl.store(p + at, x, mask=there)
+    if NARROW:
+        new_m = _rounded(new_m, noise >> 16)
+        new_v = _rounded(new_v, noise & 0xFFFF)
     tl.store(m + at, new_m, mask=there)
     tl.store(v + at, new_v, mask=there)

@@ -15,13 +15,13 @@ TILE = 128
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-def cross_entropy_(logits: Tensor, targets: Tensor, slopes: bool) -> Tensor:
+def cross_entropy_(logits: Tensor, targets: Tensor, slopes: bool, z_loss: float = 0.0) -> Tensor:
     """The cross-entropy of each row of `logits` [tokens, vocab], float32 [tokens]; 0 where the target is negative.
 
-    With `slopes` the logits become the gradient of the sum of these.
+    With `slopes` the logits become the gradient of the sum of these, and of `z_loss` times the squared logsumexps.
     """
     assert logits.stride(1) == 1
-    return _rows(logits, targets, slopes)[0]
+    return _rows(logits, targets, slopes, z_loss)[0]
 
 
 def cross_entropy_8(
@@ -44,19 +44,40 @@ def cross_entropy_8(
     return losses, slopes
 
 
-def _rows(logits: Tensor, targets: Tensor, slopes: bool) -> tuple[Tensor, Tensor]:
+def _rows(logits: Tensor, targets: Tensor, slopes: bool, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
     """Losses and, of each row, the logarithm of its sum of exponentials; infinite where the target is negative."""
     losses, totals = torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(logits.shape[1]))
     with torch.cuda.device_of(logits):
         _cross_entropy[(logits.shape[0],)](
-            logits, targets, losses, totals, logits.shape[1], logits.stride(0), SLOPES=slopes, BLOCK=block, num_warps=16
+            logits,
+            targets,
+            losses,
+            totals,
+            logits.shape[1],
+            logits.stride(0),
+            2.0 * z_loss,
+            SLOPES=slopes,
+            SQUARES=z_loss > 0,
+            BLOCK=block,
+            num_warps=16,
         )
     return losses, totals
 
 
-@triton.jit
-def _cross_entropy(logits, targets, losses, totals, vocab, stride, SLOPES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["twice_z"])
+def _cross_entropy(  # type: ignore[no-untyped-def]
+    logits,
+    targets,
+    losses,
+    totals,
+    vocab,
+    stride,
+    twice_z,
+    SLOPES: tl.constexpr,
+    SQUARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -78,7 +99,10 @@ def _cross_entropy(logits, targets, losses, totals, vocab, stride, SLOPES: tl.co
         for start in range(0, vocab, BLOCK):
             at = start + tl.arange(0, BLOCK)
             x = tl.load(logits + at, mask=at < vocab, other=-float("inf")).to(tl.float32)
-            slope = tl.exp(x - log_total) - tl.where(at == target, 1.0, 0.0)
+            slope = tl.exp(x - log_total)
+            if SQUARES:
+                slope *= 1.0 + twice_z * log_total
+            slope -= tl.where(at == target, 1.0, 0.0)
             slope = tl.where(counts, slope, 0.0)
             tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < vocab)
 

@@ -22,7 +22,7 @@ from shoal import wire
 from shoal.devices import visible_gpus
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
 from shoal.guard import lock
-from shoal.guard.begin import create, writing
+from shoal.guard.begin import create, write_spec, writing
 from shoal.guard.crew import Alone, Crew, Decision
 from shoal.guard.history import History, continues
 from shoal.guard.nodes.crew import Nodes
@@ -33,11 +33,12 @@ from shoal.launch import fabric
 from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.streams import steady
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
 from shoal.train.decide_length import measured
+from shoal.train.prolong import prolonged
 
 EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL
 
@@ -122,9 +123,13 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     trainable(asked)
     run_dir = RunDir.of(asked.name, folder)
     begun = run_dir.exists()
-    local_inputs(asked, begun=begun and History.of(run_dir).saved_step > 0)
-    length = measured(asked, run_dir.workspace)
+    history = History.of(run_dir)
+    local_inputs(asked, begun=history.saved_step > 0)
+    length = measured(asked, run_dir.workspace, history.step)
     asked = length.run
+    if begun:
+        before = load(run_dir.spec_file).run
+        asked = prolonged(before, as_begun(before, asked), history.step)
 
     def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
         decided = decide(_for(asked, world), run_dir.workspace, world, processes * who.together)
@@ -138,10 +143,13 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
         with writing(run_dir):
             if not begun:
                 create(run_dir, run)
-        if begun and (code := _go_on(run_dir, asked)) is not None:
-            if head is not None:
-                head.close(code)
-            return code
+        if begun:
+            if (code := _go_on(run_dir, asked)) is not None:
+                if head is not None:
+                    head.close(code)
+                return code
+            with writing(run_dir):
+                write_spec(run_dir, run)  # the workers read it: a longer run is longer for them too
         crew: Crew = Alone(world)
         if head is not None and who.head is not None:
             crew = Nodes(run_dir, head, who.head[0], processes, who.nodes, least, laid_over)

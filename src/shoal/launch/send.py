@@ -38,11 +38,11 @@ def same_paths(run: Run) -> bool:
     return here and launch.workspace is None and launch.image is None
 
 
-def where_known(run: Run, workspace: Path) -> Run:
+def where_known(run: Run, workspace: Path, begun: int = 0) -> Run:
     """The run with its steps, where its epochs can be counted here; elsewhere node 0 counts them."""
     if run.train.epochs is not None and not same_paths(run):
         return run
-    return with_steps(run, workspace)
+    return with_steps(run, workspace, begun)
 
 
 def request_of(run: Run, workspace: Path) -> Request:

@@ -35,7 +35,8 @@ class Head(nn.Module):
         else:
             self.weight = nn.Parameter(torch.empty(shape.vocab_size, shape.dim))
         self.logits: Callable[[Tensor, Tensor], Tensor] = F.linear
-        self.loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_cross_entropy
+        self.loss: Callable[..., Tensor] = summed_cross_entropy
+        self.z_loss = 0.0  # `train.z_loss`
 
     def forward(self, hidden: Tensor, tied: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, seq, vocab]; with targets [batch, seq], the sum of cross-entropy over them (float32)."""
@@ -43,15 +44,19 @@ class Head(nn.Module):
         assert weight is not None
         if targets is None:
             return self.logits(hidden, weight)
-        return self.loss(hidden, weight, targets)
+        return self.loss(hidden, weight, targets, self.z_loss) if self.z_loss else self.loss(hidden, weight, targets)
 
 
-def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Sum of cross-entropy of `hidden @ weight.T` [..., vocab] over the targets [...] that are not NO_TARGET."""
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+    """Sum of cross-entropy of `hidden @ weight.T` [..., vocab] over the targets [...] that are not NO_TARGET.
+
+    With `z_loss` the gradient is that of this sum and so many times the sum of squared logsumexps of the same targets
+    (Chowdhery et al., 2022), which keeps logits from growing together; the number stays the cross-entropy alone.
+    """
     hidden, weight = recorded(hidden.flatten(0, -2), weight)
     hidden = as_computed(hidden)  # the weight is cast inside: its gradient is made in float32, and stays so
     with torch.autocast(hidden.device.type, enabled=False):
-        return _SummedCrossEntropy.apply(hidden, weight, targets.flatten(), chunk_tokens(weight))
+        return _SummedCrossEntropy.apply(hidden, weight, targets.flatten(), chunk_tokens(weight), z_loss)
 
 
 def recorded(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -74,7 +79,7 @@ def chunk_tokens(weight: Tensor) -> int:
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, z_loss: float) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         ctx.weight_dtype = weight.dtype
         weight = weight.to(hidden.dtype)
@@ -84,7 +89,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             h = hidden[rows]  # [chunk, dim]
-            losses, slope = cross_entropy(h @ weight.t(), targets[rows], wants_hidden or wants_weight)
+            losses, slope = cross_entropy(h @ weight.t(), targets[rows], wants_hidden or wants_weight, z_loss)
             total += losses.sum()
             if slope is not None and grad_hidden is not None:
                 torch.matmul(slope, weight, out=grad_hidden[rows])
@@ -94,25 +99,30 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        return *scaled_grads(ctx, grad), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        return *scaled_grads(ctx, grad), None, None, None
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, wants_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """Of each row of `logits` [tokens, vocab], which it uses up, and if wanted the gradient of the sum."""
+def cross_entropy(
+    logits: Tensor, targets: Tensor, wants_slope: bool, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """Of each row of `logits` [tokens, vocab], which it uses up, and if wanted the gradient of the sum (and of the
+    z-loss)."""
     if kernels.fit((logits,)):
         from shoal.kernels.cross_entropy import cross_entropy_
 
-        losses = cross_entropy_(logits, targets, wants_slope)
+        losses = cross_entropy_(logits, targets, wants_slope, z_loss)
         return losses, logits if wants_slope else None
     counts, picked = targets[:, None] >= 0, targets[:, None].clamp(min=0)
+    totals = logits.float().logsumexp(-1, keepdim=True) if wants_slope and z_loss else None
     log_p, dtype = F.log_softmax(logits, dim=-1, dtype=torch.float32), logits.dtype
     del logits  # as large again
     losses = -(log_p.gather(1, picked) * counts)[:, 0]
     if not wants_slope:
         return losses, None
-    # d loss / d logits = softmax - one_hot
-    slope = log_p.exp_().scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).mul_(counts)
+    # d loss / d logits = softmax - one_hot, and of a squared logsumexp twice itself times softmax
+    soft = log_p.exp_() if totals is None else log_p.exp_().mul_(1 + 2 * z_loss * totals)
+    slope = soft.scatter_add_(1, picked, -torch.ones_like(log_p[:, :1])).mul_(counts)
     return losses, slope.to(dtype)
 
 

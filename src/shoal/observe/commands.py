@@ -8,9 +8,9 @@ from shoal.errors import WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.track.rundir import RunDir, workspace
 
 
-def command(verb: str, run_dir: RunDir) -> str:
-    """`shoal VERB NAME`, with `--workspace` unless the run would be found without it."""
-    typed = f"`shoal {verb} {run_dir.name}"
+def command(verb: str, run_dir: RunDir, values: str = "") -> str:
+    """`shoal VERB NAME VALUES`, with `--workspace` unless the run would be found without it."""
+    typed = f"`shoal {verb} {run_dir.name} {values}".rstrip()
     folder = run_dir.workspace.resolve()
     return f"{typed}`" if folder == workspace() else f"{typed} --workspace {shlex.quote(str(folder))}`"
 

@@ -24,7 +24,7 @@ SMOOTH_OVER = 40  # the bold line is a running mean over this fraction of the ru
 
 
 def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
-    """Writes loss.png and throughput.png; nothing to draw gives nothing."""
+    """Writes loss.png, throughput.png and rate.png; nothing to draw gives nothing."""
     if not len(found.steps):
         return []
 
@@ -35,10 +35,13 @@ def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
 
         return drawn
 
-    return [
+    drawn = [
         _picture(folder / "loss.png", f"{name}: loss", about, of(_loss)),
         _picture(folder / "throughput.png", f"{name}: throughput", about, of(_throughput)),
     ]
+    if np.isfinite(found.steps.column("lr")).any():
+        drawn.append(_picture(folder / "rate.png", f"{name}: learning rate", about, of(_rate)))
+    return drawn
 
 
 def draw_many(runs: Sequence[tuple[str, History]], about: str, path: Path) -> Path:
@@ -108,6 +111,14 @@ def _throughput(axes: Axes, found: History) -> None:
     axes.set_ylim(0, max(most * 1.15, 1e-9))
     axes.yaxis.set_major_formatter(lambda y, _: words.count(y))
     axes.set_ylabel("tokens/s", color=INK, fontsize=9)
+
+
+def _rate(axes: Axes, found: History) -> None:
+    """As it was, step by step: nothing is smoothed, so that a jump is seen."""
+    points = thinned(found.steps.column("step"), found.steps.column("lr"))
+    axes.plot(*points, color=BLUE, linewidth=1.6, label="learning rate", zorder=3)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("learning rate (of AdamW)", color=INK, fontsize=9)
 
 
 def _curve(axes: Axes, xs: Array, ys: Array, color: str, label: str, style: str = "-", above: float = 3) -> None:

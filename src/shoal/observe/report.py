@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.observe import evaluations, planned, router, traffic, words
 from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
@@ -254,7 +256,16 @@ def _curves(found: History) -> list[str]:
     return [
         f"loss{legend}\n{plot(losses, evals, breaks)}",
         f"tokens/s\n{plot(rates, breaks=breaks, from_zero=True, height=5)}",
+        *_learning_rate(found, breaks),
     ]
+
+
+def _learning_rate(found: History, breaks: list[float]) -> list[str]:
+    """Over all attempts: where a run was prolonged, this shows how it went on."""
+    rates = found.steps.column("lr")
+    if not np.isfinite(rates).any():  # a journal of other hands
+        return []
+    return [f"learning rate\n{plot(shown(found.steps.column('step'), rates), breaks=breaks, from_zero=True, height=5)}"]
 
 
 def _identity(run_dir: RunDir, found: History) -> str:

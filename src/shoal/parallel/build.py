@@ -47,6 +47,8 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
         if bf16 and not sharded(place):
             _autocast(decoder, place.device)
         shard(decoder, place, bf16)
+        if decoder.last:
+            decoder.head.z_loss = run.train.z_loss
         decoder.to_empty(device=place.device)
         decoder.init_weights(run.seed)
         decoders.append(decoder)

@@ -52,7 +52,7 @@ def logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return some.full_tensor()
 
 
-def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """What `shoal.model.head.summed_cross_entropy` gives, the same number on every process of the axis.
 
     `hidden` [batch, seq / tp, dim] is this process's stretch, `targets` [batch, seq] are whole, and `weight` is a
@@ -63,7 +63,7 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     targets = _by_stretch(targets, mesh.size())
     chunk = max(1, chunk_tokens(rows) // (2 * mesh.size()))  # of each process's tokens; two chunks are under way
     with torch.autocast(hidden.device.type, enabled=False):
-        return _SummedCrossEntropy.apply(hidden, rows, targets, mesh.get_group(), chunk)
+        return _SummedCrossEntropy.apply(hidden, rows, targets, mesh.get_group(), chunk, z_loss)
 
 
 def _cut(weight: Tensor) -> tuple[DeviceMesh, Tensor]:
@@ -87,14 +87,14 @@ def _rows_of(tokens: Tensor, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup, chunk: int, z_loss: float
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden: list[Tensor] = []  # [chunk, dim] each: this process's tokens, summed over all rows
         grad_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for part in _parts(hidden, weight, targets, group, chunk):
-            scale, loss = _agree(part, group.size())
+            scale, loss = _agree(part, group.size(), z_loss)
             total += loss
             if not (wants_hidden or wants_weight):
                 continue
@@ -109,9 +109,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         # The loss is one number that every process holds, not a sum over them: `grad` is the whole gradient of it.
-        return *scaled_grads(ctx, grad), None, None, None
+        return *scaled_grads(ctx, grad), None, None, None, None
 
 
 class _Part(NamedTuple):
@@ -155,10 +155,12 @@ def _part(hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGr
     return _Part(hidden, targets[:, None] != NO_TARGET, mine, picked, share, peak.float(), mass, told)
 
 
-def _agree(part: _Part, processes: int) -> tuple[Tensor, Tensor]:
-    """What turns this process's `share` into the softmax over all rows [n, 1], and the summed loss of the chunk."""
+def _agree(part: _Part, processes: int, z_loss: float) -> tuple[Tensor, Tensor]:
+    """What turns this process's `share` into the softmax over all rows [n, 1] (with a z-loss as much larger as its
+    gradient says), and the summed loss of the chunk."""
     peaks, masses, targets = part.told.unflatten(0, (processes, -1)).unbind(-1)  # [tp, n]
     peak = peaks.amax(dim=0)
     mass = (masses * (peaks - peak).exp()).sum(dim=0)
     loss = ((mass.log() + (peak - targets.sum(dim=0))) * part.counts[:, 0]).sum()
-    return part.mass * (part.peak - peak[:, None]).exp() / mass[:, None], loss
+    scale = part.mass * (part.peak - peak[:, None]).exp() / mass[:, None]
+    return scale * (1 + 2 * z_loss * (peak + mass.log())[:, None]) if z_loss else scale, loss

@@ -49,6 +49,8 @@ _STATES = "each peer saves the state of its layers in its --folder: set swarm.st
 _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
+_LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
+
 # A name or a section; the longest that fits counts.
 REFUSED: dict[Driver, Table] = {
     "loop": {
@@ -64,6 +66,8 @@ REFUSED: dict[Driver, Table] = {
     },
     "swarm": {
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
+        "train.schedule.prolong": _LENGTH,
+        "train.schedule.past": _LENGTH,
         "fleet": No("a peer of a swarm is one island: set fleet.islands to 1 (swarm.peers says how many train)"),
         "checkpoint": No(_SNAPSHOTS),
         "checkpoint.every": OBEYED,
@@ -91,6 +95,8 @@ REFUSED: dict[Driver, Table] = {
         "data.eval": No("stages do not evaluate; leave it out"),
         "data.skip": No("stages leave no batch out; leave it out"),
         "eval": No("stages do not evaluate; leave it out"),
+        "train.schedule.prolong": _LENGTH,
+        "train.schedule.past": _LENGTH,
         "train.fp8_head": No("stages compute in fp32 or bf16; leave it out"),
         "train.fp8_scaling": No("stages compute in fp32 or bf16; leave it out"),
         "train.compile": No("stages are not compiled; leave it out", (False,)),

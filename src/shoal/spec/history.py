@@ -14,6 +14,7 @@ SAFE = (
     "train.epochs",
     "train.tokens",
     "train.clip",
+    "train.z_loss",
     "train.precision",
     "train.fp8_head",
     "train.fp8_scaling",
@@ -22,6 +23,8 @@ SAFE = (
     "train.optimizer.lr",
     "train.optimizer.muon_lr",
     "train.optimizer.weight_decay",
+    "train.optimizer.muon_weight_decay",
+    "train.optimizer.decay_embeddings",
     "train.optimizer.betas",
     "train.optimizer.eps",
     "train.optimizer.muon_momentum",
@@ -78,8 +81,10 @@ class Difference:
 
 def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
     """Where two specs differ. With `auto_is_equal` a new `auto` agrees with whatever was decided before, and so do the
-    epochs or tokens that `train.steps: auto` follows from."""
+    epochs or tokens that `train.steps: auto` follows from; and no past schedules agree with those that there were."""
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
+    if auto_is_equal and not after["train.schedule.past"]:
+        before.pop("train.schedule.past"), after.pop("train.schedule.past")
     if auto_is_equal and after["train.steps"] == "auto":
         for key in ("train.epochs", "train.tokens"):
             before.pop(key), after.pop(key)
@@ -88,6 +93,15 @@ def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key) and not (auto_is_equal and after.get(key) == "auto")
     ]
+
+
+def as_begun(old: Run, new: Run) -> Run:
+    """A run by its file, which goes on: a rate that the file leaves to `auto` is the one that it was begun with."""
+    optimizer, rate = new.train.optimizer, old.train.optimizer.muon_lr
+    if optimizer.muon_lr != "auto" or rate == "auto":
+        return new
+    kept = new.train.model_copy(update={"optimizer": optimizer.model_copy(update={"muon_lr": rate})})
+    return new.model_copy(update={"train": kept})
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

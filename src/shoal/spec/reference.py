@@ -89,6 +89,7 @@ def preset_shape(model: dict[str, Any]) -> Shape:
 
 _ITEMS = {
     "data.train": "One source of `data.train` and `data.eval`",
+    "train.schedule.past": "One of `train.schedule.past`",
     "launch.volumes": "One of `launch.volumes`",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
@@ -154,8 +155,23 @@ def _schedule(run: Run) -> Iterator[Broken]:
     steps, schedule = known_steps(run), run.train.schedule
     if steps is None:
         return  # asked again once the data has been counted
-    warmup = warmup_steps(schedule.warmup_steps, steps)
     long = f"train.steps {steps}" if run.train.steps != "auto" else f"the {steps} steps of train.tokens"
+    if schedule.past:
+        ends = [0, *(piece.until for piece in schedule.past)]
+        if any(a >= b for a, b in pairwise(ends)):
+            yield (
+                ("train.schedule.past",),
+                f"train.schedule.past is until steps {', '.join(map(str, ends[1:]))}, which do not ascend; "
+                "`shoal resume` writes them, so leave them as they were, or remove them",
+            )
+        if ends[-1] >= steps:
+            return  # none of its own steps comes any more
+        then = next((piece.then for piece in reversed(schedule.past) if piece.then not in (None, "jump")), None)
+        if then in ("keep", "decay"):
+            return  # no warm-up and no decay of its own comes any more
+        if then == "rewarm" and schedule.past[-1].then == then:
+            steps, long = steps - ends[-1], f"the {steps - ends[-1]} steps that are left"
+    warmup = warmup_steps(schedule.warmup_steps, steps)
     if warmup >= steps:
         yield (
             ("train.schedule.warmup_steps", "train.steps"),
@@ -170,6 +186,15 @@ def _schedule(run: Run) -> Iterator[Broken]:
                 f"train.schedule.warmup_steps {warmup} and the decay of {decay} steps exceed {long}; shorten one, or "
                 "take shares of the run, such as 20%",
             )
+
+
+def _z_loss(run: Run) -> Iterator[Broken]:
+    if run.train.z_loss and run.train.precision == "fp8" and run.train.fp8_head:
+        yield (
+            ("train.z_loss", "train.fp8_head"),
+            f"train.z_loss {run.train.z_loss:g} is not computed by an output layer in 8 bits; set "
+            "train.fp8_head to false",
+        )
 
 
 def _fleet(run: Run) -> Iterator[Broken]:
@@ -249,6 +274,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _somewhere,
     _length,
     _schedule,
+    _z_loss,
     _fleet,
     _layout,
     _tracking,

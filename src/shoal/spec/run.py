@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from shoal.errors import SpecError
-from shoal.spec.base import Auto, CountOrAuto, Fraction, LocalPath, Positive, Says, Strict
+from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
-from shoal.spec.length import WAYS, Decay, Tokens, Warmup
+from shoal.spec.length import WAYS, Tokens
 from shoal.spec.model import Model
+from shoal.spec.optimizer import Optimizer as Optimizer
+from shoal.spec.schedule import Schedule as Schedule
 from shoal.spec.swarm import Swarm
 
 
@@ -104,32 +106,6 @@ class Data(Strict):
     cache_gb: float = Field(20.0, gt=0, description="Size limit of that cache; the shards unused for longest go first.")
 
 
-class Optimizer(Strict):
-    """How gradients become updates."""
-
-    name: Literal["adamw", "muon"] = Field("adamw", description="`muon`: matrices by Muon, the rest by AdamW.")
-    lr: float = Field(3e-4, gt=0, description="Peak learning rate (of AdamW).")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's two decay rates.")
-    eps: float = Field(1e-8, gt=0, description="Added to the denominator.")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled decay, on matrices only.")
-    moments: Literal["fp32", "bf16"] = Field(
-        "fp32", description="AdamW's two numbers for each weight; `bf16` takes 4 bytes a weight less."
-    )
-    muon_lr: float = Field(0.02, gt=0, description="Peak learning rate of Muon's matrices.")
-    muon_momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of Muon (Nesterov).")
-
-
-class Schedule(Strict):
-    """The learning rate over the run, as a multiple of its peak."""
-
-    name: Literal["cosine", "wsd", "constant"] = Field("cosine", description="`wsd`: warm-up, stable, decay.")
-    warmup_steps: Warmup = Field(0, description="Steps of linear warm-up, or a share of the run.")
-    decay_steps: Decay = Field(
-        "auto", description="wsd: steps of the final decay, or a share of the run; `auto`: a fifth of it."
-    )
-    min_ratio: float = Field(0.1, ge=0, le=1, description="What is left of the peak at the end.")
-
-
 class Train(Strict):
     """The loop."""
 
@@ -147,6 +123,12 @@ class Train(Strict):
     tokens: Tokens | None = Field(None, description="Instead of steps: tokens to read, in whole steps.")
     batch: Positive = Field(32, description="Windows in one optimizer step, over all processes.")
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; empty means no clipping.")
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="So much of each target's squared logsumexp of the logits in the gradient; 1e-4 keeps logits from "
+        "growing together. The loss that is reported stays the cross-entropy. 0: none.",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
         "auto",
         description="Compute type; weights and optimizer stay float32. `auto`: bf16 on a GPU, fp32 on a CPU. `fp8`: "

@@ -29,7 +29,7 @@ from shoal.track.record import Odd
 from shoal.track.rows import OTHERS, Array, Block, Builder, missing
 
 BLOCK_BYTES = LONG_BYTES  # of a journal
-MAGIC = b"shoal journal index 1\n"
+MAGIC = b"shoal journal index 2\n"
 _FRAME = struct.Struct("<4sIQ")  # name, bytes of the header, its digest
 _BLOCK = b"BLK:"
 _MOST_HEADER_BYTES = 64 << 20

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from shoal.kernels.rounding import Spot, rounded
 
-def adamw_all_(rows: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]], factor: Tensor, **about: Any) -> None:
-    """`adamw_` of many: parameter, gradient and both moments each."""
-    for row in rows:
-        adamw_(*row, factor, **about)
+
+def adamw_all_(
+    rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+    factor: Tensor,
+    spots: Sequence[Spot | None] = (),
+    **about: Any,
+) -> None:
+    """`adamw_` of many: parameter, gradient and both moments each, and where they lie in the whole."""
+    for row, spot in zip(rows, spots or [None] * len(rows), strict=True):
+        adamw_(*row, factor, spot, **about)
 
 
 def adamw_(
@@ -20,6 +28,7 @@ def adamw_(
     m: Tensor,
     v: Tensor,
     factor: Tensor,
+    spot: Spot | None = None,
     *,
     step: int,
     lr: float,
@@ -36,5 +45,9 @@ def adamw_(
     new_v = v.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     root = (1 - betas[1] ** step) ** 0.5
     p.mul_(1 - lr * weight_decay).addcdiv_(new_m, (new_v.sqrt() / root).add_(eps), value=-lr / (1 - betas[0] ** step))
+    if m.dtype == torch.bfloat16:
+        assert spot is not None, "16 bits are rounded by place"
+        noise = spot.noise(step, p)
+        new_m, new_v = rounded(new_m, noise >> 16), rounded(new_v, noise & 0xFFFF)
     m.copy_(new_m)
     v.copy_(new_v)

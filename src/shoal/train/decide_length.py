@@ -18,14 +18,16 @@ class Measured:
     decisions: tuple[Decision, ...]
 
 
-def measured(run: Run, workspace: Path) -> Measured:
-    """The run with its steps known, and its warm-up in steps: a longer run that goes on keeps the warm-up it had."""
+def measured(run: Run, workspace: Path, begun: int = 0) -> Measured:
+    """The run with its steps known, and its warm-up in steps: a longer run that goes on keeps the warm-up it had. Where
+    it warms up again after `begun` steps, a share is one of those that are left."""
     choices = Choices()
     steps = run.steps if run.train.steps != "auto" else choices.choose("train.steps", "auto", *_steps(run, workspace))
     schedule, warmup = run.train.schedule, run.train.schedule.warmup_steps
     if isinstance(warmup, str):
-        found = warmup_steps(warmup, steps)
-        choices.choose("train.schedule.warmup_steps", "auto", found, f"{warmup} of {steps:,} steps")
+        of = steps - begun if schedule.prolong == "rewarm" and begun < steps else steps
+        found = warmup_steps(warmup, of)
+        choices.choose("train.schedule.warmup_steps", "auto", found, f"{warmup} of {of:,} steps")
         schedule = schedule.model_copy(update={"warmup_steps": found})
     closed = {"steps": steps, "epochs": None, "tokens": None, "schedule": schedule}
     run = run.model_copy(update={"train": run.train.model_copy(update=closed)})
@@ -34,8 +36,8 @@ def measured(run: Run, workspace: Path) -> Measured:
     return Measured(run, tuple(choices.made))
 
 
-def with_steps(run: Run, workspace: Path) -> Run:
-    return measured(run, workspace).run
+def with_steps(run: Run, workspace: Path, begun: int = 0) -> Run:
+    return measured(run, workspace, begun).run
 
 
 def _steps(run: Run, workspace: Path) -> tuple[int, str]:

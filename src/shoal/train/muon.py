@@ -19,9 +19,24 @@ A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 
 
+# Root mean square of an update of AdamW, which Muon's is scaled to: "Muon is Scalable for LLM Training" (Moonlight; Liu
+# et al., 2025) measured 0.2 to 0.4. An orthogonal matrix has 1 / sqrt(its longer side).
+ADAMW_RMS = 0.2
+
+
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params: Iterable[torch.Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    """`matched`: updates as large as AdamW's, so that one rate (and one decay) is right for both."""
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        matched: bool = False,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.matched = matched
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # closures are for line search
@@ -33,10 +48,17 @@ class Muon(torch.optim.Optimizer):
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 nesterov = p.grad.lerp(buffer, group["momentum"])
                 update = _orthogonal_like(nesterov)
-                # Tall matrices take larger steps, so that each output moves as far as in a square one.
-                scale = max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5
+                scale = update_scale(p.shape[-2], p.shape[-1], self.matched)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * scale)
+
+
+def update_scale(rows: int, columns: int, matched: bool) -> float:
+    """What an orthogonal update of a matrix is multiplied by, besides the rate."""
+    if matched:
+        return float(ADAMW_RMS * max(rows, columns) ** 0.5)
+    # Tall matrices take larger steps, so that each output moves as far as in a square one.
+    return float(max(1.0, rows / columns) ** 0.5)
 
 
 def _orthogonal_like(matrix: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import kernels
+from shoal.kernels.rounding import Spot
+from shoal.model.init import local_box
 from shoal.parallel.clip import local, multiply
 from shoal.spec.run import Optimizer as Spec
 from shoal.train.muon import Muon
+
+ENDS = ("embed.weight", "head.weight")
 
 
 class Optimizers:
     """AdamW alone, or Muon for the matrices of the blocks and AdamW for the rest; one thing to the loop."""
 
-    def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]], seed: int = 0) -> None:
+        """`seed`: of the run, for what is rounded at random."""
         self._names: dict[torch.Tensor, str] = {p: name for name, p in named}
         matrices_by_muon: list[torch.Tensor] = []
         rest: list[torch.Tensor] = []
@@ -26,29 +31,30 @@ class Optimizers:
             by_muon = spec.name == "muon" and name.startswith("blocks.") and p.ndim >= 2 and ".router." not in name
             (matrices_by_muon if by_muon else rest).append(p)
         # A fused update takes parameters of one mesh; stages, experts and plain tensors are not on the same one.
-        groups: dict[object, list[torch.Tensor]] = defaultdict(list)
+        groups: dict[tuple[object, float], list[torch.Tensor]] = defaultdict(list)
         for p in rest:
-            groups[p.device_mesh if isinstance(p, DTensor) else None, p.ndim >= 2].append(p)
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            groups[mesh, _decay(spec, self._names[p], p)].append(p)
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
-                # Norms and biases have no scale to decay.
-                [
-                    {"params": ps, "weight_decay": spec.weight_decay if ps[0].ndim >= 2 else 0.0}
-                    for ps in groups.values()
-                ],
+                [{"params": ps, "weight_decay": decay} for (_, decay), ps in groups.items()],
                 lr=spec.lr,
                 betas=spec.betas,
                 eps=spec.eps,
                 fused=True,
             )
         ]
+        muon_lr, matched = (spec.lr, True) if spec.muon_lr == "auto" else (spec.muon_lr, False)
         if matrices_by_muon:
-            self.parts.append(Muon(matrices_by_muon, spec.muon_lr, spec.muon_momentum, spec.weight_decay))
-        self._peaks = [spec.lr, spec.muon_lr]
+            decay = spec.weight_decay if spec.muon_weight_decay is None else spec.muon_weight_decay
+            self.parts.append(Muon(matrices_by_muon, muon_lr, spec.muon_momentum, decay, matched))
+        self._peaks = [spec.lr, muon_lr]
         self.taken = 0
         self._narrow = spec.moments == "bf16"
         for part in self.parts:
             _lay_out_state(part, torch.bfloat16 if self._narrow else torch.float32)
+        narrow = rest if self._narrow else []
+        self._spots = {p: Spot.of(seed, self._names[p], p.shape, local_box(p)[1]) for p in narrow}
 
     @property
     def skips_by_itself(self) -> bool:
@@ -78,12 +84,13 @@ class Optimizers:
         factor = factor.float()
         for group in part.param_groups:
             about = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
-            rows = []
+            rows, spots = [], []
             for p in group["params"]:
                 if p.grad is not None:
                     tensors = p.detach(), p.grad, part.state[p]["exp_avg"], part.state[p]["exp_avg_sq"]
                     rows.append((local(tensors[0]), local(tensors[1]), local(tensors[2]), local(tensors[3])))
-            adamw_all_(rows, factor, step=self.taken, **about)
+                    spots += [self._spots[p]] if self._narrow else []
+            adamw_all_(rows, factor, spots, step=self.taken, **about)
 
     def forget(self, taken: int | None = None) -> None:
         """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""
@@ -110,6 +117,13 @@ class Optimizers:
         for part in self.parts:
             for p, state in part.state.items():
                 yield from ((p, key, t) for key, t in _tensors(state))
+
+
+def _decay(spec: Spec, name: str, p: torch.Tensor) -> float:
+    """Of a parameter of AdamW's. Norms and biases have no scale to decay."""
+    if p.ndim < 2 or (name in ENDS and not spec.decay_embeddings):
+        return 0.0
+    return spec.weight_decay
 
 
 def _tensors(state: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

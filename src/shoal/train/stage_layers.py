@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -57,13 +58,15 @@ class StageLayers:
         self._squeeze = Squeeze(settings.activations, settings.rank or self.shape.dim)
         layers = stretches(self.shape, settings.count, "1f1b", run.data.seq_len)[stage]
         self.decoder = Decoder(self.shape, layers)
+        if self.decoder.last:
+            self.decoder.head.z_loss = run.train.z_loss
         if self._space is not None:
             confine(self.decoder, self._space)
         self.decoder.to_empty(device=device)
         self.decoder.init_weights(run.seed)
         bf16 = run.train.precision == "bf16" or (run.train.precision == "auto" and device.type == "cuda")
         self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
-        self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters())
+        self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
@@ -172,8 +175,22 @@ class StageLayers:
             hashed.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return hashed.hexdigest()
 
-    def state(self) -> bytes:
-        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()})
+    def _refuse_another_schedule(self, file: Path) -> None:
+        """A longer run, or another schedule, would make the learning rate jump; peers have no way to choose how."""
+        with safe_open(file, "pt") as f:
+            known = (f.metadata() or {}).get("schedule", self._schedule)
+        if known != self._schedule:
+            raise SpecError(
+                f"train.steps or train.schedule is not what the state in {file.parent} was trained with, and a model "
+                "cut over peers is not prolonged: give them as they were, or another --folder."
+            )
+
+    @property
+    def _schedule(self) -> str:
+        return json.dumps({"steps": self.run.steps, **self.run.train.schedule.model_dump(mode="json")}, sort_keys=True)
+
+    def state(self, about: dict[str, str] | None = None) -> bytes:
+        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}, about)
 
     def restore(self, step: int, state: bytes) -> None:
         tensors = load(state)
@@ -186,7 +203,7 @@ class StageLayers:
         file = self._file(step)
         beside = file.with_suffix(".part")
         with open(beside, "wb") as f:
-            f.write(self.state())
+            f.write(self.state({"schedule": self._schedule}))
             f.flush()
             os.fsync(f.fileno())
         beside.rename(file)
@@ -200,6 +217,7 @@ class StageLayers:
         for newer in (s for s in self.saved() if s > step):  # of a history that is not gone on with
             self._file(newer).unlink()
         if step:
+            self._refuse_another_schedule(self._file(step))
             self.restore(step, self._file(step).read_bytes())
             return
         self.decoder.init_weights(self.run.seed)

@@ -23,6 +23,7 @@ from shoal.parallel.place import Place
 from shoal.spec.before import as_then
 from shoal.spec.history import differences
 from shoal.spec.run import Run
+from shoal.train.changes import changes
 from shoal.train.optim import Optimizers
 from shoal.train.training import Tell
 
@@ -96,13 +97,16 @@ class State:
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
-        self._refuse_another_run(found)
+        saved_with = self._refuse_another_run(found)
+        for text in [] if saved_with is None else changes(saved_with, self.run, found.step):
+            tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
         self.optimizers.set_step(found.step)
         self.model.spread()
         return found
 
-    def _refuse_another_run(self, found: checkpoint.Found) -> None:
+    def _refuse_another_run(self, found: checkpoint.Found) -> Run | None:
+        """The spec that the checkpoint was written with, where it can be read."""
         before, sums = found.extra["data"], found.extra.get("data_sums", self._sums)  # an older checkpoint has none
         if before != self._fingerprints or sums != self._sums:
             what = "its fingerprint" if before != self._fingerprints else "the checksums of its pieces"
@@ -113,13 +117,14 @@ class State:
         try:
             spec = Run.model_validate(as_then(found.extra["spec"]))
         except (KeyError, ValueError, TypeError, AttributeError):
-            return  # of another version of Shoal; names, shapes and data have been compared
+            return None  # of another version of Shoal; names, shapes and data have been compared
         differ = [d for d in differences(spec, self.run, auto_is_equal=True) if not d.safe and d.key not in _MOVES]
         if differ:
             named = "; ".join(map(str, differ))
             raise CheckpointError(
                 f"checkpoint {found.where} is of a run with another spec ({named}): give this run another name."
             )
+        return spec
 
 
 def _finite(value: float | None) -> float | None:

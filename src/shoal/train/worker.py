@@ -206,7 +206,7 @@ def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> P
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     model = build(run, place, windows.several)
     pulse.watch_device(ticks_of(place.device, model.decoders))
-    optimizers = Optimizers(run.train.optimizer, model.named_parameters())
+    optimizers = Optimizers(run.train.optimizer, model.named_parameters(), run.seed)
     about = identity(run) if place.rank == 0 else {}
     skips = Skips([batch, batch] for batch in run.data.skip)
     state = State(run, model, optimizers, [s.index for s in sources], about, skips=skips)

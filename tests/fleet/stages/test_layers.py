@@ -107,6 +107,9 @@ def test_a_saved_state_is_the_state(data: Path, tmp_path: Path) -> None:
     assert again.saved() == [0, 3, 6]
     again.load(6)
     assert again.state() == work.state()
+    longer = a_run(data, **{"swarm.stages": {"count": 2}, "train.steps": 2 * STEPS})
+    with pytest.raises(SpecError, match="a model cut over peers is not prolonged"):
+        StageLayers(longer, 1, tmp_path / pond.layout[1][0][:8], CPU).load(6)
     again.load(0)
     assert again.digest() == StageLayers(run, 1, tmp_path / "new", CPU).digest()
 

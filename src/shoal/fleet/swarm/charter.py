@@ -36,7 +36,7 @@ from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
 
-FORMAT = "shoal charter 2"
+FORMAT = "shoal charter 3"
 MOST_CHARTER = 1 << 20
 MOST_INPUTS = 64
 MOST_LOOKED_AT = 10_000  # folders, for a data set that is here already
