@@ -55,11 +55,12 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
         for decoder in decoders:
             decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, method, one_mask=one_mask)
+        each = run.mesh.reduce == "micro_batch"
+        return Laid(place, tuple(decoders), module, method, reduce_each=each, one_mask=one_mask)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     hidden = torch.bfloat16 if bf16 else torch.float32
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
-    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), one_mask)
+    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), one_mask=one_mask)
 
 
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:

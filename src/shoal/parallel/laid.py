@@ -33,6 +33,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    reduce_each: bool = False  # gradients go to their shards with every micro-batch, and not once a step
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
@@ -76,7 +77,7 @@ class Laid:
             return self.pipeline.backward(*self._inputs(_joined(batches)))
         total = torch.zeros((), device=self.place.device)
         for i, batch in enumerate(batches):
-            with reduce_on(self.module, last=i == len(batches) - 1):
+            with reduce_on(self.module, last=i == len(batches) - 1, each=self.reduce_each):
                 doing("forward")
                 part = self.module(*self._inputs(batch))
                 doing("backward")

@@ -166,6 +166,7 @@ def cases_of(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cas
         # Where a sequence is shared, documents are told apart by masks, which skip nothing.
         "seen": np.where(cp > 1, asked.run.data.seq_len / 2, asked.case.seen or asked.run.data.seq_len / 2),
         "all_to_all": np.array([one.cp_method == "all_to_all" for one in every]),
+        "scatters": np.array([one.reduce == "micro_batch" for one in every]),
         "shard": shard * cp,
         "chunks": np.array([PIECES[name] for name in ORDERS])[orders[:, 1]],
         "zero": np.where(sharded, 3.0, 0.0),
@@ -250,6 +251,7 @@ def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
             "micro_batch": layout.micro_batch,
             "schedule": layout.schedule,
             "cp_method": layout.cp_method,
+            "reduce": layout.reduce,
             "recompute": recompute,
         }
     )
