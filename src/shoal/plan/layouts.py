@@ -70,11 +70,11 @@ def _orders(asked: Asked, work: Work, sizes: Sizes, each: int) -> Iterator[Layou
         if each % micro or (sizes.pp > 1 and not micro_batches_fit(each // micro, sizes.pp, schedule)):
             continue
         if stage_count(sizes.pp, schedule) <= layers:
-            for layout, reduce in itertools.product(legal, _reduces(mesh, sizes, each // micro)):
+            for layout, reduce in itertools.product(legal, reduces(mesh, sizes, each // micro)):
                 yield Layout(sizes, micro, schedule, layout.cp_method, reduce)
 
 
-def _reduces(mesh: Mesh, sizes: Sizes, micro_batches: int) -> tuple[str, ...]:
+def reduces(mesh: Mesh, sizes: Sizes, micro_batches: int) -> tuple[str, ...]:
     """When gradients are summed up: once a step, and where memory is scarce with each of several micro-batches."""
     if not sizes.reduces_by_micro_batch:
         return ("auto",) if mesh.reduce != "micro_batch" else ()

@@ -98,9 +98,11 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
 
 
 def _simpler(one: Found) -> float:
-    """Of two that are predicted to be about as fast, the one with fewer axes is easier to live with."""
+    """Of two that are predicted to be about as fast, the one with fewer axes is easier to live with, and one that sends
+    less is surer."""
     s = one.layout.sizes
-    return 1 + 0.005 * sum(size > 1 for size in (s.pp, s.cp, s.tp, s.dp_replicate * (s.dp_shard > 1)))
+    axes = sum(size > 1 for size in (s.pp, s.cp, s.tp, s.dp_replicate * (s.dp_shard > 1)))
+    return 1 + 0.005 * (axes + (one.layout.reduce == "micro_batch"))
 
 
 def _different(found: list[Found]) -> list[Found]:

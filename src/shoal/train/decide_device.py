@@ -19,8 +19,8 @@ TRITON_IN_EAGER_FP8 = (
     "wrong: leave train.compile and train.kernels auto, or take kernels plain."
 )
 TRITON_ON_A_CPU = (
-    "train.kernels triton is for GPUs, and this run computes on the processor, where it would do nothing: take plain or "
-    "auto."
+    "train.kernels triton is for GPUs, and this run computes on the processor, where it would do nothing: "
+    "take plain or auto."
 )
 TRITON_ON_AMD = (
     "train.kernels triton was written and measured for NVIDIA's GPUs, and those here are AMD's: take plain or auto."
