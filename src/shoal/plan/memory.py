@@ -207,11 +207,12 @@ def _state_bytes(run: Run, part: Part) -> int:
 
 
 def _update_bytes(run: Run, shape: Shape) -> float:
-    """AdamW updates in place. Muon holds a whole matrix several times: the gathered, its scaled copy and iterates."""
+    """AdamW updates in place. Muon holds a whole matrix several times: as it was sent and came, its scaled copy and
+    iterates, and the result as it goes back."""
     if run.train.optimizer.name != "muon":
         return 0.0
     width = max(shape.ffn_dim, shape.q_dim)
-    return FLOAT32 * (5 * shape.dim * width + 3 * min(shape.dim, width) ** 2)
+    return FLOAT32 * (7 * shape.dim * width + 3 * min(shape.dim, width) ** 2)
 
 
 @dataclass(frozen=True)

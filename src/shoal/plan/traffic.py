@@ -3,7 +3,7 @@
 The same rows that `shoal.parallel.count` measures, summed over all processes, with the same convention for bytes; the
 tests hold the two against each other for every axis. Two numbers cannot be known beforehand: how a router spreads its
 tokens (here: evenly) and the order in which DDP's gradients become ready (here: backwards), which decides where its
-buckets end. Muon, which gathers matrices to orthogonalise them, is not in it.
+buckets end. Muon, which sends matrices to whoever orthogonalises them, is not in it.
 
 With L layers, M micro-batches a process, n processes on the axis, a token's hidden states of D numbers:
 
