@@ -47,6 +47,8 @@ MESHES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8 windows, full": (1, 8, {"micro_batch": 8, "recompute": "full"}),
     "dp_replicate 2": (2, 4, {"dp_replicate": 2}),
     "dp_shard 2": (2, 4, {"dp_shard": 2}),
+    "dp_shard 2, accumulating": (2, 8, {"dp_shard": 2}),
+    "dp_shard 2, scattering": (2, 8, {"dp_shard": 2, "reduce": "micro_batch"}),
     "dp_shard 4": (4, 8, {"dp_shard": 4}),
     "tp 2": (2, 2, {"tp": 2}),
     "tp 4": (4, 2, {"tp": 4}),

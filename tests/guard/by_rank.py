@@ -10,7 +10,7 @@ from shoal.guard import suspect
 from shoal.guard.hang import LOOK_S, MOST_OTHERS, MOST_TICK_S, STEPS, WINDOW_S, Hang, Limits, Other
 from shoal.guard.ranks import IO_BYTES, LONG_PHASES, MOVES_BYTES, UNHEARD_S, WAITS, Pulses
 from shoal.guard.signs import Kernel, Signs, Threads
-from shoal.guard.suspect import Suspects, may_spin, waiting_in
+from shoal.guard.suspect import may_spin, waiting_in
 from shoal.observe.beat import Beat
 from shoal.observe.pulse_file import Groups, Sample
 
@@ -198,6 +198,13 @@ class WatchByRank:
             works=works,
             marks=r.marks,
         )
+
+
+@dataclass(frozen=True)
+class Suspects:
+    one: int
+    among: tuple[int, ...]
+    why: str
 
 
 def _phases(ranks: Mapping[int, _Rank]) -> set[str]:

@@ -15,6 +15,7 @@ from shoal.guard.hang import Hang, Watch
 from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.straggler import Stragglers, slow_ranks
 from shoal.guard.suspect import waited_for
+from shoal.observe import pulse_file
 from shoal.observe.beat import Beat
 from shoal.observe.pulse_file import Sample
 from shoal.train.pace import Tally
@@ -129,3 +130,21 @@ def test_a_look_at_four_times_as_many_ranks_costs_about_four_times_as_much() -> 
     for kind in ("computing", "marking"):
         few, many = (min(cost_s(world, kind) for _ in range(2)) for world in (256, 1024))
         assert many < 7 * few, kind
+
+
+@pytest.mark.parametrize(("kind", "texts"), [("marking", 0), ("waiting", 20)])
+def test_where_ranks_are_is_decoded_only_of_those_that_make_no_progress(
+    kind: str, texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is half of what a look costs, and of ranks that go on nobody asks."""
+    decoded = []
+    for name in ("_facts", "_stacks"):
+        real = getattr(pulse_file, name)
+        monkeypatch.setattr(pulse_file, name, lambda text, real=real: (decoded.append(text), real(text))[1])
+    crowd = Crowd(20, kind)
+    watch = Watch(crowd.pids, crowd.kernel, kernel=crowd.kernel)
+    for _ in range(12):
+        crowd.advance()
+        watch.verdict(crowd.now)
+    assert bool(decoded) == bool(texts)
+    assert len(decoded) >= texts

@@ -66,6 +66,13 @@ def test_accumulating_under_fsdp_holds_whole_gradients() -> None:
     assert once.gradients < often.gradients / 2
 
 
+def test_scattering_with_each_micro_batch_holds_a_share_of_the_gradients() -> None:
+    whole, shared = (planned(**{"mesh.dp_shard": 4, "mesh.reduce": way}) for way in ("step", "micro_batch"))
+    assert shared.gradients < 0.4 * whole.gradients  # a quarter, and what is not reduced yet
+    alone = {"mesh.dp_shard": 4, "train.batch": 8}  # one micro-batch: there is nothing to add up
+    assert planned(**alone, **{"mesh.reduce": "micro_batch"}) == planned(**alone)
+
+
 def test_packed_documents_cost_a_mask_a_block() -> None:
     packed, plain = (planned(**{"data.mask_documents": told}) for told in (True, False))
     per_block = 4 * 2 * 256**2  # float32, two windows

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.plan.asked import Asked
 from shoal.plan.catalogue import find, find_fabric
-from shoal.plan.explain import against, changes, make_it_fit
+from shoal.plan.explain import against, changes, make_it_fit, words
 from shoal.plan.failures import preset
 from shoal.plan.machine import Machine
 from shoal.plan.memory import MODES
@@ -194,3 +194,18 @@ def test_intervals_that_are_wrong_for_different_reasons_add_up_by_squares() -> N
     assert both.expected == 100
     assert both.high == pytest.approx(110)
     assert 100 * 0.5 * 0.8 < both.low < 50
+
+
+def test_gradients_are_scattered_with_each_micro_batch_where_whole_ones_do_not_fit() -> None:
+    """8B has 32 GB of gradients: whole, they do not fit beside the rest; with room for them they travel once."""
+    tight: dict[str, Any] = {"pp": 1, "tp": 1, "cp": 1}
+    best = search(asked("llama3-8b", 8, 256, "a100-40gb", 4096, **tight))[0]
+    assert (best.layout.reduce, best.fits) == ("micro_batch", True)
+    assert "reduce micro_batch" in words(best.layout, best.recompute)
+    assert not search(asked("llama3-8b", 8, 256, "a100-40gb", 4096, **tight, reduce="step"))[0].fits
+    ways = ("auto", "micro_batch")
+    roomy = [search(asked("qwen2.5-0.5b", 8, 256, "h200", 4096, **tight, reduce=way))[0] for way in ways]
+    assert roomy[0].layout.reduce == "step"
+    assert roomy[0].seconds < roomy[1].seconds
+    assert roomy[1].parts["data"] > roomy[0].parts["data"]
+    assert not search(asked("llama3-8b", 8, 256, "h200", 4096, pp=8, reduce="micro_batch"))  # it has no meaning there

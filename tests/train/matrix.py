@@ -103,6 +103,7 @@ FULL = [
     *QUICK,
     case(dp_replicate=2),
     case(dp_shard=2),
+    case(dp_shard=2, reduce="micro_batch", micro_batch=1),
     case("qwen2", tp=2),
     case(pp=2, schedule="gpipe", micro_batch=4),
     case("qwen2", pp=2, schedule="1f1b", micro_batch=2),  # 3 layers over 2 stages

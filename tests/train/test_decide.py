@@ -12,6 +12,7 @@ import pytest
 from shoal.devices import Gpu
 from shoal.errors import SetupError, SpecError
 from shoal.plan.layouts import layouts
+from shoal.plan.memory import memory
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
@@ -35,7 +36,7 @@ def test_nothing_is_left_open(data: Path) -> None:
     decided = decide(make_run(data, **{"resources.device": "auto"}), Path.cwd())
     open_still = [key for key, value in _flat(decided.run.model_dump()).items() if value == "auto"]
     # What a function of other fields closes by itself needs no decision, nor does what has no meaning on this mesh.
-    no_meaning = {"mesh.schedule", "mesh.cp_method", "fleet.shards"}
+    no_meaning = {"mesh.schedule", "mesh.cp_method", "mesh.reduce", "fleet.shards"}
     # Nor can what follows from measurements be decided before there are any.
     measured = {"checkpoint.every", "checkpoint.memory", "checkpoint.read_back", "guard.hang"}
     # For whoever launches it, or trains it with others, to decide.
@@ -110,6 +111,12 @@ def test_a_small_model_is_replicated_and_a_large_one_sharded(data: Path) -> None
         ({"mesh.dp_shard": 3}, 2, "WORLD_SIZE 2 is not a multiple of mesh.dp_shard 3.*works is dp_shard 2"),
         ({"mesh.tp": 4}, 4, r"kv_heads 2 cannot be split over mesh.tp 4; .* works is dp_replicate 2 x tp 2\.$"),
         ({"mesh.pp": 4}, 4, r"layers 2 are fewer than the 4 stages .* works is pp 2 x dp_replicate 2\.$"),
+        (
+            {"mesh.reduce": "micro_batch"},
+            2,
+            r"is for FSDP without a pipeline .* leave it out, or raise mesh.dp_shard\.$",
+        ),
+        ({"mesh.reduce": "micro_batch", "mesh.pp": 2}, 2, "is for FSDP without a pipeline"),
         ({"model.vocab_size": 64}, 2, "model.vocab_size is 64, but the data's tokenizer has 96 tokens"),
     ],
 )
@@ -203,6 +210,28 @@ def test_recompute_is_as_little_as_the_memory_allows(data: Path, monkeypatch: py
     decided = decide(make_run(data), Path.cwd())
     assert decided.run.mesh.recompute == "full"
     assert "does not fit" in why(decided, "mesh.recompute")
+
+
+def test_gradients_are_scattered_at_once_only_where_whole_ones_do_not_fit(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(data, **{"mesh.dp_shard": 2, "mesh.micro_batch": 1})
+    roomy = decide(run, Path.cwd(), 2)
+    assert roomy.run.mesh.reduce == "step"
+    assert "mesh.reduce" not in {d.key for d in roomy.decisions}
+    whole, shared = (
+        memory(_set(roomy.run, reduce=way, recompute="full"), shape_of(roomy.run.model)).total
+        for way in ("step", "micro_batch")
+    )
+    monkeypatch.setattr("shoal.plan.memory.memory_budget", lambda device, processes: (whole + shared) // 2)
+    tight = decide(run, Path.cwd(), 2)
+    assert tight.run.mesh.reduce == "micro_batch"
+    assert "predicted GB a process: step" in why(tight, "mesh.reduce")
+    assert on(_set(run, reduce="step"), 2).mesh.reduce == "step"  # what the user says stays
+
+
+def _set(run: Run, **mesh: str) -> Run:
+    return run.model_copy(update={"mesh": run.mesh.model_copy(update=mesh)})
 
 
 def test_more_processes_than_gpus_are_refused_with_a_mesh_for_those_there_are(
@@ -386,6 +415,11 @@ def test_what_shoal_cannot_do_on_amd_is_refused_before_the_start(data: Path, of_
         on(make_run(data, **{"resources.device": "auto", "train.precision": "fp8", "mesh.micro_batch": 1}))
     with pytest.raises(SetupError, match=r"written and measured for NVIDIA's GPUs, .* take plain or auto\."):
         on(make_run(data, **{"resources.device": "auto", "train.kernels": "triton"}))
+
+
+def test_our_own_kernels_are_refused_on_a_processor(data: Path) -> None:
+    with pytest.raises(SetupError, match=r"triton is for GPUs, and this run computes on the processor.* take plain"):
+        on(make_run(data, **{"train.kernels": "triton"}))
 
 
 def test_8_bits_that_are_not_compiled_keep_to_torchs_own_kernels(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

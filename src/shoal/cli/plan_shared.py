@@ -213,6 +213,7 @@ def as_json(one: Verdict) -> dict[str, Any]:
             "micro_batch": layout.micro_batch,
             "schedule": layout.schedule,
             "cp_method": layout.cp_method,
+            "reduce": layout.reduce,
             "recompute": one.found.recompute,
         },
         "step_s": one.found.seconds,

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shoal.guard.ranks import LONG_PHASES, Pulses, Ranks
 from shoal.guard.signs import Kernel
-from shoal.guard.suspect import WaitedFor, suspects, waited_for, waiting_in
+from shoal.guard.suspect import WaitedFor, named, suspects, waited_for, waiting_in
 from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Sample
+from shoal.observe.pulse_file import Groups, Sample
 from shoal.spec.duration import seconds
 
 QUICK_S = 7.0  # with the 10 s of the promise in mind: the rest is for looking and for asking for stacks
@@ -110,6 +110,7 @@ class Watch:
         self._kernel = kernel or Kernel()
         self._all = Ranks(pids, pulses, self._kernel, min(LOOK_S, quick_s / 8), min(WINDOW_S, quick_s / 4))
         self._waited_for: WaitedFor = {}
+        self._groups: list[Groups] = [{} for _ in pids]  # that it was made of
         self._clock, self._asked_at = 0.0, -1.0
 
     @property
@@ -143,18 +144,30 @@ class Watch:
         silent_s = ranks.silent_s(clock)
         if silent_s.min() < quick_s / 2:
             return None
-        if ranks.groups_changed:
-            self._waited_for = waited_for([sample.groups if sample else {} for sample in ranks.samples])
-            ranks.groups_changed = False
-        found = suspects(ranks.marks, ranks.samples, self._waited_for, now)
+        if self._groups_changed():
+            self._waited_for = waited_for(self._groups)
+        found = suspects(ranks.marks, self._waited_for)
         among = np.array(found.among)
         if (slow := among[ranks.works(clock, quick_s)[among]]).size:
             i = int(slow[0])
-            return self._hang(i, found.why, works=True) if silent_s[i] >= self._limits_s([i])[0] else None
+            if silent_s[i] < self._limits_s([i])[0]:
+                return None
+            return self._hang(i, named(found, ranks.samples, now)[1], works=True)
         idle_s = ranks.idle_s(clock)[among]
         if not ranks.measured[among].all() or idle_s.min() < min(quick_s, self._limits.long_s):
             return None
-        return self._hang(found.one, found.why) if (idle_s >= self._limits_s(found.among)).all() else None
+        if not (idle_s >= self._limits_s(found.among)).all():
+            return None
+        return self._hang(*named(found, ranks.samples, now))
+
+    def _groups_changed(self) -> bool:
+        """Texts that are the same are decoded once (`pulse_file`), so that the same groups are the same object."""
+        changed = False
+        for i in self._all.sampled:
+            if (sample := self._all.samples[i]) is not None and sample.groups is not self._groups[i]:
+                self._groups[i], changed = sample.groups, True
+        self._all.sampled.clear()
+        return changed
 
     def _limits_s(self, among: Sequence[int]) -> NDArray[np.float64]:
         """By the slowest recent step and stay in the phase, of all ranks; long, until both have been measured."""

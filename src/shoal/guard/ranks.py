@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shoal.guard.signs import Kernel, Threads
 from shoal.guard.suspect import may_spin
 from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Groups, Sample
+from shoal.observe.pulse_file import Sample
 
 IO_BYTES = 4096
 UNHEARD_S = 3.0  # of a rank on another machine, before its time no longer counts
@@ -45,8 +45,8 @@ class Ranks:
         n = len(self.ranks)
         self.beats: list[Beat | None] = [None] * n
         self.samples: list[Sample | None] = [None] * n
-        self.groups: list[Groups | None] = [None] * n  # as they stood when it was last looked at
-        self.groups_changed = True  # since somebody has set this to False
+        self.sampled = set[int]()  # of whom there is another sample, since somebody has emptied this
+        self._last: list[Sample | None] = [None] * n  # with groups, since its last progress
         self.marks = np.full(n, -1, dtype=np.int64)
         self.at = np.zeros(n)  # of its last progress
         self.worked_at = np.full(n, NEVER)  # since then, it or its device
@@ -114,8 +114,7 @@ class Ranks:
         self._on_disk[i] = self._moved[i] = False
         self.worked_at[i] = self.busy_disk_at[i] = self._since[i] = NEVER
         self._io_bytes[i] = self._ticks[i] = -1
-        self.groups[i] = self._threads[i] = None
-        self.groups_changed = True
+        self._last[i] = self._threads[i] = None
 
     def _look_at_marks(self, i: int, clock: float) -> None:
         rank, pid, last = self.ranks[i], self.pids[i], self.beats[i]
@@ -131,13 +130,16 @@ class Ranks:
 
     def _look_closer(self, i: int, clock: float, now: float) -> None:
         rank, pid, sample = self.ranks[i], self.pids[i], self._pulses.sample(self.ranks[i])
-        last = self.samples[i]
-        if sample is not None and (sample is not last or not self._looked[i]):
-            before, groups = self.groups[i], sample.groups
-            if before and groups and groups is not before and groups != before:
-                self._progressed(i, clock)
-            self.samples[i], self.groups[i] = sample, groups or self.groups[i]
-            self.groups_changed = self.groups_changed or last is None or last.groups is not groups
+        if sample is not None and (sample is not self.samples[i] or not self._looked[i]):
+            if (last := self._last[i]) is None:
+                self._last[i] = sample  # as it is: one that makes progress is never asked for its groups
+            elif groups := sample.groups:
+                before = last.groups
+                if before and groups is not before and groups != before:
+                    self._progressed(i, clock)
+                self._last[i] = sample
+            self.samples[i] = sample
+            self.sampled.add(i)
         self._looked[i] = True
         io_bytes = self._kernel.signs(rank, pid).io_bytes
         if self._io_bytes[i] < 0:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.guard.others import median_of_others
 from shoal.guard.straggler import AGAIN_S, OF_STEP, RATIO, Spent, Straggler
@@ -60,35 +61,36 @@ class SlowDevices:
 
     def look(self, beats: Mapping[int, Spent], now: float) -> list[Straggler]:
         """What has become certain, the slowest first; each is told once in a while."""
-        if len(beats) < 2 or min([b.device_s for b in beats.values()]) < 0:
+        ranks = sorted(beats)
+        device_s = np.array([beats[rank].device_s for rank in ranks])
+        if len(ranks) < 2 or device_s.min() < 0:
             return []
         if self._known:
             furthest = max(b.steps for b in beats.values())
             self._known = {first: one for first, one in self._known.items() if furthest - one.until <= DIP}
         found = []
-        for own_s, usual_s, ranks in self._slow(beats):
-            first, step = ranks[0], min(beats[r].steps for r in ranks)
+        for own_s, usual_s, among in self._slow(ranks, device_s):
+            first, step = among[0], min(beats[r].steps for r in among)
             slow = self._known.setdefault(first, _Slow(step, now, step, now))
             slow.goes_on(step, now)
             if step - slow.step < STEPS or now - slow.at < SECONDS or now < self._told.get(first, now):
                 continue
             step_s = statistics.median(slow.steps_s)  # of which one or two may have been held up
             if PASSES * (own_s - usual_s) >= OF_STEP * step_s:
-                among = ranks if len(ranks) > 1 else ()
-                found.append(Straggler(first, "compute", own_s, usual_s, step_s, step - slow.step, "device", among))
+                several = among if len(among) > 1 else ()
+                found.append(Straggler(first, "compute", own_s, usual_s, step_s, step - slow.step, "device", several))
                 self._told[first] = now + AGAIN_S
         return sorted(found, key=lambda s: s.usual_s - s.own_s)
 
-    def _slow(self, beats: Mapping[int, Spent]) -> list[tuple[float, float, tuple[int, ...]]]:
+    def _slow(self, ranks: Sequence[int], device_s: NDArray[np.float64]) -> list[tuple[float, float, tuple[int, ...]]]:
         """Now: its time, that of the others, and the ranks."""
-        found = []
-        ranks, layer = sorted(beats), self._kin.layer
+        found, layer = [], self._kin.layer
         size = self._kin.stage or len(ranks)
         for at in range(0, len(ranks), size):
             stage = ranks[at : at + size]
             if len(stage) % layer or len(stage) < 2 * layer:
                 continue
-            own_s = np.median(np.array([beats[r].device_s for r in stage]).reshape(-1, layer), axis=1)
+            own_s = np.median(device_s[at : at + size].reshape(-1, layer), axis=1)
             usual_s = median_of_others(own_s)
             least_s = RATIO * usual_s
             if len(own_s) > LEAST_TO_SPREAD:

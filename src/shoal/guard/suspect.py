@@ -24,30 +24,38 @@ _SPINNING = (
 
 @dataclass(frozen=True)
 class Suspects:
-    one: int  # the one to name
+    """Ranks are told by their position."""
+
     among: tuple[int, ...]  # it is one of these; if one of them is at work, then the others wait for that one
-    why: str
+    why: str = ""  # the first of them is to be named; empty: it is a guess which one, see `named`
 
 
 WaitedFor = dict[int, tuple[str, int]]  # who → (group, the collective that it has not begun)
 
 
-def suspects(marks: NDArray[np.int64], samples: Sequence[Sample | None], waited_for: WaitedFor, now: float) -> Suspects:
-    """Ranks are told by their position; `waited_for` as below."""
-    if len(samples) == 1:
-        return Suspects(0, (0,), "it is the only one")
+def suspects(marks: NDArray[np.int64], waited_for: WaitedFor) -> Suspects:
+    """`waited_for` as below."""
+    if len(marks) == 1:
+        return Suspects((0,), "it is the only one")
     left = tuple(np.flatnonzero(marks == marks.min()).tolist())
     if len(left) == 1:
-        return Suspects(left[0], left, "it has made less progress than all others")
-    if behind := tuple(i for i in left if i in waited_for):
+        return Suspects(left, "it has made less progress than all others")
+    if waited_for and (behind := tuple(i for i in left if i in waited_for)):
         group, number = waited_for[behind[0]]
-        return Suspects(behind[0], behind, f"it has not begun collective {number} of {group}, where another waits")
-    # From here on it is a guess who of them it is.
+        return Suspects(behind, f"it has not begun collective {number} of {group}, where another waits")
+    return Suspects(left)
+
+
+def named(found: Suspects, samples: Sequence[Sample | None], now: float) -> tuple[int, str]:
+    """Which of them it is, and why. A guess looks at all of them, so it is for when somebody is to be named."""
+    left = found.among
+    if found.why:
+        return left[0], found.why
     if (stale := next((i for i in left if _stale(samples[i], now)), None)) is not None:
-        return Suspects(stale, left, "no other thread of it can run")
+        return stale, "no other thread of it can run"
     if (elsewhere := next((i for i in left if not _is_in(samples[i], _WAITING, unknown=True)), None)) is not None:
-        return Suspects(elsewhere, left, "it is in no collective")
-    return Suspects(left[0], left, "all ranks wait at the same place, none is behind: look at the network between them")
+        return elsewhere, "it is in no collective"
+    return left[0], "all ranks wait at the same place, none is behind: look at the network between them"
 
 
 def waited_for(groups: Sequence[Groups]) -> WaitedFor:

@@ -11,9 +11,10 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from shoal.observe.beat import PHASES, Beat, ByPhase, Marks
 
@@ -26,6 +27,7 @@ SAMPLE = struct.Struct("<QdQQqQ")
 SAMPLE_AT = 512
 SIZE = 16 * 1024
 MOST_TEXT = SIZE - SAMPLE_AT - SAMPLE.size - 8
+Frames = tuple[str, ...]
 Groups = Mapping[str, int]  # name of a group of processes → collectives begun in it
 
 _NUMBER = struct.Struct("<Q")
@@ -33,24 +35,66 @@ _BY_PHASE = 9  # numbers before those of each phase
 _LONGEST = _BY_PHASE + len(PHASES)
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What is known of a GPU's work."""
 
     ticks: int  # how often it has worked off what was queued before
     queued: bool  # whether it has work that was queued a while ago and is not done
 
 
-@dataclass(frozen=True)
 class Sample:
-    """What the thread saw last."""
+    """What the thread saw last. Of what was read only the numbers are decoded at once: of most ranks nobody asks where
+    they are before they have something newer to say."""
 
-    t: float  # monotonic
-    stack: tuple[str, ...] = ()  # of the main thread, innermost first
-    reader: tuple[str, ...] = ()  # of the thread that reads the data
-    excuse: str | None = None
-    groups: Groups = field(default_factory=dict)
-    device: Device | None = None  # None: the CPU computes
+    __slots__ = ("_facts", "_stacks", "device", "t")
+
+    def __init__(
+        self,
+        t: float,
+        stack: Frames = (),
+        reader: Frames = (),
+        excuse: str | None = None,
+        groups: Groups = MappingProxyType({}),
+        device: Device | None = None,
+    ) -> None:
+        self.t = t  # monotonic
+        self.device = device  # None: the CPU computes
+        self._facts: bytes | tuple[str | None, Groups] = (excuse, groups)
+        self._stacks: bytes | tuple[Frames, Frames] = (stack, reader)
+
+    @staticmethod
+    def read(t: float, facts: bytes, stacks: bytes, device: Device | None) -> Sample:
+        sample = Sample.__new__(Sample)
+        sample.t, sample.device, sample._facts, sample._stacks = t, device, facts, stacks
+        return sample
+
+    @property
+    def stack(self) -> Frames:
+        """Of the main thread, innermost first."""
+        return self._of_stacks()[0]
+
+    @property
+    def reader(self) -> Frames:
+        """Of the thread that reads the data."""
+        return self._of_stacks()[1]
+
+    @property
+    def excuse(self) -> str | None:
+        return self._of_facts()[0]
+
+    @property
+    def groups(self) -> Groups:
+        return self._of_facts()[1]
+
+    def _of_facts(self) -> tuple[str | None, Groups]:
+        if isinstance(self._facts, bytes):
+            self._facts = _facts(self._facts)
+        return self._facts
+
+    def _of_stacks(self) -> tuple[Frames, Frames]:
+        if isinstance(self._stacks, bytes):
+            self._stacks = _stacks(self._stacks)
+        return self._stacks
 
 
 def pulse_file(folder: Path, rank: int) -> Path:
@@ -110,24 +154,28 @@ def sample_of(data: bytes, later_s: float = 0.0) -> Sample | None:
     end = middle + of_stacks
     if data[end : end + 8] != _NUMBER.pack(number):
         return None
-    try:
-        excuse, groups = _facts(data[SAMPLE.size : middle])
-        stack, reader = _stacks(data[middle:end])
-    except (ValueError, AttributeError, TypeError, KeyError):
-        return None
-    return Sample(t + later_s, stack, reader, excuse, groups, None if ticks < 0 else Device(ticks, bool(queued)))
+    device = None if ticks < 0 else Device(ticks, queued != 0)
+    return Sample.read(t + later_s, data[SAMPLE.size : middle], data[middle:end], device)
 
 
 @lru_cache(maxsize=8192)
 def _facts(text: bytes) -> tuple[str | None, Groups]:
-    found = json.loads(text)
-    return found.get("excuse"), {str(name): int(begun) for name, begun in (found.get("groups") or {}).items()}
+    """Nothing is known where the text makes no sense: it may be another machine's."""
+    try:
+        found = json.loads(text)
+        excuse, groups = found.get("excuse"), found.get("groups") or {}
+        return None if excuse is None else str(excuse), {str(name): int(begun) for name, begun in groups.items()}
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        return None, {}
 
 
 @lru_cache(maxsize=1024)  # all who wait at one place have the same
-def _stacks(text: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    stack, reader = json.loads(text) or ((), ())
-    return tuple(map(str, stack)), tuple(map(str, reader))
+def _stacks(text: bytes) -> tuple[Frames, Frames]:
+    try:
+        stack, reader = json.loads(text) or ((), ())
+        return tuple(map(str, stack)), tuple(map(str, reader))
+    except (ValueError, TypeError, RecursionError):
+        return (), ()
 
 
 class PulseFolder:

@@ -275,6 +275,7 @@ def _identity(run_dir: RunDir, found: History) -> str:
         mesh = start.get("mesh") or {}
         axes = [f"{name} {mesh[name]}" for name in AXES if mesh.get(name, 1) not in (1, "auto", None)]
         ways = [mesh.get(name) for name in ("schedule", "cp_method", "recompute")]
+        ways += ["reduce micro_batch"] if mesh.get("reduce") == "micro_batch" else []
         layout = ", ".join([" x ".join(axes)] * bool(axes) + [way for way in ways if way not in ("auto", "none", None)])
         processes = int(start.get("world", 1))
         parts.append(f"{words.count(start.get('params') or 0)} parameters")

@@ -59,11 +59,13 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
             decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
     rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
     if place.sizes.pp == 1:
-        return Laid(place, tuple(decoders), module, method, eight_bits_rest=rest, one_mask=one_mask)
+        each = run.mesh.reduce == "micro_batch"
+        return Laid(place, tuple(decoders), module, method, reduce_each=each, eight_bits_rest=rest, one_mask=one_mask)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     hidden = torch.bfloat16 if bf16 else torch.float32
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
-    return Laid(place, tuple(decoders), module, method, pipeline, Tied.of(decoders, place), rest, one_mask)
+    tied = Tied.of(decoders, place)
+    return Laid(place, tuple(decoders), module, method, pipeline, tied, eight_bits_rest=rest, one_mask=one_mask)
 
 
 def _same_kernels_everywhere() -> None:

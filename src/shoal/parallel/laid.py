@@ -36,6 +36,7 @@ class Laid:
     cp_method: context.Method
     pipeline: Pipeline | None = None
     tied: Tied | None = None
+    reduce_each: bool = False  # gradients go to their shards with every micro-batch, and not once a step
     eight_bits_rest: bool = False  # products in 8 bits are in 16 where no gradient is taken
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
@@ -84,7 +85,7 @@ class Laid:
             return self.pipeline.backward(*self._inputs(_joined(batches)))
         total = torch.zeros((), device=self.place.device)
         for i, batch in enumerate(batches):
-            with reduce_on(self.module, last=i == len(batches) - 1):
+            with reduce_on(self.module, last=i == len(batches) - 1, each=self.reduce_each):
                 doing("forward")
                 part = self.module(*self._inputs(batch))
                 doing("backward")

@@ -31,12 +31,8 @@ if len(_OWN_BUFFERS) > 1:
 
 
 def sharded(place: Place) -> bool:
-    """Whether FSDP2 carries the gradients. DDP knows no DTensors, so it serves alone or not at all."""
-    if place.dense is None:
-        return False
-    s = place.sizes
-    readers = s.dp * s.cp
-    return s.dp_shard * s.cp > 1 or (readers > 1 and readers < place.world)
+    """Whether FSDP2 carries the gradients."""
+    return place.dense is not None and place.sizes.fsdp
 
 
 def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
@@ -82,10 +78,12 @@ def sharded_parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
-def reduce_on(module: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients travel once a step: with the last micro-batch."""
+def reduce_on(module: nn.Module, last: bool, each: bool) -> AbstractContextManager[None]:
+    """Gradients travel once a step, with the last micro-batch; or (`each`) to their shards with every one, so that
+    nobody holds them whole. Copies of a shard are summed with the last one in either case."""
     for part in sharded_parts(module):
-        part.set_requires_gradient_sync(last, recurse=False)
+        part.set_requires_gradient_sync(last or each, recurse=False)
+        part.set_requires_all_reduce(last, recurse=False)
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     return contextlib.nullcontext()

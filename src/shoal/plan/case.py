@@ -40,6 +40,7 @@ class Plan:
     dropped: float | None = None  # of a layer's activations, what is not kept; None: as much as is done again
     under_way: float | None = None  # micro-batches whose activations the first stage holds; None: as 1F1B
     hidden_ep: bool = False  # expert traffic goes on beside other work
+    scatters: bool = False  # FSDP that keeps gradients whole sends them to their shards with each micro-batch instead
     all_to_all: bool = False  # context parallelism exchanges heads for tokens; else keys and values go around a ring
 
 
@@ -93,6 +94,7 @@ class Cases:
     under_way: Column
     kept: Column  # bytes a token and layer, where the trainer's own formula knows them; else not a number
     hidden_ep: Flags
+    scatters: Flags
     all_to_all: Flags
     low: Column  # 0: 16 bits, or 32; else the place in PRECISIONS
     wide: Column  # bytes of a number that goes through memory, or to another device: 2, or 4 in 32 bits
@@ -205,6 +207,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "under_way": float("nan") if plan.under_way is None else plan.under_way,
         "kept": float("nan"),
         "hidden_ep": plan.hidden_ep,
+        "scatters": plan.scatters,
         "all_to_all": plan.all_to_all,
         "low": low,
         "wide": 4.0 if wide else 2.0,

@@ -19,7 +19,7 @@ from shoal.plan.constants import spread
 from shoal.plan.documents import Documents
 from shoal.plan.machine import Machine
 from shoal.plan.search import priced
-from shoal.spec.mesh import Layout, Sizes
+from shoal.spec.mesh import Layout
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -35,10 +35,10 @@ def expected(
     """Of a run with nothing left open."""
     cpu = run.resources.device == "cpu"
     device = find("cpu" if cpu else this_device(), folders)
-    sizes, everybody = Sizes.of(run.mesh), int(run.resources.processes) * run.fleet.islands
+    everybody = int(run.resources.processes) * run.fleet.islands
     whole = Machine.of(device, folders=folders)
     machine = whole.divided(everybody) if cpu else whole
-    layout = Layout(sizes, int(run.mesh.micro_batch), str(run.mesh.schedule), str(run.mesh.cp_method))
+    layout = Layout.of(run.mesh)
     asked = Asked(run, shape, machine, everybody, calibrated(device), documents)
     found = priced(asked, layout, str(run.mesh.recompute))
     low, high = spread()

@@ -42,6 +42,8 @@ def words(layout: Layout, recompute: str) -> str:
         named.append(layout.schedule)
     if s.cp > 1:
         named.append(layout.cp_method)
+    if layout.reduce == "micro_batch":
+        named.append("reduce micro_batch")
     return ", ".join([*named, f"recompute {recompute}"])
 
 

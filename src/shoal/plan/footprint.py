@@ -43,7 +43,7 @@ def footprint(cases: Cases) -> Footprint:
     sharded = cases.zero >= 3
     gathered = np.where(cases.shard > 1, 2 * 2 * layer, 2 * layer)  # the layer at work and the next one
     gathered = np.where(cases.gathers_once & (cases.pp > 1), 2 * held, gathered)
-    whole = cases.gathers_once & (cases.micro_batches > 1)
+    whole = cases.gathers_once & (cases.micro_batches > 1) & ~cases.scatters
     kept = activations(cases, again)
     grads = np.where(cases.narrow_gradients, 2.0, 4.0)
     # Megatron holds one gradient buffer a device; FSDP reduces each layer's at once.

@@ -10,6 +10,7 @@ from shoal.plan.asked import Asked
 from shoal.plan.islands import shards
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
+from shoal.spec.run import Mesh
 from shoal.spec.stages import micro_batches_fit, stage_count
 
 
@@ -69,4 +70,14 @@ def _orders(asked: Asked, work: Work, sizes: Sizes, each: int) -> Iterator[Layou
         if each % micro or (sizes.pp > 1 and not micro_batches_fit(each // micro, sizes.pp, schedule)):
             continue
         if stage_count(sizes.pp, schedule) <= layers:
-            yield from (Layout(sizes, micro, schedule, layout.cp_method) for layout in legal)
+            for layout, reduce in itertools.product(legal, reduces(mesh, sizes, each // micro)):
+                yield Layout(sizes, micro, schedule, layout.cp_method, reduce)
+
+
+def reduces(mesh: Mesh, sizes: Sizes, micro_batches: int) -> tuple[str, ...]:
+    """When gradients are summed up: once a step, and where memory is scarce with each of several micro-batches."""
+    if not sizes.reduces_by_micro_batch:
+        return ("auto",) if mesh.reduce != "micro_batch" else ()
+    if mesh.reduce != "auto":
+        return (mesh.reduce,)
+    return ("step", "micro_batch") if micro_batches > 1 else ("step",)

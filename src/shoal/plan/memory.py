@@ -77,6 +77,20 @@ def choose_recompute(run: Run, shape: Shape, budget_bytes: int | None) -> tuple[
     return mode, f"predicted GB a process: {predicted}; {mode} {fits} into {budget_bytes / 1e9:.3g}"
 
 
+def choose_reduce(run: Run, shape: Shape, budget_bytes: int | None) -> tuple[str, str]:
+    """Whether gradients are summed up once a step or with each micro-batch, and why: the latter where it makes the run
+    fit, with as much recomputation as is allowed. `run` has nothing left open but `mesh.recompute`."""
+    if budget_bytes is None or micro_batches(run) == 1:
+        return "step", ""
+    least = run.mesh.recompute if run.mesh.recompute != "auto" else "full"
+    of_way = {way: _with(run, least, way) for way in ("step", "micro_batch")}
+    needs = {way: memory(of, shape).total for way, of in of_way.items()}
+    if needs["step"] <= budget_bytes or needs["micro_batch"] > budget_bytes:
+        return "step", ""
+    predicted = ", ".join(f"{way} {n / 1e9:.3g}" for way, n in needs.items())
+    return "micro_batch", f"predicted GB a process: {predicted}, of {budget_bytes / 1e9:.3g}"
+
+
 def memory_budget(device: str, processes: int) -> int | None:
     """Bytes that one process's tensors may take; None where that cannot be told without starting CUDA."""
     if device == "cpu":
@@ -85,8 +99,9 @@ def memory_budget(device: str, processes: int) -> int | None:
     return int(min(sizes) * USABLE / ranks_per_gpu(processes, len(sizes))) if sizes else None
 
 
-def _with(run: Run, mode: str) -> Run:
-    return run.model_copy(update={"mesh": run.mesh.model_copy(update={"recompute": mode})})
+def _with(run: Run, mode: str, reduce: str | None = None) -> Run:
+    changed = {"recompute": mode, "reduce": reduce or run.mesh.reduce}
+    return run.model_copy(update={"mesh": run.mesh.model_copy(update=changed)})
 
 
 def _worst(run: Run, shape: Shape, rank: int) -> Memory:
@@ -108,6 +123,8 @@ def _moments(run: Run, shape: Shape, has: Held, own: float) -> Iterator[_Moment]
     earlier = sum(part.params for part in has.parts)
     if micro_batches(run) == 1:
         yield from _backward(run, shape, has, own if ddp(at) else 0.0, grows=not ddp(at))
+    elif run.mesh.reduce == "micro_batch":  # of the earlier ones this process's shards are there
+        yield from _backward(run, shape, has, own, grows=True)
     elif at.sizes.pp > 1 and run.mesh.schedule == "gpipe":
         # All micro-batches go forwards before the first gradient; when the second goes backwards, one is gone.
         yield from _backward(run, shape, has, 0.0, grows=True)
@@ -159,8 +176,8 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
         last = gathered + (fetched[-1] if at.sizes.pp == 1 else 0.0)
         yield _moment("the loss", FLOAT32 * before, last + head.weight_copy, activations, head.working)
     # Block by block, each gives up its activations for gradients. The head's, which FSDP reduces with the embedding's
-    # at the very end, came first.
-    gradients = before
+    # at the very end, came first. Shards are added to those that are there.
+    gradients, there = before, before > 0
     if has.last and grows:
         gradients += has.ends[-1].params
     activations -= head.kept
@@ -178,7 +195,7 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
             working = (grows + FLOAT32 / at.compute) * fetched[i]
             yield _moment(f"the reduction of block {number}", held_now, now, rest, working)
         activations = rest
-        if grows:
+        if grows and not there:
             gradients += sum(part.own for part in has.blocks[i])
 
 
@@ -190,11 +207,12 @@ def _state_bytes(run: Run, part: Part) -> int:
 
 
 def _update_bytes(run: Run, shape: Shape) -> float:
-    """AdamW updates in place. Muon holds a whole matrix several times: the gathered, its scaled copy and iterates."""
+    """AdamW updates in place. Muon holds a whole matrix several times: as it was sent and came, its scaled copy and
+    iterates, and the result as it goes back."""
     if run.train.optimizer.name != "muon":
         return 0.0
     width = max(shape.ffn_dim, shape.q_dim)
-    return FLOAT32 * (5 * shape.dim * width + 3 * min(shape.dim, width) ** 2)
+    return FLOAT32 * (7 * shape.dim * width + 3 * min(shape.dim, width) ** 2)
 
 
 @dataclass(frozen=True)

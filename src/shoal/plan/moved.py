@@ -18,14 +18,14 @@ from shoal.plan.footprint import recomputed
 from shoal.plan.machine import Machine
 from shoal.plan.search import cases_of
 from shoal.plan.step import elementwise_bytes, logit_bytes, update_bytes
-from shoal.spec.mesh import Layout, Sizes
+from shoal.spec.mesh import Layout
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 
 def moved_bytes(run: Run, shape: Shape, device: Device) -> float:
     """Of one device in one step of a run with nothing left open."""
-    layout = Layout(Sizes.of(run.mesh), int(run.mesh.micro_batch), str(run.mesh.schedule), str(run.mesh.cp_method))
+    layout = Layout.of(run.mesh)
     asked = Asked(run, shape, Machine.of(device), int(run.resources.processes) * run.fleet.islands)
     return float(moved(cases_of(asked, [layout], [str(run.mesh.recompute)]), asked.constants)[0])
 

@@ -98,9 +98,11 @@ def search(asked: Asked, most: int = 5, c: Constants | None = None) -> list[Foun
 
 
 def _simpler(one: Found) -> float:
-    """Of two that are predicted to be about as fast, the one with fewer axes is easier to live with."""
+    """Of two that are predicted to be about as fast, the one with fewer axes is easier to live with, and one that sends
+    less is surer."""
     s = one.layout.sizes
-    return 1 + 0.005 * sum(size > 1 for size in (s.pp, s.cp, s.tp, s.dp_replicate * (s.dp_shard > 1)))
+    axes = sum(size > 1 for size in (s.pp, s.cp, s.tp, s.dp_replicate * (s.dp_shard > 1)))
+    return 1 + 0.005 * (axes + (one.layout.reduce == "micro_batch"))
 
 
 def _different(found: list[Found]) -> list[Found]:
@@ -166,6 +168,7 @@ def cases_of(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cas
         # Where a sequence is shared, documents are told apart by masks, which skip nothing.
         "seen": np.where(cp > 1, asked.run.data.seq_len / 2, asked.case.seen or asked.run.data.seq_len / 2),
         "all_to_all": np.array([one.cp_method == "all_to_all" for one in every]),
+        "scatters": np.array([one.reduce == "micro_batch" for one in every]),
         "shard": shard * cp,
         "chunks": np.array([PIECES[name] for name in ORDERS])[orders[:, 1]],
         "zero": np.where(sharded, 3.0, 0.0),
@@ -250,6 +253,7 @@ def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
             "micro_batch": layout.micro_batch,
             "schedule": layout.schedule,
             "cp_method": layout.cp_method,
+            "reduce": layout.reduce,
             "recompute": recompute,
         }
     )

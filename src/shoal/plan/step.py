@@ -245,7 +245,7 @@ def _handover(cases: Cases, c: Constants) -> Column:
 def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
     """FSDP fetches weights twice and gives gradients away with every micro-batch, beside all of the work; the others
     give gradients away and fetch weights once a step, beside one micro-batch. FSDP with gradients that stay whole does
-    the one with its weights and the other with its gradients."""
+    the one with its weights and the other with its gradients, unless it scatters them with every micro-batch."""
     dense, sparse = held_params(cases)
     held = dense + sparse
     group, inner = cases.dp * cases.cp, cases.tp
@@ -256,9 +256,11 @@ def _data(cases: Cases, c: Constants, compute: Column, once: Column) -> Column:
     summed = 2 * gather(cases, c, 4 * held / shard, copies, inner * shard)
     rounds, sharded = cases.micro_batches, cases.zero >= 3
     whole = cases.gathers_once & sharded
-    fetched = np.where(whole, np.where(cases.pp > 1, 1.0, 2 * rounds) * fetch, 3 * fetch * rounds + summed)
-    spread = np.where(sharded, fetched, 0.0)
-    at_once = np.where(whole, give + summed, np.where(sharded, 0.0, give + fetch + summed))
+    scattered = np.where(cases.scatters, rounds * give, 0.0)
+    fetched = np.where(cases.pp > 1, 1.0, 2 * rounds) * fetch + scattered
+    spread = np.where(sharded, np.where(whole, fetched, 3 * fetch * rounds + summed), 0.0)
+    given = np.where(cases.scatters, 0.0, give) + summed
+    at_once = np.where(whole, given, np.where(sharded, 0.0, give + fetch + summed))
     last = np.where(cases.hides_dp, once, 0.0)
     felt = np.where(cases.sends_by_units, c.felt, 0.05)
     return _seen(spread, c.beside_dp * compute, felt) + _seen(at_once, c.beside_dp * last, felt)

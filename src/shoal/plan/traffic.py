@@ -3,16 +3,16 @@
 The same rows that `shoal.parallel.count` measures, summed over all processes, with the same convention for bytes; the
 tests hold the two against each other for every axis. Two numbers cannot be known beforehand: how a router spreads its
 tokens (here: evenly) and the order in which DDP's gradients become ready (here: backwards), which decides where its
-buckets end. Muon, which gathers matrices to orthogonalise them, is not in it.
+buckets end. Muon, which sends matrices to whoever orthogonalises them, is not in it.
 
 With L layers, M micro-batches a process, n processes on the axis, a token's hidden states of D numbers:
 
     shard       every block's parameters are gathered for the forward and again for the backward pass of each
                 micro-batch, those of the last block and of the ends once; in a pipeline everything once a step.
-                Gradients are scattered once a step
+                Gradients are scattered once a step, or with each micro-batch (`mesh.reduce`)
     replicate   gradients are reduced once a step: shards by HSDP, everything by DDP
     tp          a block gathers its input twice and scatters its result twice, and the reverse backwards; embedding
-                and loss once each; gradients of what all hold whole (norms) once a step
+                and loss once each; gradients of what all hold whole (norms) when FSDP scatters, or once a step
     cp          all_to_all: heads for tokens and back. ring: keys and values n-1 times around, twice, gradients once
     pp          hidden states forwards, their gradients backwards, over each boundary between processes
     ep          tokens to their experts and back, and the reverse backwards
@@ -52,10 +52,16 @@ class Step:
     compute_bytes: int = FLOAT32  # of a number that matrices multiply: what blocks exchange, what FSDP gathers
     stream_bytes: int = FLOAT32  # of a number between blocks
     chunk_bytes: int = CHUNK_BYTES["cpu"]  # of logits in the loss
+    reduce: str = "step"
 
     @property
     def micro_batches(self) -> int:
         return self.batch // self.sizes.dp // self.micro_batch
+
+    @property
+    def reductions(self) -> int:
+        """How often gradients leave a process."""
+        return self.micro_batches if self.reduce == "micro_batch" else 1
 
     @property
     def tokens(self) -> int:
@@ -69,9 +75,8 @@ class Step:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 carries the gradients, as `shoal.parallel.shard` decides."""
-        s = self.sizes
-        return s.dp_shard * s.cp > 1 or 1 < s.dp * s.cp < s.world
+        """Whether FSDP2 carries the gradients."""
+        return self.sizes.fsdp
 
 
 def step_of(run: Run, shape: Shape) -> Step:
@@ -89,6 +94,7 @@ def step_of(run: Run, shape: Shape) -> Step:
         BFLOAT16 if bf16 else FLOAT32,
         FLOAT32,
         CHUNK_BYTES["cuda" if run.resources.device == "cuda" else "cpu"],
+        run.mesh.reduce,
     )
     return Step(**{**vars(step), "stream_bytes": BFLOAT16}) if bf16 else step
 
@@ -154,7 +160,7 @@ def _sharded_unit(step: Step, rows: Rows, prefix: str, unit: Sequence[Dims], n: 
     copies, grads = step.sizes.dp_replicate, part * FLOAT32
     if n > 1:
         _add(rows, f"{prefix}shard", "all_gather", gathers * step.peers, (n - 1) * part * step.compute_bytes)
-        _add(rows, f"{prefix}shard", "reduce_scatter", step.peers, (n - 1) * grads)
+        _add(rows, f"{prefix}shard", "reduce_scatter", step.reductions * step.peers, (n - 1) * grads)
     _all_reduce(rows, f"{prefix}replicate", copies, step.peers, grads)
 
 
@@ -179,10 +185,10 @@ def _tensor(step: Step, rows: Rows) -> None:
         for op in ("all_gather", "reduce_scatter"):
             _add(rows, "tp", op, m, (n - 1) * size * shape.dim * step.compute_bytes)
         _add(rows, "tp", "all_gather", m, (n - 1) * size * n * 3 * FLOAT32)  # three numbers a token of each process
-    # FSDP adds micro-batches up in float32; one alone it leaves as it was computed.
-    grad_bytes = step.compute_bytes if step.sharded and step.micro_batches == 1 else FLOAT32
+    # FSDP adds micro-batches up in float32; what it reduces alone it leaves as it was computed.
+    alone = step.sharded and (step.micro_batches == 1 or step.reduce == "micro_batch")
     for size in _held_whole(shape):
-        _all_reduce(rows, "tp", n, step.peers, size * grad_bytes)
+        _all_reduce(rows, "tp", n, step.peers * step.reductions, size * (step.compute_bytes if alone else FLOAT32))
 
 
 def _context(step: Step, rows: Rows) -> None:

@@ -105,6 +105,7 @@ REFUSED: dict[Driver, Table] = {
         "mesh.micro_batch": OBEYED,
         "mesh.schedule": No("micro-batches go to whoever is fast; leave it out"),
         "mesh.cp_method": No("a stage is one process; leave it out"),
+        "mesh.reduce": No("a stage is one process; leave it out"),
         "mesh.recompute": No("stages compute nothing twice; leave it out", ("none",)),
         "resources.processes": No("a stage is one process; leave it out", (1,)),
         "fleet": No(_CUT),

@@ -35,6 +35,17 @@ class Sizes:
         """Processes that read different samples."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP2 carries the gradients. DDP knows no DTensors, so it serves alone or not at all."""
+        readers = self.dp * self.cp
+        return self.dp_shard * self.cp > 1 or 1 < readers < self.world
+
+    @property
+    def reduces_by_micro_batch(self) -> bool:
+        """Whether `mesh.reduce` has a meaning: a pipeline's gradients travel once a step, DDP's stay whole."""
+        return self.fsdp and self.pp == 1
+
     def coordinate(self, rank: int) -> dict[str, int]:
         """Where a rank stands: its index along pp, dp (replicate and shard together), cp and tp."""
         rank, tp = divmod(rank, self.tp)
@@ -56,6 +67,12 @@ class Layout:
     micro_batch: int = 1
     schedule: str = "auto"
     cp_method: str = "auto"
+    reduce: str = "auto"  # but `micro_batch`: once a step
+
+    @staticmethod
+    def of(mesh: Mesh) -> Layout:
+        """Of a mesh with nothing left open."""
+        return Layout(Sizes.of(mesh), int(mesh.micro_batch), mesh.schedule, mesh.cp_method, mesh.reduce)
 
 
 def divisors(n: int) -> list[int]:

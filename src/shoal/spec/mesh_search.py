@@ -111,7 +111,8 @@ def _cheapest(candidates: Iterator[tuple[float, Sizes]], mesh: Mesh, work: Work)
 
 def _fit(sizes: Sizes, cost: float, mesh: Mesh, work: Work, keep: bool) -> Fitted:
     """Settles ep, cp_method, and schedule with micro_batch, which do not meddle with each other."""
-    layout = Layout(sizes, 1 if mesh.micro_batch == "auto" else mesh.micro_batch, mesh.schedule, mesh.cp_method)
+    at_once = 1 if mesh.micro_batch == "auto" else mesh.micro_batch
+    layout = Layout(sizes, at_once, mesh.schedule, mesh.cp_method, mesh.reduce)
     faults = [found for rule in FIXED for found in rule(layout, work)]
     if faults and not keep:
         return Fitted(layout, tuple(faults), cost)

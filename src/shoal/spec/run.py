@@ -185,6 +185,11 @@ class Mesh(Strict):
     recompute: Literal["auto", "none", "selective", "attention", "full"] = Field(
         "auto", description="Activations computed again in the backward pass; `auto`: as little as the memory allows."
     )
+    reduce: Literal["auto", "step", "micro_batch"] = Field(
+        "auto",
+        description="When FSDP sums gradients up: once a `step`, holding all of them until then, or with each "
+        "`micro_batch`, sending more; `auto`: once, where the memory allows.",
+    )
 
 
 class Resources(Strict):

@@ -92,8 +92,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
     eager_fp8 = precision == "fp8" and not compiled
     kernels = choose("train.kernels", run.train.kernels, *kernels_for(device, eager_fp8))
-    if device == "cuda":
-        refuse_what_these_cannot(precision, kernels, eager_fp8)
+    refuse_what_these_cannot(device, precision, kernels, eager_fp8)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     model = with_balancing(with_rule(run.model, run.train.optimizer.name))
     closed = run.model_copy(
@@ -105,6 +104,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
             "resources": run.resources.model_copy(update={"device": device, "processes": world, "threads": threads}),
         }
     )
+    reduce = _reduce(closed, shape, choices, here)
+    closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"reduce": reduce})})
     recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
     if device == "cuda":
@@ -132,6 +133,24 @@ def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:
 
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
     return choices.choose("mesh.recompute", "auto", mode, why)
+
+
+def _reduce(run: Run, shape: Shape, choices: Choices, here: int) -> str:
+    """Where no planner has said it. With each micro-batch it sends that much more, and only memory is a reason to."""
+    sizes, named = Sizes.of(run.mesh), run.mesh.reduce
+    if not sizes.reduces_by_micro_batch:
+        if named == "micro_batch":
+            raise SpecError(
+                "mesh.reduce micro_batch is for FSDP without a pipeline (mesh.dp_shard or mesh.cp above 1, mesh.pp 1): "
+                "elsewhere gradients stay whole in any case; leave it out, or raise mesh.dp_shard."
+            )
+        return named
+    if named != "auto":
+        return named
+    from shoal.plan.memory import choose_reduce, memory_budget
+
+    way, why = choose_reduce(run, shape, memory_budget(run.resources.device, here))
+    return choices.choose("mesh.reduce", "auto", way, why) if why else way
 
 
 def _for_islands(run: Run, choices: Choices) -> Run:

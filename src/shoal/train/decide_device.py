@@ -18,6 +18,10 @@ TRITON_IN_EAGER_FP8 = (
     "train.kernels triton and train.precision fp8 go together only in compiled blocks; otherwise gradients came out "
     "wrong: leave train.compile and train.kernels auto, or take kernels plain."
 )
+TRITON_ON_A_CPU = (
+    "train.kernels triton is for GPUs, and this run computes on the processor, where it would do nothing: "
+    "take plain or auto."
+)
 TRITON_ON_AMD = (
     "train.kernels triton was written and measured for NVIDIA's GPUs, and those here are AMD's: take plain or auto."
 )
@@ -61,8 +65,12 @@ def kernels_for(device: str, eager_fp8: bool) -> tuple[str, str]:
     return ("plain", "GPUs of AMD, on which ours were never tried") if vendor() == "amd" else ("triton", "a GPU")
 
 
-def refuse_what_these_cannot(precision: str, kernels: str, eager_fp8: bool) -> None:
-    """On GPUs: 8 bits in a format that they do not have, kernels that were not written for them."""
+def refuse_what_these_cannot(device: str, precision: str, kernels: str, eager_fp8: bool) -> None:
+    """8 bits in a format that the GPUs here do not have, kernels that were not written for what is here."""
+    if device == "cpu":
+        if kernels == "triton":
+            raise SetupError(TRITON_ON_A_CPU)
+        return
     if eager_fp8 and kernels == "triton":
         raise SetupError(TRITON_IN_EAGER_FP8)
     if vendor() != "amd":

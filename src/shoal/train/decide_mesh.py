@@ -65,7 +65,7 @@ def close_mesh(
 def closed_mesh(mesh: Mesh, layout: Layout) -> Mesh:
     """What orders a pipeline or joins a shared sequence stays open where there is none."""
     sizes = {name: getattr(layout.sizes, name) for name in layout.sizes.__dataclass_fields__}
-    beside = {name: getattr(layout, name) for name in ("micro_batch", "schedule", "cp_method")}
+    beside = {name: getattr(layout, name) for name in ("micro_batch", "schedule", "cp_method", "reduce")}
     return mesh.model_copy(update={**sizes, **beside})
 
 
@@ -96,9 +96,9 @@ def _processes(run: Run, work: Work, device: str, room: int, choices: Choices) -
 
 def _explain_planned(mesh: Mesh, best: Planned, choices: Choices) -> None:
     values = {name: getattr(best.layout.sizes, name) for name in Sizes.__dataclass_fields__}
-    values |= {name: getattr(best.layout, name) for name in ("micro_batch", "schedule", "cp_method")}
+    values |= {name: getattr(best.layout, name) for name in ("micro_batch", "schedule", "cp_method", "reduce")}
     for name, value in values.items():
-        if value not in (1, "auto") or name == "micro_batch":
+        if value not in (1, "auto", "step") or name == "micro_batch":
             why = best.why_micro_batch if name == "micro_batch" else best.why
             choices.choose(f"mesh.{name}", getattr(mesh, name), value, why)
 

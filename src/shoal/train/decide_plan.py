@@ -72,15 +72,21 @@ def planned(
 def _windows(asked: Asked, best: Found) -> tuple[Layout, str]:
     """The layout with as many windows at once as speed asks for, of those that fit into memory. The last percent is not
     worth a card that is full to the brim, and predictions are off by more. A pipeline's windows are the search's."""
+    from shoal.plan.layouts import reduces
     from shoal.plan.search import all_priced
 
     layout, seq = best.layout, asked.run.data.seq_len // best.layout.sizes.cp
     if asked.run.mesh.micro_batch == "auto" and layout.sizes.pp == 1:
         each = asked.work.batch // layout.sizes.dp
-        every = [replace(layout, micro_batch=n) for n in divisors(each)]
+        every = [
+            replace(layout, micro_batch=n, reduce=way)
+            for n in divisors(each)
+            for way in reduces(asked.run.mesh, layout.sizes, each // n)
+        ]
         tried = [one for one in all_priced(asked, every, [best.recompute]) if one.fits]
         fastest = min(one.seconds for one in tried)
-        best = min((one for one in tried if one.seconds <= fastest * (1 + NEAR)), key=lambda o: o.layout.micro_batch)
+        near = [one for one in tried if one.seconds <= fastest * (1 + NEAR)]
+        best = min(near, key=lambda one: (one.layout.micro_batch, one.seconds))
     micro = best.layout.micro_batch
     used, may = best.memory.total / 1e9, best.budget / 1e9
     why = f"{micro * seq:,} tokens at once, predicted to take {used:.3g} of the {may:.3g} GB that may be filled"

@@ -1,18 +1,21 @@
 """Muon: momentum, then the nearest orthogonal matrix, for the matrices of the blocks (Jordan et al., 2024).
 
-torch.optim.Muon orthogonalises in bfloat16 and, on sharded matrices, lets DTensor guess the communication. Here a
-sharded matrix is gathered, orthogonalised whole on every process, and each keeps its own slice: the update does not
-depend on the layout, and on a CPU it is float32, so two layouts give the same curve. The redundant work is the price.
+torch.optim.Muon orthogonalises in bfloat16 and, on sharded matrices, lets DTensor guess the communication. Here whole
+matrices are orthogonalised: the update does not depend on the layout, and on a CPU it is float32, so two layouts give
+the same curve. Those whose rows FSDP has cut are shared out over its processes (`muon_shares`); one that is cut in
+another way (tensor parallelism) is gathered and orthogonalised on every process, and each keeps its own slice.
 A stack of experts [experts, rows, columns] is as many matrices, and a process gathers and computes only its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from shoal.train.muon_shares import rows_over, shared_out
 
 # Coefficients of the quintic iteration: chosen by Jordan for the steepest slope at zero, not for exact convergence.
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -41,16 +44,22 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # closures are for line search
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                buffer = self.state[p]["momentum"]
-                buffer.lerp_(p.grad, 1 - group["momentum"])
-                nesterov = p.grad.lerp(buffer, group["momentum"])
-                update = _orthogonal_like(nesterov)
+            for p, update in self._updates(group):
                 scale = update_scale(p.shape[-2], p.shape[-1], self.matched)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * scale)
+
+    def _updates(self, group: dict[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each matrix with its orthogonal update."""
+
+        def nesterov(p: torch.Tensor) -> torch.Tensor:
+            buffer = self.state[p]["momentum"]
+            buffer.lerp_(p.grad, 1 - group["momentum"])
+            return p.grad.lerp(buffer, group["momentum"])  # type: ignore[union-attr]  # those without are left out
+
+        moved = [p for p in group["params"] if p.grad is not None]
+        yield from shared_out([p for p in moved if rows_over(p)], nesterov, orthogonalise)
+        yield from ((p, _orthogonal_like(nesterov(p))) for p in moved if not rows_over(p))
 
 
 def update_scale(rows: int, columns: int, matched: bool) -> float:

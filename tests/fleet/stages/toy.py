@@ -165,6 +165,15 @@ class Pond:
         await asyncio.gather(task, return_exceptions=True)
         await endpoint.close()
 
+    async def lose(self, peer: PeerId) -> None:
+        """Killed, its disk is empty, and the others have been without a word of it for long."""
+        await self.kill(peer)
+        self.disks[peer].clear()
+        entries = [endpoint._peers[peer] for endpoint in self.endpoints.values()]
+        await self.until(lambda: not any(entry.carriers for entry in entries))
+        for entry in entries:
+            entry.heard_s = None
+
     async def close(self) -> None:
         for peer in list(self.tasks):
             await self.kill(peer)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ASK_S = 1.0  # how often everybody is asked how they stand; what is urgent they say themselves
 TICK_S = 0.1
+LAST_S = 900.0  # for a newcomer to fetch the last state, after which the others leave
+LEFT = 4.0  # times the silence after which a member that has not said that it has the last step is not waited for
 
 
 class Lead:
@@ -33,6 +35,8 @@ class Lead:
         self._began = time.monotonic()
         self._asking: set[asyncio.Task[None]] = set()
         self._plans: list[Plan] = []  # that others have told when this one took over
+        self._waited: dict[tuple[PeerId, str], float] = {}  # for a newcomer's first sum, since when
+        self._ended: float | None = None  # when the last step counted
         self._said = ""
         self._warned: set[str] = set()
 
@@ -83,13 +87,12 @@ class Lead:
         return plan is not None and plan.lead != self.peer.me and (self.plan is None or plan.order > self.plan.order)
 
     def _is_over(self) -> bool:
-        """All members have the last step (or are gone)."""
+        """All members have the last step and know that all is over (or are gone)."""
         plan = self.plan
-        if plan is None or plan.step < self.peer.steps:
+        if plan is None or plan.step < self.peer.steps or plan.learners:
             return False
-        reports = self.peer.reports
-        there = {p for p, report in reports.items() if report.at == plan.step}
-        return all(not self.peer.alive(p) or p in there for p in plan.members)
+        there = {p for p, report in self.peer.reports.items() if report.at == plan.step and report.order == plan.order}
+        return all(p in there or not self.peer.alive(p, LEFT) for p in plan.members)
 
     def _ask_all(self) -> None:
         for peer in self.peer.roster:
@@ -122,6 +125,7 @@ class Lead:
             self._begin(here)
             return
         if plan.step >= self.peer.steps:
+            self._end(plan, here)
             return
         gone = [p for p in plan.members if p not in here or reports[p].born != self._born.get(p) or reports[p].lost]
         left = [p for p in plan.members if p not in gone]
@@ -137,7 +141,7 @@ class Lead:
             self.peer.event("rerouted", text=text, step=plan.step, gone=gone, micro_batches=moved)
             learners = {new: donor for new, donor in plan.learners.items() if donor in left and new in here}
             self._send(replace(plan, number=plan.number + 1, members=tuple(left), routes=routes, learners=learners))
-        elif all(self._is_ready(plan, p) for p in plan.members):
+        elif all(self._is_ready(plan, p) for p in plan.members) and not self._awaited(plan, here):
             self._next(plan, here)
 
     def _begin(self, here: Sequence[PeerId]) -> None:
@@ -197,6 +201,32 @@ class Lead:
                 "joined", text=f"Peer {p[:8]} computes from step {made.step + 1} on.", step=made.step, peer=p
             )
         self._send(replace(made, learners=self._learners(made, here)))
+
+    def _awaited(self, plan: Plan, here: Sequence[PeerId]) -> list[PeerId]:
+        """Newcomers that have this step's weights and lack its sum alone: it comes to them after the members have it,
+        so that without patience they would be too late in every step. Once for each, and not for long."""
+        now, reports = time.monotonic(), self.peer.reports
+        close = [p for p in plan.learners if p in here and (reports[p].era, reports[p].at) == (plan.era, plan.step)]
+        missing = [p for p in close if not self._is_ready(plan, p)]
+        since = {p: self._waited.setdefault((p, reports[p].born), now) for p in missing}
+        return [p for p in missing if now - since[p] < self.peer.silent_s]
+
+    def _end(self, plan: Plan, here: Sequence[PeerId]) -> None:
+        """Nobody leaves while a newcomer still fetches the last state; it would have nobody to fetch it from."""
+        if not plan.learners:
+            return
+        now, reports = time.monotonic(), self.peer.reports
+        self._ended = self._ended or now
+        left = {
+            p: donor
+            for p, donor in self._learners(plan, here).items()
+            if (reports[p].era, reports[p].at) != (plan.era, plan.step) and now - self._ended < LAST_S
+        }
+        if left != plan.learners:
+            self._send(replace(plan, number=plan.number + 1, learners=left))
+        elif left:
+            names = ", ".join(p[:8] for p in left)
+            self._say(f"Waiting: peer {names} still fetches the last state.")
 
     def _learners(self, plan: Plan, here: Sequence[PeerId]) -> dict[PeerId, PeerId]:
         """Those who are here without the state, each with a sibling that has it."""

@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, TransientError
 from shoal.fleet.net.api import Endpoint, Event, Handler, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.values import BadValue, items, whole
 from shoal.fleet.stages.handover import Donor, fetch
+from shoal.fleet.stages.history import MOST_PARTS, History, Share
 from shoal.fleet.stages.lead import Lead
 from shoal.fleet.stages.outbox import Outbox
 from shoal.fleet.stages.report import MOST_SECONDS, Ready, Report
@@ -28,7 +29,6 @@ from shoal.fleet.stages.routes import MOST_COUNT, Commit, Layout, Plan
 from shoal.fleet.stages.work import Work
 
 LOOK_S = 0.25  # how often a peer looks who leads
-MOST_PARTS = 64  # of one sibling that wait: steps that a newcomer is behind, at most
 BEATS_S = 2.5  # in which a peer that is there is heard
 T = TypeVar("T")
 Sent = tuple[str, int]  # "act" or "grad", and the micro-batch
@@ -49,7 +49,7 @@ class Step:
     square: float = 0.0
     loss: float = 0.0
     digest: str = ""  # of the state before it; empty until there is a sum
-    summed: list[tuple[PeerId, list[int]]] | None = None  # what the sum was made of
+    summed: list[Share] | None = None  # what the sum was made of
     compute_s: float = 0.0
 
 
@@ -88,10 +88,9 @@ class Peer:
         self._changed = asyncio.Event()
         self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
         self._box: dict[tuple[int, int, str, int], bytes] = {}
-        self._parts: dict[tuple[int, int, PeerId], tuple[list[int], bytes]] = {}
-        self._plans: dict[tuple[int, int], Plan] = {}  # the last of each step
-        self._commits: dict[tuple[int, int], Commit] = {}
+        self._history = History()
         self._step: Step | None = None
+        self._alone = False
         self._lost = False  # a member without the state that the plan begins with
         self._learning: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -132,7 +131,16 @@ class Peer:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _over(self) -> bool:
-        return self.plan is not None and self.plan.step >= self.steps and self.at >= self.steps
+        """The last step counts and is taken here, and nobody fetches it from here any more."""
+        plan = self.plan
+        if plan is None or plan.step < self.steps:
+            return False
+        if self.at < self.steps and not plan.learners and self.me not in plan.members:
+            raise TransientError(
+                f"The others have finished, and this peer has come to step {self.at} of {self.steps} only: start it "
+                "again together with them, and it fetches their last state."
+            )
+        return self.at >= self.steps and (self.me in plan.learners or not plan.learners)
 
     # What others can ask.
 
@@ -172,10 +180,7 @@ class Peer:
             raise Refused("no sibling")
         era, step = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step"))
         of = [whole(m, self.work.micro_batches - 1) for m in items(message.fields.get("of"), self.work.micro_batches)]
-        held = sum(1 for key in self._parts if key[2] == peer)
-        if (era, step, peer) not in self._parts and held >= MOST_PARTS:
-            raise Refused("too many parts wait here")
-        self._parts[era, step, peer] = of, bytes(message.body)
+        self._history.add_part(era, step, peer, of, bytes(message.body))
         self._changed.set()
         return Message("ok")
 
@@ -197,12 +202,13 @@ class Peer:
 
     # Who is there, and who leads.
 
-    def alive(self, peer: PeerId) -> bool:
+    def alive(self, peer: PeerId, within: float = 1.0) -> bool:
+        """Whether it was heard within so many times what is allowed to be silent."""
         if peer == self.me:
             return True
         link = self.endpoint.links().get(peer)
         until, stood_s = self._stood
-        limit_s = self.silent_s + (stood_s if time.monotonic() < until else 0.0)
+        limit_s = within * self.silent_s + (stood_s if time.monotonic() < until else 0.0)
         return link is not None and link.heard_s is not None and link.heard_s < limit_s
 
     def report(self) -> Report:
@@ -227,13 +233,23 @@ class Peer:
     async def _look(self) -> None:
         while True:
             leads = self._leading is not None and not self._leading.done()
-            if not leads and self._should_lead():
+            if not leads and not self._over() and self._should_lead():
                 self._leading = asyncio.create_task(Lead(self).run())
+            self._say_if_left_alone()
             before = time.monotonic()
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
             if now - before > 4 * LOOK_S:  # this process stood still: who was silent for so long may have spoken
                 self._stood = now + BEATS_S, now - before
+
+    def _say_if_left_alone(self) -> None:
+        """A newcomer cannot go on by itself: whoever reads its log should know what it waits for."""
+        plan = self.plan
+        alone = plan is not None and self.me not in plan.members and not any(map(self.alive, plan.members))
+        if alone and not self._alone:
+            text = "Waiting: none of the peers that compute is here; training goes on when they are back."
+            self.event("waiting", text=text)
+        self._alone = alone
 
     def _should_lead(self) -> bool:
         if self.plan is None:  # somebody else may lead: it would have said so by then
@@ -258,20 +274,16 @@ class Peer:
     def take(self, plan: Plan) -> None:
         if self.plan is not None and plan.order <= self.plan.order:
             return
-        self.plan = plan
+        before, self.plan = self.plan, plan
         now = (plan.era, plan.step)
-        self._plans[now] = plan
-        if plan.commit is not None:
-            self._commits[plan.era, plan.commit.step] = plan.commit
+        self._history.take(before, plan, self.me)
         self._box = {k: v for k, v in self._box.items() if k[:2] >= now}
-        if self.me not in plan.learners:
-            if self._learning is not None:
-                self._learning.cancel()
+        if self._learning is not None and before is not None:
+            donor = plan.learners.get(self.me)
+            other = donor != before.learners.get(self.me) and not self._learning.done()
+            if donor is None or other or plan.era != before.era:
+                self._learning.cancel()  # what it asks for is not there any more, or of no use
                 self._learning = None
-            keep = (plan.era, plan.step - 1)
-            self._parts = {k: v for k, v in self._parts.items() if k[:2] >= keep}
-            self._plans = {k: v for k, v in self._plans.items() if k >= keep}
-            self._commits = {k: v for k, v in self._commits.items() if k >= keep}
         if self._step is not None and (self._step.era, self._step.number) == now:
             self._send_again(plan, self._step)
         self._changed.set()
@@ -290,10 +302,12 @@ class Peer:
             return await self._go_back(plan)
         if self.at < plan.step:
             return await self._catch_up(plan)
-        if plan.step >= self.steps:
+        if plan.step >= self.steps or self.at > plan.step:
             return False
         step = self._step
         if step is None or (step.era, step.number) != (plan.era, plan.step):
+            if self.me in plan.learners:
+                await self._tell_lead()  # it has this step's weights: only the sum is missing
             step = self._step = Step(plan.era, plan.step)
             await self._compute(self.work.begin, plan.step)
             return True
@@ -348,7 +362,7 @@ class Peer:
     def _siblings(self, plan: Plan) -> list[PeerId]:
         return [p for p in self.layout[self.stage] if p in plan.members or p in plan.learners]
 
-    def _wanted(self, plan: Plan) -> list[tuple[PeerId, list[int]]]:
+    def _wanted(self, plan: Plan) -> list[Share]:
         """Whose parts, of which micro-batches, are this stage's gradient."""
         shares = [(p, plan.mine(p, self.stage)) for p in self.layout[self.stage] if p in plan.members]
         return [(p, of) for p, of in shares if of]
@@ -358,13 +372,13 @@ class Peer:
         if mine and not alone:
             if step.part is None or step.part[0] != mine:
                 step.part, step.part_to = (mine, await self._compute(self.work.part)), set()
-                self._parts[step.era, step.number, self.me] = step.part
+                self._history.add_part(step.era, step.number, self.me, *step.part)
                 return True
             self._send_part(plan, step)
         wanted = self._wanted(plan)
         if step.summed == wanted:
             return False
-        parts = None if alone else self._found(plan, wanted)
+        parts = None if alone else self._history.found((plan.era, plan.step), wanted)
         if not alone and parts is None:
             return False
         step.square, step.loss, digest = await self._compute(
@@ -385,38 +399,40 @@ class Peer:
             fresh = max(step.compute_s, sent_s) / count
             self.seconds = fresh if not self.seconds else 0.5 * (self.seconds + fresh)
 
-    def _found(self, plan: Plan, wanted: list[tuple[PeerId, list[int]]]) -> list[bytes] | None:
-        parts = []
-        for peer, of in wanted:
-            part = self._parts.get((plan.era, plan.step, peer))
-            if part is None or part[0] != of:
-                return None
-            parts.append(part[1])
-        return parts
-
     async def _catch_up(self, plan: Plan) -> bool:
         """One step towards the plan's: with the sum that is here, or as a newcomer with the parts that came."""
         key = (self._era, self.at)
-        commit, then = self._commits.get(key), self._plans.get(key)
+        then, commit = self._history.of(key)
         step = self._step
         summed = step is not None and (step.era, step.number) == key and step.digest != ""
         if commit is not None and then is not None and not summed:
-            parts = self._found(then, self._wanted(then))
+            parts = self._history.found(key, self._wanted(then))
             if parts is not None:
                 await self._compute(self.work.begin, self.at)
                 await self._compute(self.work.total, parts)
                 summed = True
         if commit is None or not summed:
             if self.me in plan.learners:
-                self._learning = None  # something is missing: begin anew
+                if commit is not None and then is not None and self._under_way(plan, then):
+                    return False
+                self._history.forget((plan.era, plan.step))
+                self._learning = None  # something is missing: begin anew, with a newer state
             elif not self._lost:
                 self._lost = True
                 await self._tell_lead()
             return False
         await self._compute(self._apply, commit)
         self._step = None
+        if self.me in plan.learners:
+            self._history.forget(key)
         self.event("step", step=self.at, loss=commit.loss, grad_norm=commit.norm, members=len(plan.members))
         return True
+
+    def _under_way(self, plan: Plan, then: Plan) -> bool:
+        """Whether the parts of an earlier step will come: who made them is there, and does not think it too late."""
+        makers = [p for p, _ in self._wanted(then)]
+        here = all(p in plan.members and self.alive(p) for p in makers)
+        return here and plan.step < self.steps and plan.step - then.step < MOST_PARTS
 
     def _apply(self, commit: Commit) -> None:
         """In the thread that computes, so that nobody sees a state without its number."""
@@ -448,23 +464,30 @@ class Peer:
         self._lost = False
         while self.plan is not None and self.me in self.plan.learners:
             plan, donor = self.plan, self.plan.learners[self.me]
-            told = [step for (era, step), p in self._plans.items() if era == plan.era and self.me in p.learners]
             with contextlib.suppress(Unreachable, Refused):
-                found = await fetch(self.endpoint, donor, plan.era, min(told), self.work.state_bytes)
+                least = self._history.first(plan)
+                found = await fetch(self.endpoint, donor, plan.era, least, self.work.state_bytes)
                 if found is not None:
-                    await self._compute(self.work.restore, *found)
-                    self.at, self._era, self._step = found[0], plan.era, None
+                    self._era, self._step = 0, None  # whatever interrupts it, this is no state of a plan's
+                    await self._compute(self._restore, *found)
+                    self.at, self._era = found[0], plan.era
                     self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
                     self._changed.set()
                     return
             await asyncio.sleep(LOOK_S)
 
+    def _restore(self, step: int, state: bytes) -> None:
+        self.work.restore(step, state)
+        if step == self.steps:
+            self.work.save(step)
+
     # Sending.
 
     def _send(self, step: Step, what: Sent, payload: bytes) -> None:
         step.sent[what] = payload
-        if self.plan is not None and self._step is step:
-            self._send_to(self._neighbour(self.plan, what), step, what)
+        plan = self.plan  # it may be of the next step: others have done what this peer was too slow for
+        if plan is not None and self._step is step and (plan.era, plan.step) == (step.era, step.number):
+            self._send_to(self._neighbour(plan, what), step, what)
 
     def _neighbour(self, plan: Plan, what: Sent) -> PeerId:
         return plan.routes[what[1]][self.stage + (1 if what[0] == "act" else -1)]
@@ -491,10 +514,14 @@ class Peer:
                 step.part_to.add(peer)
                 message = Message("part", {"era": step.era, "step": step.number, "of": part[0]}, part[1])
                 # A newcomer may be behind: its parts are of use to it after the step has been taken here.
-                self.outbox(peer).put(message, lambda peer=peer: step.part is part and self._follows(peer))  # type: ignore[misc]
+                self.outbox(peer).put(message, lambda peer=peer: step.part is part and self._follows(peer, step))  # type: ignore[misc]
 
-    def _follows(self, peer: PeerId) -> bool:
-        return self.plan is not None and (peer in self.plan.members or peer in self.plan.learners)
+    def _follows(self, peer: PeerId, step: Step) -> bool:
+        """Whether a sibling has a use for its part; one that is further behind has to begin anew."""
+        plan = self.plan
+        if plan is None or plan.era != step.era or plan.step - step.number > MOST_PARTS:
+            return False
+        return peer in plan.members or peer in plan.learners
 
     def outbox(self, peer: PeerId, control: bool = False) -> Outbox:
         """Plans do not queue behind activations."""
