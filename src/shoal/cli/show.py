@@ -88,8 +88,8 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
     left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
     if left_out and not everything:
         lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
-    shown = [*_length(loaded.run), *_documents(loaded.run), *_packing(loaded.run), _size(loaded.run)]
-    return "\n".join([*lines, "", *shown])
+    below = [*_length(loaded.run), *_documents(loaded.run), *_packing(loaded.run), _size(loaded.run)]
+    return "\n".join([*lines, "", *below])
 
 
 def _length(run: Run) -> list[str]:
