@@ -104,6 +104,13 @@ def test_a_charter_of_the_closed_set_is_read() -> None:
     assert read(proposed()).run["train"]["steps"] == 9
 
 
+def test_a_charter_of_before_there_was_packing_means_chopped_windows(tmp_path: Path) -> None:
+    values = proposed()
+    assert read(values).local(tmp_path / "charter", {}, []).data.packing == "pairs"
+    del values["data"]["packing"]
+    assert read(values).local(tmp_path / "charter", {}, []).data.packing == "chop"
+
+
 @pytest.mark.parametrize("name", LEAVES, ids=lambda n: n.dotted)
 def test_every_name_of_the_run_file_is_proposed_or_refused(name: Name) -> None:
     """A name that was added to the run file is refused until `proposal` has it."""
