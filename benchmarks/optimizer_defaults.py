@@ -36,6 +36,10 @@ GROUPS = {
         Setting("decay_embeddings true"),
         Setting("decay_embeddings false", {"decay_embeddings": False}),
     ],
+    "z-loss": [
+        Setting("z_loss 0"),
+        Setting("z_loss 1e-4", z_loss=1e-4),
+    ],
     "muon": [
         Setting("muon_lr 0.02 (decay 0.002 a step)", {**MUON, "muon_lr": 0.02}),
         Setting("muon_lr 0.02, muon_weight_decay 0", {**MUON, "muon_lr": 0.02, "muon_weight_decay": 0.0}),

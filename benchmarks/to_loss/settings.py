@@ -35,6 +35,7 @@ class Setting:
     name: str
     optimizer: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
+    z_loss: float = 0.0
     nearest: bool = False  # 16 bits are rounded to the nearest, as they were; by the plain update
 
 
@@ -73,6 +74,7 @@ def curves(trial: Trial, data: Path, settings: Sequence[Setting], seeds: int) ->
 def _learned(model: Laid, trial: Trial, reader: Reader, setting: Setting, seed: int) -> list[float]:
     for decoder in model.decoders:
         decoder.init_weights(seed)
+        decoder.head.z_loss = setting.z_loss
     run = _run(trial, model.place)
     spec = Optimizer.model_validate({"lr": trial.lr, **setting.optimizer})
     schedule = Schedule.model_validate({**trial.schedule.model_dump(), **setting.schedule})
