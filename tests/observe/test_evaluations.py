@@ -13,6 +13,7 @@ from shoal.observe.status import Status
 from shoal.track.events import Reader
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
+from shoal.track.told import told
 
 SETS = [
     {"name": "web", "weight": 1.0, "loss": 3.0, "targets": 2000},
@@ -36,8 +37,7 @@ def test_ps_and_report_have_a_table_of_the_sets_and_trackers_a_curve_of_each(tmp
     journal.note("step", step=4, position=0, samples=1, **step)
     journal.note("eval", **{k: v for k, v in EVAL.items() if k not in ("kind", "t")}, attempt=0, begin=1.0, sets=SETS)
     status = Status("sets", "running", 4, 4, 3.0, None, 1.0, 1.0, "training")
-    records = [EVAL | {"sets": SETS}]
-    said = answer(status, None, records, None, now=20.0)
+    said = answer(status, None, told(run_dir.journal_file), None, now=20.0)
     for text in (str(said), as_text(report := make(run_dir, pictures=False))):
         assert "web   3.0000  (25.0% of the mean, 2k targets)" in text
         assert "code  2.0000  (75.0% of the mean, 500 targets)" in text

@@ -137,7 +137,8 @@ def test_told_to_stop_one_leaves_and_the_last_one_saves(tmp_path: Path, tiny_dat
 def test_experts_are_balanced_over_all_islands(
     tmp_path: Path, tiny_data: Path, world: int, mesh: dict[str, Any]
 ) -> None:
-    experts = {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "balance_rate": 0.01}}
+    # A z-loss that shows: it is weighed by the targets of the whole batch, most of which other islands compute.
+    experts = {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "balance_rate": 0.01, "z_loss": 1.0}}
     alone = train_on(make_run(tiny_data, **PADDED, **experts, **{"name": "alone", "train.steps": STEPS}), tmp_path, 1)
     expected = [r["expert_imbalance"] for r in steps_of(alone)]
     with islands(tmp_path, tiny_data, "experts", world, **experts, **mesh, **{"fleet.islands": 2}) as fleet:

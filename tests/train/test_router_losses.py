@@ -3,6 +3,7 @@ them are targets, and however the batch is cut."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from shoal.parallel.build import build
 from shoal.parallel.place import Place, lay_out
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
+from shoal.track.rundir import RunDir
+from shoal.train import swarm_worker
 from shoal.train.amount import Amount, amount
+from shoal.train.swarm_mesh import Mesh
+from shoal.train.worker import prepare
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run, steps_of, train_on
@@ -90,13 +95,31 @@ def test_it_is_the_same_with_a_tenth_of_the_tokens_as_targets_and_however_they_a
         assert found == pytest.approx(dict.fromkeys(MESHES, wanted), rel=1e-5)
 
 
-def test_a_step_of_a_run_pulls_as_hard_where_masks_hide_most_targets(tmp_path: Path) -> None:
-    """In one step of the real loop, where the z-loss outweighs all else, masks change next to nothing."""
+def in_the_loop(run: Run, folder: Path) -> tuple[int, float]:
+    (step,) = steps_of(train_on(run, folder, 1))
+    return step["targets"], step["grad_norm"]
+
+
+def in_a_swarm(run: Run, folder: Path) -> tuple[int, float]:
+    run = swarm_worker.closed(run, folder, 1)
+    run_dir = RunDir.of(run.name, folder)
+    mesh = Mesh(run, run_dir, prepare(run_dir, run, ALONE), None)
+    step = mesh.step([[0, 16]], [], 1.0)
+    mesh.leave()
+    return step.targets, step.grad_norm
+
+
+@pytest.mark.parametrize("step", [in_the_loop, in_a_swarm])
+def test_a_step_of_a_run_pulls_as_hard_where_masks_hide_most_targets(
+    step: Callable[[Run, Path], tuple[int, float]], tmp_path: Path
+) -> None:
+    """In one step of a real driver, where the z-loss outweighs all else, masks change next to nothing."""
     big = {"count": 4, "top_k": 2, "ffn_dim": 16, "z_loss": 1e4}
-    changes = {"train.steps": 1, "model.family": "mixtral", "model.init": "zero", "model.experts": big}
-    norms = []
+    changes = {"train.steps": 1, "model.family": "mixtral", "model.init": "zero", "model.experts": big, "mesh.pp": 1}
+    found = []
     for name, hidden in (("all", 0.0), ("few", 0.9)):
         data = make_data(tmp_path / name, masked=True, hidden=hidden)
-        norms.append(steps_of(train_on(make_run(data, name=name, **changes), tmp_path, 1))[0])
-    assert norms[1]["targets"] < 0.2 * norms[0]["targets"]
-    assert norms[1]["grad_norm"] == pytest.approx(norms[0]["grad_norm"], rel=1e-3)
+        found.append(step(make_run(data, name=name, **changes), tmp_path))
+    (many, whole), (few, hidden_most) = found
+    assert few < 0.2 * many
+    assert hidden_most == pytest.approx(whole, rel=1e-3)

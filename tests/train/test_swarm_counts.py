@@ -13,7 +13,8 @@ from shoal.data.order import Order
 from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.fleet.outer.robust import learned
-from shoal.fleet.swarm.record import Part
+from shoal.fleet.swarm.offer import _part_objection
+from shoal.fleet.swarm.record import Part, Record
 from shoal.train.swarm_keeper import Work
 from shoal.train.swarm_mesh import Step
 from shoal.train.swarm_round import Round
@@ -90,3 +91,12 @@ def test_held_out_windows_are_tried_first_and_each_is_reached(windows: Windows) 
     assert pool.size == sum(windows.sizes)
     found = pairs(*pool.pick(range(pool.size)))
     assert found == {(k, i) for k, size in enumerate(windows.sizes) for i in range(size)}
+
+
+def test_a_part_with_more_targets_than_tokens_is_refused() -> None:
+    peer = "a" * 64
+    head = Record("start", 0, (), (peer,))
+    record = Record("round", 1, (head.hash,), (peer,))
+    part = Part(peer, 1, "b" * 64, 10, 1000, 1, ((0, 8),), targets=1001)
+    assert _part_objection(part, record, head, 100, 1000) == "1001 targets among 1000 tokens"
+    assert "targets" not in str(_part_objection(replace(part, targets=1000), record, head, 100, 1000))

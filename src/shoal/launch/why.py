@@ -86,9 +86,8 @@ def answer(
     told = told_of(records)
     died = _died(seen, told)
     slow = _slow(told) if status.status == "running" else None
-    measured = next((record for _, record in reversed(told.others(NEEDED)) if record["kind"] == "eval"), None)
     cost = _cost(status, seen, told, said, now)
-    return Answer(_now(status, seen, now, died is not None), died, cost, slow, measured)
+    return Answer(_now(status, seen, now, died is not None), died, cost, slow, told.newest("eval"))
 
 
 def _slow(told: Told) -> str | None:

@@ -18,11 +18,16 @@ def holds_bias(family: str) -> bool:
     return _HOLDS.get(family, False)
 
 
+def loses_bias(family: str) -> bool:
+    """Whether it has a class for mixtures, and that has none."""
+    return not _HOLDS.get(family, True)
+
+
 def balancing(model: Model) -> tuple[float, float, str]:
     """`balance_rate`, `balance_loss`, and why."""
     e = model.experts
     assert e is not None
-    loses = not _HOLDS.get(model.family, True)
+    loses = loses_bias(model.family)
     rate = (0.0 if loses else RATE) if e.balance_rate == "auto" else e.balance_rate
     loss = (LOSS if loses and e.balance_rate == "auto" else 0.0) if e.balance_loss == "auto" else e.balance_loss
     why = f"{model.family} has {'no' if loses else 'a'} place for a bias"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
 from shoal.spec import eight_bits
-from shoal.spec.balancing import balancing, with_balancing
+from shoal.spec.balancing import balancing, loses_bias, with_balancing
 from shoal.spec.mesh import Sizes
 from shoal.spec.precision import evaluated_in, problem
 from shoal.spec.run import Run
@@ -62,7 +62,11 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     if run.model.experts is not None:
         rate, loss, why = balancing(run.model)
         choose("model.experts.balance_rate", run.model.experts.balance_rate, rate, why)
-        choose("model.experts.balance_loss", run.model.experts.balance_loss, loss, why)
+        without = "biases balance its experts" if rate else "balance_rate 0 asks for no balance"
+        choose("model.experts.balance_loss", run.model.experts.balance_loss, loss, why if loss else without)
+        if rate and loses_bias(run.model.family):  # better known now than after weeks
+            stated = f"as stated; {run.model.family} has no place for a bias, so an export will be refused"
+            choices.made.append(Decision("model.experts.balance_rate", rate, stated))
     vocab = choose("model.vocab_size", run.model.vocab_size, shape.vocab_size, "the tokenizer's, rounded up to 64")
 
     cores, islands = len(os.sched_getaffinity(0)), run.fleet.islands
