@@ -294,6 +294,7 @@ def test_validate_prints_errors_by_source_by_machine_and_overall(shoal: Shoal, t
         ("run.yaml --on h100 --top 0", 2, "--top 0: at least one layout has to be shown"),
         ("run.yaml --on h100 --chart a.png", 2, "--chart is an option of `shoal plan compare RUN.yaml`"),
         ("run.yaml --on h100 --devices 7 train.batch=8 mesh.pp=1", 2, "no layout of 7 devices can train this run"),
+        ("run.yaml --on h100 --devices 1 mesh.reduce=micro_batch", 2, "mesh.reduce micro_batch is for FSDP without a"),
         ("run.yaml --on t4 --devices 1 model.preset=llama3-70b", 78, "no layout fits: the smallest (one device"),
         ("run.yaml --on h100 --devices 64 --style islands", 2, "64 devices are not enough for 16 islands"),
         ("run.yaml --on h100 --devices 10 fleet.islands=4", 2, "10 devices cannot be shared out to the 4 islands"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from shoal.plan.machine import Machine
 from shoal.plan.restarts import Style, style
 from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range, Verdict
+from shoal.spec.mesh import ONLY_FSDP_SCATTERS
 from shoal.spec.resolve import load
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -167,6 +168,10 @@ def one(given: Sequence[Any], option: str) -> Any:
 def layouts(asked: Asked, most: int) -> list[Found]:
     """The best ones that fit; where there are none, an error that says why and what to change."""
     found = search(asked, most)
+    if not found and asked.run.mesh.reduce == "micro_batch":
+        mesh = asked.run.mesh.model_copy(update={"reduce": "auto"})
+        if search(replace(asked, run=asked.run.model_copy(update={"mesh": mesh})), 1):
+            raise SpecError(ONLY_FSDP_SCATTERS)
     if not found:
         raise SpecError(
             f"no layout of {asked.island:,} devices{' an island' * (asked.run.fleet.islands > 1)} can train this run: "

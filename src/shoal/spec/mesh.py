@@ -59,6 +59,12 @@ class Sizes:
         return self.dp_shard * self.cp * self.tp
 
 
+ONLY_FSDP_SCATTERS = (
+    "mesh.reduce micro_batch is for FSDP without a pipeline (mesh.dp_shard or mesh.cp above 1, mesh.pp 1): elsewhere "
+    "gradients stay whole in any case; leave it out, or raise mesh.dp_shard."
+)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A mesh with nothing left open but what has no meaning on it: a schedule without a pipeline, for one."""

@@ -13,7 +13,7 @@ from shoal.errors import SetupError, SpecError
 from shoal.plan.islands import shards
 from shoal.spec import eight_bits
 from shoal.spec.balancing import balancing, loses_bias, with_balancing
-from shoal.spec.mesh import Sizes
+from shoal.spec.mesh import ONLY_FSDP_SCATTERS, Sizes
 from shoal.spec.precision import evaluated_in, problem
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -144,10 +144,7 @@ def _reduce(run: Run, shape: Shape, choices: Choices, here: int) -> str:
     sizes, named = Sizes.of(run.mesh), run.mesh.reduce
     if not sizes.reduces_by_micro_batch:
         if named == "micro_batch":
-            raise SpecError(
-                "mesh.reduce micro_batch is for FSDP without a pipeline (mesh.dp_shard or mesh.cp above 1, mesh.pp 1): "
-                "elsewhere gradients stay whole in any case; leave it out, or raise mesh.dp_shard."
-            )
+            raise SpecError(ONLY_FSDP_SCATTERS)
         return named
     if named != "auto":
         return named
