@@ -71,15 +71,23 @@ def test_a_look_at_a_run_is_what_its_trainer_is_fed(folder: Path, capsys: pytest
 
 def test_what_is_learnt_of_a_pair_is_its_answer_and_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (seen,) = looked(capsys, folder / "data", "--seq-len", 24, "--packing", "chop")["windows"]
-    assert "".join(seen["texts"][:4]) == "2+2="
-    assert seen["learnt"][:7] == [False, False, False, False, True, True, False]
-    assert seen["tokens"][5] == seen["end_id"]
-    assert seen["why_not"][:7] == ["begins the window", "masked", "masked", "masked", None, None, "begins its document"]
+    assert "".join(seen["texts"][1:5]) == "2+2="
+    assert seen["learnt"][:8] == [False] * 5 + [True, True, False]
+    assert seen["tokens"][6] == seen["end_id"] == seen["start_id"] == seen["tokens"][7]
+    assert seen["why_not"][:8] == ["starts its document", *["masked"] * 4, None, None, "starts its document"]
     assert main(["data", "look", str(folder / "data"), "--seq-len", "24", "--packing", "chop"]) == 0
     text = capsys.readouterr().out
-    assert "first tokens of documents: 0 of 2 learnt; the tokens after them: 0 of 2 learnt" in text
+    assert "start tokens (id 256 '<end>'): 2, inputs only; the first tokens of their texts: 0 of 2 learnt" in text
     assert "end tokens (id 256 '<end>'): 1 of 1 learnt" in text
-    assert "        4        0        4       52  '4'              learnt" in text
+    assert "        5        0        5       52  '4'              learnt" in text
+
+
+def test_an_end_token_that_begins_a_window_is_not_taken_for_a_start(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (seen,) = looked(capsys, folder / "data", "--seq-len", 6, "--packing", "chop", "--window", 1)["windows"]
+    assert seen["tokens"][:2] == [256, 256], "the end of the first pair, then the start of the next"
+    assert seen["why_not"][:2] == ["begins the window", "starts its document"]
 
 
 @pytest.mark.parametrize("colour", [False, True])

@@ -111,12 +111,23 @@ def _answers(seen: Seen) -> list[str]:
     """What people look for: whether the beginnings and the ends of documents are learnt, and what is masked."""
     begins = [i for i, t in enumerate(seen.inputs) if t.document is not None and _begins(seen.inputs, i)]
     firsts = [seen.inputs[i] for i in begins]
-    seconds = [t for i in begins for t in seen.inputs[i + 1 : i + 2] if t.document == seen.inputs[i].document]
+    seconds = [t for i in begins for t in _after(seen.inputs, i)]
     ends = [t for t in seen.tokens if t.id == seen.end_id and (t.place is None or t.document is not None)]
+    ends = [t for t in ends if not t.starts]
     masked = sum(t.why_not == "masked" for t in seen.tokens)
     lines = [f"first tokens of documents: {_share(firsts)}; the tokens after them: {_share(seconds)}"]
+    if seen.start_id is not None:
+        starts = [t for t in firsts if t.starts]
+        name = f"start tokens (id {seen.start_id}{f' {quoted(starts[0].text)}' if starts else ''})"
+        texts = [t for i in begins if seen.inputs[i].starts for t in _after(seen.inputs, i)]
+        lines = [f"{name}: {len(starts):,}, inputs only; the first tokens of their texts: {_share(texts)}"]
     name = f"end tokens (id {seen.end_id} {quoted(ends[0].text)})" if ends else f"end tokens (id {seen.end_id})"
     return [*lines, f"{name}: {_share(ends) if ends else 'none here'}", f"masked in the data: {masked:,}"]
+
+
+def _after(tokens: list[Token], i: int) -> list[Token]:
+    """The token behind one, if it is of the same document."""
+    return [t for t in tokens[i + 1 : i + 2] if t.document == tokens[i].document]
 
 
 def _begins(tokens: list[Token], i: int) -> bool:

@@ -20,6 +20,8 @@ from shoal.data.windows import NO_TARGET, PADDING, Batch, Windows
 from shoal.errors import UsageError
 from shoal.spec.run import Data, Run
 
+STARTS = "starts its document"
+
 
 @dataclass(frozen=True)
 class Token:
@@ -36,6 +38,11 @@ class Token:
     """Whether it is the target of the place before it."""
     why_not: str
 
+    @property
+    def starts(self) -> bool:
+        """Whether it is a document's start token."""
+        return self.why_not == STARTS
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -45,6 +52,8 @@ class Seen:
     window: int
     windows: int
     end_id: int
+    start_id: int | None
+    """None: data of before documents had a start token."""
     tokens: list[Token]
 
     @property
@@ -60,6 +69,7 @@ class Seen:
             "window": self.window,
             "of": self.windows,
             "end_id": self.end_id,
+            "start_id": self.start_id,
             "tokens": [t.id for t in read],
             "texts": [t.text for t in read],
             "targets": [t.id if t is not None and t.learnt else None for t in after],
@@ -149,18 +159,18 @@ def _picked(asked: Asked, there: int, of_what: str) -> list[int]:
 
 def _seen(batch: Batch, row: int, windows: Windows, k: int, window: int) -> Seen:
     source = windows.sources[k]
-    tokens = tokens_of(batch, row, tokenizer_of(source))
-    return Seen(source.where, window, windows.sizes[k], source.eos_id, tokens)
+    tokens = tokens_of(batch, row, tokenizer_of(source), source.start_id)
+    return Seen(source.where, window, windows.sizes[k], source.eos_id, source.start_id, tokens)
 
 
-def tokens_of(batch: Batch, row: int, tokenizer: Tokenizer) -> list[Token]:
+def tokens_of(batch: Batch, row: int, tokenizer: Tokenizer, start_id: int | None) -> list[Token]:
     """From the arrays that the model gets, and nothing else."""
     ids, targets = batch.tokens[row].tolist(), batch.targets[row].tolist()
     documents, positions = batch.documents[row].tolist(), batch.positions[row].tolist()
     made = []
     for i, token in enumerate(ids):
         learnt = i > 0 and targets[i - 1] != NO_TARGET
-        why_not = "" if learnt else _why_not(i, documents, positions)
+        why_not = "" if learnt else _why_not(i, documents, positions, token == start_id)
         document = None if documents[i] == PADDING else documents[i]
         made.append(Token(i, document, positions[i], token, tokenizer.spelled(token), learnt, why_not))
     if (last := targets[-1]) != NO_TARGET:
@@ -168,9 +178,12 @@ def tokens_of(batch: Batch, row: int, tokenizer: Tokenizer) -> list[Token]:
     return made
 
 
-def _why_not(i: int, documents: Sequence[int], positions: Sequence[int]) -> str:
+def _why_not(i: int, documents: Sequence[int], positions: Sequence[int], mark: bool) -> str:
+    """`mark`: it is the start token, which may also be the one that ends a document."""
     if documents[i] == PADDING:
         return "padding"
+    if mark and positions[i] == 0 and (i > 0 or positions[1:2] != [0]):
+        return STARTS
     if i == 0:
         return "begins the window"
     return "begins its document" if positions[i] == 0 else "masked"
