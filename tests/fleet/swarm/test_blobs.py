@@ -243,6 +243,27 @@ def test_urgent_pieces_go_first(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_what_is_being_added_is_not_deleted_before_anybody_can_name_it(tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_bytes(b"a part")
+    other.write_bytes(b"of no use")
+
+    async def story() -> None:
+        async with peers(tmp_path, 1) as [one]:
+            gone, _ = await one.blobs.add(other)
+            adding = asyncio.create_task(one.blobs.add(file))
+            while not adding.done():
+                await asyncio.sleep(0)
+                # Its file may be there already; the task is told only after others had their turn.
+                assert adding.done() or one.blobs.retain(()) == 0
+            name, _ = adding.result()
+            assert one.blobs.store.path(name) is not None
+            one.blobs.retain({name})
+            assert one.blobs.store.path(gone) is None
+
+    asyncio.run(story())
+
+
 def test_a_folder_travels_as_one_and_retain_keeps_its_files(tmp_path: Path) -> None:
     async def play() -> None:
         async with peers(tmp_path, 2) as (a, c):

@@ -59,6 +59,7 @@ class Blobs:
         self._endpoint = endpoint
         self._event: Event = event or (lambda kind, **fields: None)
         self._running: dict[str, _Running] = {}
+        self._adding = 0
         self._in_flight, self._reads = asyncio.Semaphore(IN_FLIGHT), asyncio.Semaphore(SERVED)
         self._asking: Counter[PeerId] = Counter()
         self._urgent_until = 0.0
@@ -76,8 +77,13 @@ class Blobs:
         return add_folder(self.store, folder, outside)
 
     async def add(self, there: Path, outside: bool = False) -> tuple[str, int]:
-        """The name and length of a file, or of a folder's manifest."""
-        return await asyncio.to_thread(self.add_folder if there.is_dir() else self.add_file, there, outside)
+        """The name and length of a file, or of a folder's manifest. Until the caller waits for something else nothing
+        is deleted: it has to say by then that it is kept."""
+        self._adding += 1
+        try:
+            return await asyncio.to_thread(self.add_folder if there.is_dir() else self.add_file, there, outside)
+        finally:
+            self._adding -= 1
 
     async def fetch(
         self, name: str, size: int, sources: Sequence[PeerId], *, urgent: bool = False, patience_s: float = PATIENCE_S
@@ -151,7 +157,9 @@ class Blobs:
 
     def retain(self, keep: Iterable[str]) -> int:
         """Deletes all others but what is being fetched, and says how many bytes that freed. The files of a folder that
-        is kept are kept."""
+        is kept are kept. Nothing goes while one is added, whose name nobody knows yet; it goes the next time."""
+        if self._adding:
+            return 0
         wanted = set(keep)
         for name in list(wanted):
             if self.store.is_folder(name):
