@@ -85,8 +85,9 @@ async def offer(liar: Peer, folder: Path) -> None:
 
 
 def liars_first(newcomer: Peer, honest: Peer, liars: list[Peer]) -> None:
-    """Whom it has a link to first is chance otherwise."""
-    linked = newcomer.node.talk.linked
+    """Whom it has a link to first is chance otherwise, and before it has any it would begin with round 0. To be called
+    before the newcomer takes its first step."""
+    linked, newest = newcomer.node.talk.linked, newcomer.node.training._newest_state
 
     def seen() -> list[PeerId]:
         now, happened = linked(), {e["kind"] for e in newcomer.events if e.get("sources", True)}
@@ -94,7 +95,13 @@ def liars_first(newcomer: Peer, honest: Peer, liars: list[Peer]) -> None:
             return []
         return [peer for peer in now if peer != honest.me or happened >= {"base-failed", "trainer-gone"}]
 
+    async def once_linked() -> tuple[Snapshot | None, list[PeerId]]:
+        while not seen():
+            await asyncio.sleep(0.02)
+        return await newest()
+
     newcomer.node.talk.linked = seen  # type: ignore[method-assign]
+    newcomer.node.training._newest_state = once_linked  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
