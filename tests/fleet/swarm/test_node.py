@@ -85,9 +85,9 @@ async def offer(liar: Peer, folder: Path) -> None:
 
 
 def liars_first(newcomer: Peer, honest: Peer, liars: list[Peer]) -> None:
-    """Whom it has a link to first is chance otherwise, and before it has any it would begin with round 0. To be called
-    before the newcomer takes its first step."""
-    linked, newest = newcomer.node.talk.linked, newcomer.node.training._newest_state
+    """Whom it has a link to first is chance otherwise, and before it has heard the history it would begin with round 0.
+    To be called before the newcomer takes its first step."""
+    linked, newest, known = newcomer.node.talk.linked, newcomer.node.training._newest_state, honest.round
 
     def seen() -> list[PeerId]:
         now, happened = linked(), {e["kind"] for e in newcomer.events if e.get("sources", True)}
@@ -96,7 +96,7 @@ def liars_first(newcomer: Peer, honest: Peer, liars: list[Peer]) -> None:
         return [peer for peer in now if peer != honest.me or happened >= {"base-failed", "trainer-gone"}]
 
     async def once_linked() -> tuple[Snapshot | None, list[PeerId]]:
-        while not seen():
+        while not seen() or newcomer.round < known:
             await asyncio.sleep(0.02)
         return await newest()
 
