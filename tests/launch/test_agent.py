@@ -68,6 +68,7 @@ def test_a_node_that_is_killed_is_replaced_and_the_run_ends_as_if_nothing_had_be
     assert [r["world"] for r in rough.records("attempt")] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_on_another_node_is_named_and_restarted(cluster: Make) -> None:
     job = cluster(2, **{"guard.hang": "2 s", "train.steps": 30})
     job.start_all()
@@ -180,6 +181,7 @@ def test_a_wrong_run_file_ends_every_node_with_2(cluster: Make) -> None:
     assert "mesh" in job.log(1).read_text()
 
 
+@pytest.mark.slow
 def test_nodes_that_share_no_disk_are_refused_unless_checkpoints_go_elsewhere(cluster: Make, tmp_path: Path) -> None:
     job = cluster(2)
     job.start(0)
@@ -197,6 +199,7 @@ def test_nodes_that_share_no_disk_are_refused_unless_checkpoints_go_elsewhere(cl
     assert "stopped after step" in far.read_text(), "its lines were sent to node 0"
 
 
+@pytest.mark.slow
 def test_a_stranger_disturbs_nobody_and_nodes_that_are_one_machine_share_its_cores(cluster: Make) -> None:
     """Two claims about one run: a stranger who does not know the token learns nothing; threads are divided."""
     job = cluster(2, **{"resources.threads": "auto"})

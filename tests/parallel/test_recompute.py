@@ -93,6 +93,7 @@ MESHES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_on_every_mesh_too() -> None:
     """Collectives inside a block run again in the backward pass, on all processes alike, or not at all."""
 
