@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import SpecError, UsageError
 from shoal.spec import dump, load
 from shoal.spec.run import Run
-from shoal.spec.schedule import Past
+from shoal.spec.schedule import MOST_PAST, Past
 from shoal.train.changes import changes
 from shoal.train.course import course
 from shoal.train.decide_length import with_steps
@@ -193,3 +193,13 @@ def test_changed_betas_and_a_lost_past_are_told_in_one_line() -> None:
     assert "jumps at step 100: the checkpoint's run had 0.001 there and this one has 0.00" in said
     assert not changes(before, longer(before, 100, 200, prolong="jump"), 100)
     assert not changes(before, before, 50)
+
+
+def test_the_past_has_an_end_before_a_rate_cannot_be_found_any_more() -> None:
+    pieces = tuple(Past(until=1 + i, steps=10**6, name="constant", then="keep") for i in range(MOST_PAST))
+    full = run_of(10**6, name="constant", past=pieces)
+    assert lr_ratio(full.train.schedule, 10**6 - 1, 10**6) == 1.0
+    with pytest.raises(UsageError, match="was prolonged 200 times, which is the most"):
+        longer(full, 1000, 2 * 10**6, name="cosine", prolong="keep")
+    with pytest.raises(ValueError, match="at most 200"):
+        run_of(10**6, past=(*pieces, pieces[-1]))

@@ -11,6 +11,7 @@ from shoal.spec.length import Decay, Warmup
 
 Shape = Literal["cosine", "wsd", "constant"]
 Prolong = Literal["keep", "rewarm", "decay", "jump"]
+MOST_PAST = 200  # schedules before this one: each is looked through for every step
 
 
 class Past(Strict):
@@ -43,5 +44,5 @@ class Schedule(Strict):
         "new schedule would be. Empty: asked for when the rate would jump.",
     )
     past: tuple[Past, ...] = Field(
-        (), description="The schedules before this one, oldest first. `shoal resume` writes them."
+        (), max_length=MOST_PAST, description="The schedules before this one, oldest first. `shoal resume` writes them."
     )

@@ -10,7 +10,7 @@ import math
 from shoal.errors import SpecError, UsageError
 from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import Run
-from shoal.spec.schedule import Past, Prolong, Schedule
+from shoal.spec.schedule import MOST_PAST, Past, Prolong, Schedule
 from shoal.train.schedule import lr_ratio
 
 SAME = 1e-9  # relative: two rates of one schedule, rounded otherwise
@@ -33,6 +33,10 @@ def prolonged(before: Run, asked: Run, step: int) -> Run:
     had, would = lr_ratio(was, step, before.steps), lr_ratio(kept.train.schedule, step, asked.steps)
     if choice is None and not math.isclose(had, would, rel_tol=SAME):
         raise UsageError(_jumps(asked, step, had, would))
+    if len(was.past) == MOST_PAST:
+        raise UsageError(
+            f"run '{asked.name}' was prolonged {MOST_PAST} times, which is the most; export its weights and start anew."
+        )
     _refuse_what_cannot(asked, step, had, choice)
     piece = Past(
         until=step,
