@@ -133,6 +133,14 @@ def test_the_folder_of_a_model_says_which_token_ends_a_text(tmp_path: Path) -> N
     assert load_tokenizer(tmp_path, eos="<|endoftext|>").eos_id == 0
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"bos_token": ' * 100_000, "[1]", "no JSON"])
+def test_a_config_that_says_nothing_is_as_none(tmp_path: Path, text: str) -> None:
+    small_bpe().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    found = load_tokenizer(tmp_path)
+    assert (found.start_id, found.eos_id) == (0, 0)
+
+
 def test_without_a_known_end_of_text_one_has_to_be_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(small_bpe().to_str().replace("<|endoftext|>", "[STOP]"))
     with pytest.raises(DataError, match=r"none of the usual end-of-text tokens .* name the token .* with --eos"):

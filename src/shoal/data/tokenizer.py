@@ -20,6 +20,7 @@ from shoal.data.plain_text import plain_encoder
 from shoal.data.starts import NO_START, end_of, start_of
 from shoal.data.words import WordIds, splits_before_spaces
 from shoal.errors import DataError
+from shoal.plain_file import read_object
 
 if TYPE_CHECKING:
     from shoal.data.shards import TokenShards
@@ -228,10 +229,9 @@ def _template(library: Any) -> list[int]:
 def _config_beside(file: Path) -> dict[str, Any] | None:
     """The tokenizer_config.json beside a tokenizer.json: what a model of that folder starts with and stops at."""
     try:
-        config: Any = json.loads((file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return read_object(file.parent / "tokenizer_config.json")
     except (OSError, ValueError):
         return None  # it is optional
-    return config if isinstance(config, dict) else None
 
 
 def _first_line(e: Exception) -> str:
