@@ -90,6 +90,13 @@ def test_an_end_token_that_begins_a_window_is_not_taken_for_a_start(
     assert seen["why_not"][:2] == ["begins the window", "starts its document"]
 
 
+def test_a_window_without_a_start_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "look", str(folder / "data"), "--seq-len", "4", "--packing", "chop", "--window", "0"]) == 0
+    assert "start tokens (id 256 '<end>'): 1, inputs only" in capsys.readouterr().out
+    assert main(["data", "look", str(folder / "data"), "--seq-len", "3", "--packing", "chop", "--window", "1"]) == 0
+    assert "start tokens (id 256): none here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("colour", [False, True])
 def test_text_of_others_cannot_speak_to_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, colour: bool

@@ -59,6 +59,13 @@ def test_without_a_start_token_an_empty_prompt_is_nothing_to_go_on_from(space: P
     assert json.loads(capsys.readouterr().out)["prompt_tokens"] == [ord("a")]
 
 
+def test_a_start_token_that_is_none_of_the_tokenizers_is_named_as_such(space: Path, capsys: Captured) -> None:
+    assert sample(space, "tiny", "--prompt", "a", "--start", "<nope>") == 78
+    said = capsys.readouterr().err
+    assert "starts documents with its own id 256; leave out --start" in said
+    assert "--tokenizer" not in said, "the tokenizer is there"
+
+
 def test_a_seed_decides_the_text_and_json_says_where_it_came_from(space: Path, capsys: Captured) -> None:
     said = []
     for seed in ("1", "1", "2"):

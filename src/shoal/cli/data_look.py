@@ -120,7 +120,8 @@ def _answers(seen: Seen) -> list[str]:
         starts = [t for t in firsts if t.starts]
         name = f"start tokens (id {seen.start_id}{f' {quoted(starts[0].text)}' if starts else ''})"
         texts = [t for i in begins if seen.inputs[i].starts for t in _after(seen.inputs, i)]
-        lines = [f"{name}: {len(starts):,}, inputs only; the first tokens of their texts: {_share(texts)}"]
+        seen_of = f"{len(starts):,}, inputs only; the first tokens of their texts: {_share(texts)}"
+        lines = [f"{name}: {seen_of if starts else 'none here'}"]
     name = f"end tokens (id {seen.end_id} {quoted(ends[0].text)})" if ends else f"end tokens (id {seen.end_id})"
     return [*lines, f"{name}: {_share(ends) if ends else 'none here'}", f"masked in the data: {masked:,}"]
 

@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     ids = begun(tokenizer.encode(args.prompt), tokenizer.start_id)
     if not ids:
         raise UsageError(
-            "there is nothing to go on from: the documents that it learnt from have no start token; give a prompt, or "
-            "name the token to begin with by --start."
+            "there is nothing to go on from: no prompt, and no start token; give a prompt, or name the token to begin "
+            "with by --start."
         )
     drawn = {"temperature": args.temperature, "top_k": args.top_k, "seed": args.seed}
     bounds = {"eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}

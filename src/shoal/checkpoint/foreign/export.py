@@ -82,8 +82,10 @@ def tokenizer_of(of: Run | Model) -> Tokenizer:
 def tokenizer_of_data(run: Run, start: str | None = None, special: bool = False) -> Tokenizer:
     """The tokenizer whose ids the run was trained on; `start` and `special` as for `load_tokenizer`."""
     try:
-        return tokenizer_of_shards(TokenShards.open(run.data.train[0].path), start, special)
+        data = TokenShards.open(run.data.train[0].path)
+        chosen = tokenizer_of_shards(data, special=special)
     except (ShoalError, OSError) as e:
         raise DataError(
             f"the run's data gives no tokenizer ({str(e).rstrip('.')}): name one with --tokenizer PATH."
         ) from e
+    return chosen if start is None else tokenizer_of_shards(data, start, special)
