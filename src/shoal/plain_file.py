@@ -7,11 +7,13 @@ swapped for a huge one would fill the memory.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
+
+from shoal import values
+from shoal.values import inside
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -57,14 +59,9 @@ def read_plain(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def read_object(path: str | os.PathLike[str], most_bytes: int = 16 << 20) -> dict[str, Any]:
-    """The JSON object that a small file holds. OSError or ValueError where there is none."""
-    try:
-        held = json.loads(read_plain(path, most_bytes))
-    except RecursionError:
-        raise ValueError(f"{os.fspath(path)} is nested too deeply") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{os.fspath(path)} holds no JSON object")
-    return held
+    """The JSON object that a small file holds. OSError, or `BadValue` (a ValueError) that names the file."""
+    with inside(os.fspath(path)):
+        return values.read_object(read_plain(path, most_bytes))
 
 
 def is_plain(path: Path) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.fleet.net.values import BadValue
 from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
+from shoal.values import BadValue
 
 STAGES = [["a"], ["b", "c"], ["d", "e", "f"]]
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from shoal.fleet.net.values import BadValue
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider
 from shoal.fleet.swarm.messages import read
 from shoal.fleet.swarm.record import Certified, Kind, Record, ack_text
 from shoal.fleet.swarm.terms import Agreed
 from shoal.fleet.swarm.world import Heard, Out, Rules
+from shoal.values import BadValue
 
 SWARM = "f" * 64
 START = Record("start", 0, (), ())

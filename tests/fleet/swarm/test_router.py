@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shoal.fleet.net.api import LinkState
-from shoal.fleet.net.values import BadValue
 from shoal.fleet.swarm.messages import read_links
 from shoal.fleet.swarm.parts import Parts
 from shoal.fleet.swarm.record import Part
 from shoal.fleet.swarm.router import EVERY_S, Router
+from shoal.values import BadValue
 from tests.fleet.net.ends import until
 from tests.fleet.swarm.test_blobs import Peer, peers
 from tests.fleet.swarm.test_topology import INSIDE

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal.fleet.net.api import Message
-from shoal.fleet.net.values import BadValue, read_json
+from shoal.values import BadValue, read_json
 
 MOST_HEAD = 1 << 20  # of a message's kind and fields, as JSON
 MOST_KIND = 64  # characters

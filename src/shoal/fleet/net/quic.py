@@ -27,7 +27,7 @@ from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, Pipe, 
 from shoal.fleet.net.relay import token
 from shoal.fleet.net.relays import Relays, plain
 from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
-from shoal.fleet.net.values import read_json
+from shoal.values import read_json
 
 try:
     import iroh

@@ -22,7 +22,7 @@ from shoal.fleet.net.journal import Limited
 from shoal.fleet.net.relay_client import MOST_KNOWN, Client
 from shoal.fleet.net.relay_room import Room
 from shoal.fleet.net.rendezvous import Rendezvous
-from shoal.fleet.net.values import read_json
+from shoal.values import read_json
 
 PORT = 3340
 

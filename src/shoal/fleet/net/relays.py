@@ -23,7 +23,7 @@ from shoal.fleet.net.identity import is_peer
 from shoal.fleet.net.relay_client import WATCH_S
 from shoal.fleet.net.rendezvous import call, where
 from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
-from shoal.fleet.net.values import read_json
+from shoal.values import read_json
 
 MOST_RELAYS = 4
 CALL_S = 10.0

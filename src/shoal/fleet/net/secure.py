@@ -28,7 +28,7 @@ from shoal.fleet.net.api import PeerId, Refused
 from shoal.fleet.net.frames import BadFrame, Data
 from shoal.fleet.net.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, read_greeting
-from shoal.fleet.net.values import read_json
+from shoal.values import read_json
 
 HELLO = b"shoal swarm 1\n\0\0"
 TAG_BYTES = 16

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import xxhash
 
 from shoal.fleet.net.api import Endpoint, Message, PeerId, Refused
-from shoal.fleet.net.values import BadValue, text, whole
+from shoal.values import BadValue, text, whole
 
 PIECE = 1 << 20
 AT_ONCE = 4

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.values import BadValue
 from shoal.fleet.stages.report import Ready, Report, plan_of
 from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
+from shoal.values import BadValue
 
 if TYPE_CHECKING:
     from shoal.fleet.stages.peer import Peer

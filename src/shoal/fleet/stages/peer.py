@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from shoal.errors import ShoalError, TransientError
 from shoal.fleet.net.api import Endpoint, Event, Handler, Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.values import BadValue, items, whole
 from shoal.fleet.stages.handover import Donor, fetch
 from shoal.fleet.stages.history import MOST_PARTS, History, Share
 from shoal.fleet.stages.lead import Lead
@@ -27,6 +26,7 @@ from shoal.fleet.stages.outbox import Outbox
 from shoal.fleet.stages.report import MOST_SECONDS, Ready, Report
 from shoal.fleet.stages.routes import MOST_COUNT, Commit, Layout, Plan
 from shoal.fleet.stages.work import Work
+from shoal.values import BadValue, items, whole
 
 LOOK_S = 0.25  # how often a peer looks who leads
 BEATS_S = 2.5  # in which a peer that is there is heard

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.fleet.net.values import flag, items, real, table, text, whole
 from shoal.fleet.stages.routes import MOST_COUNT, MOST_SUM, Plan
+from shoal.values import flag, items, real, table, text, whole
 
 MOST_SAVED = 1000
 MOST_SECONDS = 1e6

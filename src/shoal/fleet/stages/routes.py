@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal.fleet.net.api import PeerId
-from shoal.fleet.net.values import items, name, real, table, whole
+from shoal.values import items, name, real, table, whole
 
 MOST_COUNT = 1 << 40  # of terms, plans, eras and steps
 MOST_PEERS, MOST_ROUTES = 1000, 1 << 16

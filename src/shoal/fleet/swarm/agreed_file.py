@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.net.values import BadValue, read_json, table, whole
 from shoal.fleet.swarm.messages import read_acked, read_votes
 from shoal.fleet.swarm.record import Record
 from shoal.fleet.swarm.terms import Agreed, shown
+from shoal.values import BadValue, read_json, table, whole
 
 
 def write(file: Path, head: str, agreed: Agreed) -> None:

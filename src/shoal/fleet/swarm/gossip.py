@@ -18,11 +18,11 @@ from typing import Any
 
 from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
 from shoal.fleet.net.identity import canonical, is_peer
-from shoal.fleet.net.values import BadValue, read_json
 from shoal.fleet.swarm.entries import Entry, Revocation
 from shoal.fleet.swarm.lies import Lie
 from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Roster
 from shoal.fleet.swarm.signed import Object
+from shoal.values import BadValue, read_json
 
 EVERY_S = 2.0
 FANOUT = 3  # who hears news at once

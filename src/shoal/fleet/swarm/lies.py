@@ -15,12 +15,12 @@ from typing import Any
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical
-from shoal.fleet.net.values import BadValue, OutOfRange, items, name, table, text
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.messages import MOST, SIGNATURE, Proposed, read, read_proposed
 from shoal.fleet.swarm.record import Certified, Record, ack_text, proposal_text, verified
 from shoal.fleet.swarm.signed import Forged, Object, decode64, encode64
 from shoal.fleet.swarm.terms import MOST_TERM
+from shoal.values import BadValue, OutOfRange, items, name, table, text
 
 MOST_PROOF = 128 << 10  # bytes of one
 MOST_HEARD = 256  # proposals that are remembered

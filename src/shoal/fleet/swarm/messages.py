@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from shoal.fleet.net.api import LinkState, PeerId, Way
-from shoal.fleet.net.values import MOST_REAL, BadValue, flag, items, name, read_json, real, table, text, whole
 from shoal.fleet.swarm.chain import LOCATOR
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.record import MOST_MEMBERS, Certified, Part, Record
 from shoal.fleet.swarm.terms import MOST_TERM, Vote
+from shoal.values import MOST_REAL, BadValue, flag, items, name, read_json, real, table, text, whole
 
 MOST_LINKS = 1000
 MOST_LOCATOR = 2 * LOCATOR + 16

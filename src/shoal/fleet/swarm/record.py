@@ -15,8 +15,8 @@ from typing import Any, Literal, cast, get_args
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical, verify
-from shoal.fleet.net.values import BadValue, fields, items, name, real, table, text, whole
 from shoal.fleet.swarm.ranges import Ranges, parse
+from shoal.values import BadValue, fields, items, name, real, table, text, whole
 
 Kind = Literal["start", "round", "branch", "merge"]
 MOST_MEMBERS = 1000

@@ -21,11 +21,11 @@ from pathlib import Path
 from shoal.errors import SetupError
 from shoal.fleet.net.api import MOST_PROOF, Address, Event, PeerId
 from shoal.fleet.net.identity import Identity, canonical
-from shoal.fleet.net.values import BadValue, read_json
 from shoal.fleet.swarm.entries import Entry, Revocation, Witness, revocation
 from shoal.fleet.swarm.invite import SKEW_S, Admission
 from shoal.fleet.swarm.lies import Lie
 from shoal.fleet.swarm.signed import Forged, Object, check, sign
+from shoal.values import BadValue, read_json
 
 FORMAT = 1
 MOST_ENTRIES = 2000

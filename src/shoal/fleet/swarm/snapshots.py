@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.net.values import BadValue, fields, name, text, whole
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.record import Record
+from shoal.values import BadValue, fields, name, text, whole
 
 KEEP = 2
 MOST_ROUND = 1 << 40

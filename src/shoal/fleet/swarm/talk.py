@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.values import BadValue, OutOfRange, finite
 from shoal.fleet.swarm.lies import forks, out_of_range, said_bytes
 from shoal.fleet.swarm.messages import (
     MOST,
@@ -30,6 +29,7 @@ from shoal.fleet.swarm.messages import (
 from shoal.fleet.swarm.patience import Patience
 from shoal.fleet.swarm.record import BadRecord, Certified, Part, ack_text, proposal_text, verified
 from shoal.fleet.swarm.world import Heard, Out
+from shoal.values import BadValue, OutOfRange, finite
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.node import Node

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, TransientError
 from shoal.fleet.net.api import PeerId, Refused, Unreachable
-from shoal.fleet.net.values import finite, items, read_json
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.doubt import Doubt
 from shoal.fleet.swarm.record import MOST_SCORE, MOST_SECONDS, Part
 from shoal.fleet.swarm.snapshots import Snapshot
 from shoal.fleet.swarm.trainer_link import Said, Trainer
 from shoal.fleet.swarm.work import Work
+from shoal.values import finite, items, read_json
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.node import Node

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from shoal.fleet.net.api import LinkState, PeerId
-from shoal.fleet.net.values import finite
 from shoal.fleet.swarm.messages import Status
 from shoal.fleet.swarm.node import Node
 from shoal.fleet.swarm.ranges import count
 from shoal.fleet.swarm.topology_picture import picture
 from shoal.fleet.swarm.topology_predict import predict
+from shoal.values import finite
 
 
 def status(node: Node, events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Values from another machine: JSON and its parts, each of one type and within a range, or `BadValue`.
+"""What others wrote, as values: JSON and its parts, each of one type and within a range, or `BadValue`.
 
-Everything that arrives is read here first, so that no number beyond 64 bits, no NaN, no infinity and no text or list
-without a largest length is ever seen by the rest. A bool is no number. Python would take all of these: an integer of
-400 digits passes every check and then fails to become a float somewhere far away.
+The one way in for what a file of others, a peer or a scheduler says. Everything is read here first, so that no number
+beyond 64 bits, no NaN, no infinity, no deep nesting and no text or list without a largest length is ever seen by the
+rest. A bool is no number. Python would take all of these: an integer of 400 digits passes every check and then fails to
+become a float somewhere far away. `shoal.plain_file` opens files; this module reads what they hold.
 """
 
 from __future__ import annotations
@@ -10,33 +11,88 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
 MOST_WHOLE = 1 << 62
 MOST_REAL = 1e15
 MOST_DIGITS = 19  # of a whole number
+MOST_DEPTH = 64
+MOST_PARTS = 4_000_000  # values of one JSON text: about 400 MB of Python objects at the worst
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ODD_NUMBER = re.compile(rb"[0-9]{19}|[0-9.][eE][+-]?[0-9]{3}")  # may be too large: look at each number
+_INNERMOST = re.compile(rb"\[\]|\{\}")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class BadValue(ValueError):
-    """Not what a peer may say; the message is the reason."""
+    """Not what may stand there. `reason` says what is wrong, `place` where: a file, a field, a peer."""
+
+    def __init__(self, reason: str, place: str = "") -> None:
+        super().__init__(f"{place}: {reason}" if place else reason)
+        self.reason, self.place = reason, place
+
+    def within(self, outer: str) -> BadValue:
+        """The same, seen from further out: `layers` within `config.json` is `config.json: layers`."""
+        return type(self)(self.reason, f"{outer}: {self.place}" if self.place else outer)
 
 
 class OutOfRange(BadValue):
     """A number, but none that an honest peer sends."""
 
 
-def read_json(data: bytes | memoryview) -> Any:
-    """JSON whose numbers are finite and of 64 bits."""
+@contextmanager
+def inside(place: str) -> Iterator[None]:
+    """Whatever is refused here is refused at `place`."""
     try:
-        return json.loads(bytes(data), parse_int=_int, parse_float=_float, parse_constant=_constant)
+        yield
+    except BadValue as e:
+        raise e.within(place) from None
+
+
+def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> Any:
+    """JSON whose numbers are finite and of 64 bits. Depth and count are looked at before anything is built."""
+    data = bytes(data)
+    _bound(data, most_depth, most_parts)
+    odd = _ODD_NUMBER.search(data) is not None
+    try:
+        return json.loads(
+            data,
+            parse_int=_int if odd else None,
+            parse_float=_float if odd else None,
+            parse_constant=_constant,
+        )
     except RecursionError:
         raise BadValue("it is nested too deeply") from None
     except BadValue:
         raise
     except ValueError:
         raise BadValue("it is no JSON") from None
+
+
+def read_object(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> dict[str, Any]:
+    said = read_json(data, most_depth, most_parts)
+    if not isinstance(said, dict):
+        raise BadValue(f"{_shown(said)} where a JSON object belongs")
+    return said
+
+
+def _bound(data: bytes, most_depth: int, most_parts: int) -> None:
+    opened = data.count(b"[") + data.count(b"{")
+    if opened + data.count(b",") > most_parts:  # at least as many as there are values, strings with commas aside
+        raise BadValue(f"it may hold more than {most_parts:,} values")
+    if opened <= most_depth:
+        return
+    outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
+    left = outside.translate(None, _NO_BRACKETS)
+    for _ in range(most_depth):  # each round takes the innermost pairs away
+        if not left:
+            return
+        left = _INNERMOST.sub(b"", left)
+    if left:
+        raise BadValue(f"it is no JSON, or nested more than {most_depth} deep")
 
 
 def whole(said: object, most: int = MOST_WHOLE, least: int = 0) -> int:

@@ -1,0 +1,66 @@
+"""What others wrote becomes values within bounds, or one error that says where."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from shoal.plain_file import read_object
+from shoal.values import BadValue, OutOfRange, inside, read_json
+
+
+@pytest.mark.parametrize(
+    "said", [{"a": [1, 2.5, None, True, "é[["]}, [], 5, "x", [[1e-300, 2**62]], 1e14, {"k": "1e999"}]
+)
+def test_what_is_json_is_read_as_it_is(said: object) -> None:
+    assert read_json(json.dumps(said).encode()) == said
+
+
+def test_depth_is_bounded_before_anything_is_built() -> None:
+    assert read_json(b"[" * 64 + b"]" * 64) is not None
+    assert read_json(b'{"a":' * 3 + b"1" + b"}" * 3, most_depth=3) == {"a": {"a": {"a": 1}}}
+    for deep in (b"[" * 65 + b"]" * 65, b'{"a":[' * 40 + b"]}" * 40, b"[" * 1_000_000):
+        with pytest.raises(BadValue, match="64 deep"):
+            read_json(deep)
+
+
+def test_brackets_and_commas_in_texts_are_no_depth() -> None:
+    said = {"t": "[" * 500 + '"' + "\\", "u": ["]" * 70]}
+    assert read_json(json.dumps(said).encode()) == said
+
+
+def test_the_count_of_values_is_bounded_before_anything_is_built() -> None:
+    with pytest.raises(BadValue, match="more than 10 values"):
+        read_json(b"[" + b"1," * 20 + b"1]", most_parts=10)
+
+
+@pytest.mark.parametrize(
+    "said", [b"1e999", b"[-1E+400]", b"123456789012345678901", b"NaN", b"[Infinity]", b'{"a":-Infinity}']
+)
+def test_no_number_without_an_end(said: bytes) -> None:
+    with pytest.raises(BadValue):
+        read_json(said)
+    assert not math.isnan(read_json(b"0.5"))
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"{", b"\xff\xfe", b'{"a" 1}', b"\x00", '{"a":\ud800}'.encode("utf-8", "surrogatepass")]
+)
+def test_what_is_no_json_is_said_to_be_none(said: bytes) -> None:
+    with pytest.raises(BadValue, match="no JSON"):
+        read_json(said)
+
+
+def test_an_error_names_its_place_from_the_outside_in() -> None:
+    with pytest.raises(OutOfRange) as caught, inside("config.json"), inside("layers"):
+        raise OutOfRange("-1 where a whole number belongs")
+    assert str(caught.value) == "config.json: layers: -1 where a whole number belongs"
+
+
+def test_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(BadValue, match=r"a\.json: a list where a JSON object belongs"):
+        read_object(tmp_path / "a.json")
