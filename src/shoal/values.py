@@ -22,7 +22,8 @@ MOST_DEPTH = 64
 MOST_PARTS = 4_000_000  # values of one JSON text: about 400 MB of Python objects at the worst
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_ODD_NUMBER = re.compile(rb"[0-9]{19}|[0-9.][eE][+-]?[0-9]{3}")  # may be too large: look at each number
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG, _FAR = b"0" * MOST_DIGITS, b"e000"
 _INNERMOST = re.compile(rb"\[\]|\{\}")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -55,8 +56,10 @@ def inside(place: str) -> Iterator[None]:
 def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> Any:
     """JSON whose numbers are finite and of 64 bits. Depth and count are looked at before anything is built."""
     data = bytes(data)
-    _bound(data, most_depth, most_parts)
-    odd = _ODD_NUMBER.search(data) is not None
+    outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
+    _bound(outside, most_depth, most_parts)
+    digits = outside.translate(_AS_ZEROS, b"+-")
+    odd = _LONG in digits or _FAR in digits  # some number may be too large: look at each
     try:
         return json.loads(
             data,
@@ -79,13 +82,12 @@ def read_object(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_par
     return said
 
 
-def _bound(data: bytes, most_depth: int, most_parts: int) -> None:
-    opened = data.count(b"[") + data.count(b"{")
-    if opened + data.count(b",") > most_parts:  # at least as many as there are values, strings with commas aside
-        raise BadValue(f"it may hold more than {most_parts:,} values")
+def _bound(outside: bytes, most_depth: int, most_parts: int) -> None:
+    opened = outside.count(b"[") + outside.count(b"{")
+    if opened + outside.count(b",") > most_parts:
+        raise BadValue(f"it holds more than {most_parts:,} values")
     if opened <= most_depth:
         return
-    outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
     left = outside.translate(None, _NO_BRACKETS)
     for _ in range(most_depth):  # each round takes the innermost pairs away
         if not left:
