@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.to_loss.settings import Setting, chosen, curves, table
 from benchmarks.to_loss.text import prepared
+from benchmarks.to_loss.trials import FULL
 
 MUON = {"name": "muon"}
 # The first of each group is what the others are compared with. The trials warm up for 5% unless a row says otherwise.
@@ -57,11 +58,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default=",".join(GROUPS), help=f"some of {','.join(GROUPS)}")
+    parser.add_argument("--shape", default="88m", choices=FULL, help="which model learns (default: %(default)s)")
     parser.add_argument("--cache", type=Path, help="keep the prepared text there, and find it there")
     args = parser.parse_args()
     if unknown := [name for name in args.only.split(",") if name not in GROUPS]:
         parser.error(f"there is no {', '.join(unknown)}")
-    trial = chosen(args.tiny)
+    trial = chosen(args.tiny, args.shape)
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(args.cache or Path(folder), trial.tokens, trial.vocab)
         for name in args.only.split(","):
