@@ -64,7 +64,7 @@ FULL = {
     one.name: one
     for one in (
         Trial("88m", _88M, 8192, 450, 64, 512, optimizers=("adamw", "muon")),
-        Trial("34m", _34M, 8192, 400, 32, 512),
+        Trial("34m", _34M, 8192, 300, 32, 512, points=10),
         Trial("small", _SMALL, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
         Trial("tied", _TIED, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
         Trial("deep", _DEEP, 8192, 200, 32, 512),
