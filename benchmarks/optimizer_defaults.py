@@ -33,6 +33,21 @@ GROUPS = {
         Setting("min_ratio 0.01", schedule={"min_ratio": 0.01}),
         Setting("min_ratio 0", schedule={"min_ratio": 0.0}),
     ],
+    "rates": [
+        Setting("lr 1e-3"),
+        Setting("lr 2e-3", {"lr": 2e-3}),
+        Setting("lr 4e-3", {"lr": 4e-3}),
+    ],
+    "floor-4e-3": [
+        Setting("lr 4e-3, min_ratio 0.1", {"lr": 4e-3}),
+        Setting("lr 4e-3, min_ratio 0.01", {"lr": 4e-3}, {"min_ratio": 0.01}),
+        Setting("lr 4e-3, min_ratio 0", {"lr": 4e-3}, {"min_ratio": 0.0}),
+    ],
+    "warm-up-4e-3": [
+        Setting("lr 4e-3, warm-up 0", {"lr": 4e-3}, {"warmup_steps": 0}),
+        Setting("lr 4e-3, warm-up 2%", {"lr": 4e-3}, {"warmup_steps": "2%"}),
+        Setting("lr 4e-3, warm-up 5%", {"lr": 4e-3}, {"warmup_steps": "5%"}),
+    ],
     "embeddings": [
         Setting("decay_embeddings true"),
         Setting("decay_embeddings false", {"decay_embeddings": False}),
