@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DONE, ShoalError, Stopped, TransientError
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.api import Endpoint, LinkState, PeerId
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.tasks import Tasks, words
@@ -65,6 +66,7 @@ class Node:
         event: Callable[..., None] = lambda kind, **fields: None,
         accuse: Callable[[Lie], object] = lambda lie: None,
         blobs: Blobs | None = None,
+        answers: Answers | None = None,
         pinned: frozenset[str] = frozenset(),
         starts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -84,7 +86,8 @@ class Node:
         silent_s = seconds(spec.silent)
         folder.mkdir(parents=True, exist_ok=True)
         self.chain = Chain(swarm, Record("start", 0, (), ()), verified, folder / "chain.jsonl")
-        self.blobs = blobs or Blobs(folder / "blobs", endpoint, event)
+        self.answers = answers or Answers(endpoint, event, name_of)
+        self.blobs = blobs or Blobs(folder / "blobs", endpoint, event, self.answers)
         self.router = Router(self.me, event)
         self.parts = Parts(self.blobs, self._sources, event, self.router.choice)
         self.snapshots = Snapshots(folder / "snapshots", self.chain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import shutil
 import time
@@ -16,10 +15,10 @@ from shoal.fleet.net.api import PeerId, Refused, Unreachable
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.doubt import Doubt
 from shoal.fleet.swarm.record import MOST_SCORE, MOST_SECONDS, Part
-from shoal.fleet.swarm.snapshots import Snapshot
+from shoal.fleet.swarm.snapshots import Snapshot, read_offered
 from shoal.fleet.swarm.trainer_link import Said, Trainer
 from shoal.fleet.swarm.work import Work
-from shoal.values import finite, items, read_json
+from shoal.values import finite
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.node import Node
@@ -28,7 +27,7 @@ SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 16
-MOST_SNAPSHOTS = 64  # of one peer
+OFFERS_S = 5.0  # for peers to say which states they have
 OF_ITS_STATE = ("part", "applied", "saved", "scored")
 
 
@@ -242,22 +241,26 @@ class Training:
         node = self._node
         own = None if self.doubt.trust else node.snapshots.before(node.chain.head.hash)
         best, sources = own, list[PeerId]()
-        for peer in node.talk.linked():
-            if peer in self._useless:
+        peers = [peer for peer in node.talk.linked() if peer not in self._useless]
+        offers = await asyncio.gather(*map(self._offered, peers))  # at once: nobody waits for one that is slow to say
+        for peer, found in ((peer, found) for peer, offer in zip(peers, offers, strict=True) for found in offer):
+            if not self._is_of_history(found) or not self.doubt.allows(peer, found):
                 continue
-            with contextlib.suppress(Unreachable, Refused, ValueError):
-                asked = node.talk.message("snapshots", {})
-                answer = await node.endpoint.ask(peer, asked, 5.0, MOST_ANSWER)
-                for found in map(Snapshot.of, items(read_json(answer.body), MOST_SNAPSHOTS)):
-                    if found is None or not self._is_of_history(found) or not self.doubt.allows(peer, found):
-                        continue
-                    if best is None or found.round > best.round + (3 if best is own else 0):
-                        best, sources = found, [peer]
-                    elif found == best and best is not own:
-                        sources.append(peer)
+            if best is None or found.round > best.round + (3 if best is own else 0):
+                best, sources = found, [peer]
+            elif found == best and best is not own:
+                sources.append(peer)
         if not sources:
             self._useless.clear()
         return best, sources
+
+    async def _offered(self, peer: PeerId) -> list[Snapshot]:
+        node = self._node
+        try:
+            asked = node.talk.message("snapshots", {})
+            return await node.answers.ask(peer, asked, read_offered, OFFERS_S, MOST_ANSWER)
+        except (Unreachable, Refused):
+            return []
 
     def _is_of_history(self, found: Snapshot) -> bool:
         chain = self._node.chain
