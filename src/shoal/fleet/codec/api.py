@@ -32,6 +32,10 @@ class Codec(Protocol):
         """into += weight * decoded, in float32. Raises `BadPayload`; `into` is then as it was."""
         ...
 
+    def check(self, payload: bytes | memoryview, count: int) -> None:
+        """`BadPayload` unless it is one of so many parameters that `add` would take."""
+        ...
+
     def decode_norm(self, payload: bytes | memoryview) -> float:
         """The length of the decoded vector, without making it."""
         ...

@@ -36,7 +36,7 @@ from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
 from shoal.values import BadValue, items, read_object, table, text, whole
 
-FORMAT = "shoal charter 3"
+FORMAT = "shoal charter 4"
 MOST_CHARTER = 1 << 20
 MOST_INPUTS = 64
 MOST_FIELDS = 256  # of an object in it
