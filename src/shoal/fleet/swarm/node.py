@@ -20,6 +20,7 @@ from shoal.fleet.net.api import Endpoint, LinkState, PeerId
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.tasks import Tasks, words
 from shoal.fleet.swarm import agreed_file, offer
+from shoal.fleet.swarm.blob_fetch import KIND as BLOB
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider
@@ -297,7 +298,10 @@ class Node:
         head, waited = self.chain.head, now - self.ended_at
         here = self.decider.here(now)
         have = {part.peer for part in took}
-        expected = [p for p in head.members if p in here and self._begun(p) >= number]
+        # Nobody waits for the part of one whose answers make no sense: it is not asked for it now.
+        expected = [
+            p for p in head.members if p in here and self._begun(p) >= number and not self.answers.rests(p, BLOB)
+        ]
         if expected and all(p in have for p in expected):
             return True
         if waited < self.deadline_s:
