@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.nonsense import Bus
+from tests.fleet.nonsense import Bus, Made, Nonsense
+from tests.fleet.swarm.toy_swarm import swarm
 from tests.fleet.swarm.virtual_swarm import Member
 from tests.fleet.virtual import virtual_time
 
@@ -86,3 +87,29 @@ def test_a_member_whose_answers_are_nonsense_is_named_once_asked_less_and_keeps_
         asked = sum(1 for by, whom, _ in bus.asked if by == member.id and whom == odd.id)
         most = max(sum(1 for by, whom, _ in bus.asked if by == member.id and whom == p.id) for p in honest)
         assert asked < most
+
+
+@pytest.mark.slow  # real processes and sockets: 20 s
+def test_over_real_links_a_newcomer_gets_in_beside_one_that_answers_nonsense(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with swarm(tmp_path, 2) as it:
+            honest = list(it.peers)
+            await it.until(lambda: all(peer.round >= 1 for peer in honest))
+            odd = await it.add(wrap=lambda endpoint: Nonsense(endpoint, Made(11, drip_s=60.0)))
+            await it.until(lambda: all(peer.round >= 5 for peer in honest))
+            newcomer = await it.add()
+            honest.append(newcomer)
+            await it.until(lambda: all(newcomer.me in peer.node.chain.head.members for peer in honest), 60)
+            came = newcomer.round
+            await it.until(
+                lambda: all(newcomer.node.work.begun > came and peer.round > came + 2 for peer in honest), 60
+            )
+            heads = set.intersection(*(set(peer.node.work.digests) for peer in honest))
+            assert heads
+            for name in heads:
+                assert len({peer.node.work.digests[name] for peer in honest}) == 1
+            assert all(not peer.task.done() for peer in it.peers)
+            named = [e for peer in honest for e in peer.events if e["kind"] == "nonsense"]
+            assert {e["peer"] for e in named} == {odd.me}
+
+    asyncio.run(main())
