@@ -161,7 +161,7 @@ class Fetch:
                 except (Unreachable, Refused, TimeoutError):
                     source.failures += 1
                     source.have, source.wanted = None, 1
-                    await asyncio.sleep(min(AGAIN_S[0] * 2**source.failures, AGAIN_S[1]))
+                    await asyncio.sleep(min(AGAIN_S[0] * 2 ** min(source.failures, 8), AGAIN_S[1]))
                     continue
                 if progress:
                     pause = POLL_S[0]

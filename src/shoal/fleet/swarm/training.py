@@ -164,8 +164,8 @@ class Training:
         life = self.work.life
         try:
             blob, size = await self._node.blobs.add(said.path)
-        except OSError as e:
-            self._odd(f"a part that cannot be read ({e})")
+        except FileNotFoundError:
+            self._odd(f"a part that is not there ({said.path})")
             return
         found = self.work.has_part(said) if life == self.work.life else None
         if found is None:
