@@ -269,7 +269,7 @@ class _Adder:
 def _parsed(member: int, text: bytearray, step: int, shards: int | None) -> tuple[list[Node], dict[str, Any]]:
     """What it brings, and what it says of it."""
     try:
-        head = read_object(text)
+        head = read_object(bytes(text))
         at, says = whole(head.get("step")), table(head.get("says"), MOST_SAID)
         nodes = [_node(node, shards) for node in items(head.get("nodes"), 1 if shards is None else shards)]
     except BadValue as e:
