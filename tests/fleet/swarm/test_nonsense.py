@@ -14,7 +14,7 @@ from tests.fleet.swarm.virtual_swarm import Member
 from tests.fleet.virtual import virtual_time
 
 HONEST, NEWCOMER, SMALLEST, LARGEST = (2, 3, 4, 5, 6), 7, 8, 9  # numbers of their keys
-COMES_S, ENDS_S = 9.0, 19.0  # virtual
+COMES_S, ENDS_S = 8.0, 15.0  # virtual
 
 
 async def trained(folder: Path, wrong: str = "", number: int = SMALLEST) -> tuple[Bus, list[Member], Member | None]:

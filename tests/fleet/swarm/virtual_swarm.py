@@ -90,7 +90,7 @@ class Member:
         if wrong:
             self.end = Nonsense(self.end, made, self._signed(made) if wrong == "all" else None)
         self.node = Node(
-            folder / str(number), SWARM, self.key, self.end, spec(peers=5, **spec_of), None,
+            folder / str(number), SWARM, self.key, self.end, spec(peers=5, robust=False, **spec_of), None,
             admitted=lambda peer: True, event=self._event,
         )  # fmt: skip
         if wrong != "all":
