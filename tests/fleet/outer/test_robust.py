@@ -89,7 +89,7 @@ def test_tokens_that_are_only_claimed_count_for_little() -> None:
         peer.train()
     parts = {peer.name: peer.part(0) for peer in peers}
     said = record(0, parts)
-    said["took"][0]["tokens"] = 10**15
+    said["took"][0]["targets"] = 10**15
     verdicts = peers[0].outer.apply(said, parts).verdicts
     assert max(v.weight for v in verdicts) == pytest.approx(0.5)
 
