@@ -37,22 +37,23 @@ def make(folder: Path) -> Path:
     return folder / "run.yaml"
 
 
-def start(folder: Path, *args: str) -> subprocess.Popen[str]:
+def start(folder: Path, *args: str, pace_s: float = 0) -> subprocess.Popen[str]:
+    """`pace_s`: what each step takes besides, without work."""
     memory = folder / "memory"
     memory.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "shoal", "drill", "run.yaml", "--json", *args],
         cwd=folder,
-        env=os.environ | {"SHOAL_MEMORY": str(memory)},
+        env=os.environ | {"SHOAL_MEMORY": str(memory)} | ({"SHOAL_FAULT": f"step:pace={pace_s}"} if pace_s else {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def drill(folder: Path, *args: str, within_s: float = 280) -> tuple[int, dict[str, Any]]:
+def drill(folder: Path, *args: str, within_s: float = 280, pace_s: float = 0) -> tuple[int, dict[str, Any]]:
     """Exit code and result; nothing of it is left."""
-    process = start(folder, *args)
+    process = start(folder, *args, pace_s=pace_s)
     out, err = process.communicate(timeout=within_s)
     assert out, err
     assert leftovers(folder) == [], err
