@@ -37,23 +37,22 @@ def make(folder: Path) -> Path:
     return folder / "run.yaml"
 
 
-def start(folder: Path, *args: str, pace_s: float = 0) -> subprocess.Popen[str]:
-    """`pace_s`: what each step takes besides, without work."""
+def start(folder: Path, *args: str) -> subprocess.Popen[str]:
     memory = folder / "memory"
     memory.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "shoal", "drill", "run.yaml", "--json", *args],
         cwd=folder,
-        env=os.environ | {"SHOAL_MEMORY": str(memory)} | ({"SHOAL_FAULT": f"step:pace={pace_s}"} if pace_s else {}),
+        env=os.environ | {"SHOAL_MEMORY": str(memory)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def drill(folder: Path, *args: str, within_s: float = 280, pace_s: float = 0) -> tuple[int, dict[str, Any]]:
+def drill(folder: Path, *args: str, within_s: float = 280) -> tuple[int, dict[str, Any]]:
     """Exit code and result; nothing of it is left."""
-    process = start(folder, *args, pace_s=pace_s)
+    process = start(folder, *args)
     out, err = process.communicate(timeout=within_s)
     assert out, err
     assert leftovers(folder) == [], err
