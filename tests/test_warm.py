@@ -57,9 +57,11 @@ def start(folder: Path, *arguments: object, tied: bool = False, **options: objec
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_program_sees_what_it_would_have_been_given(tied: bool, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    with open(kept, "w") as file, open(kept) as other, start(
-        tmp_path, kept, 7, tied=tied, pass_fds=[file.fileno()], start_new_session=True
-    ) as process:
+    with (
+        open(kept, "w") as file,
+        open(kept) as other,
+        start(tmp_path, kept, 7, tied=tied, pass_fds=[file.fileno()], start_new_session=True) as process,
+    ):
         out, err = process.communicate(timeout=limit(60))
         assert (process.returncode, err) == (7, "")
         line, left = out.splitlines()
