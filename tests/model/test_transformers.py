@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from shoal.model.decoder import Decoder
 from shoal.model.hf import INDEX, load_shape, load_weights, save_folder
+from shoal.spec.hf_folder import notes_of
 from tests.model.families import CONFIGS, logits, opened, random_model
 
 TOKENS = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(7))
@@ -136,3 +137,25 @@ def test_an_export_in_bfloat16_is_half_the_size_and_says_so(tmp_path: Path) -> N
 def _tiny_shape(tmp_path: Path):  # type: ignore[no-untyped-def]
     CONFIGS["llama2"]().save_pretrained(tmp_path / "config")
     return load_shape(tmp_path / "config")
+
+
+def test_the_row_of_the_padding_token_is_trained_here_and_not_in_transformers(tmp_path: Path) -> None:
+    """All other gradients are the same. Where a folder names such a token, training says so."""
+    theirs = random_model("llama2")
+    theirs.model.embed_tokens.padding_idx = pad = int(TOKENS[0, 3])
+    theirs.config.pad_token_id = pad
+    theirs.save_pretrained(tmp_path)
+    targets = TOKENS.roll(-1, 1)
+    logits_of = theirs(input_ids=TOKENS, use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits_of.flatten(0, 1), targets.flatten(), reduction="sum").backward()
+    ours = imported(tmp_path)
+    ours(TOKENS, targets=targets).backward()
+    expected, found = theirs.model.embed_tokens.weight.grad, ours.embed.weight.grad
+    assert expected is not None
+    assert found is not None
+    assert not expected[pad].any()
+    assert found[pad].any()
+    others = torch.arange(151) != pad
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-4)
+    (note,) = notes_of(tmp_path)
+    assert f"pad_token_id {pad}, whose embedding transformers does not train" in note

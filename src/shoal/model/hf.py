@@ -133,10 +133,10 @@ def _refuse_what_would_be_lost(shape: Shape, tensors: Mapping[str, Tensor], drop
     if not holds_bias(shape.family):
         largest = {name: float(t.max() - t.min()) for name, t in tensors.items() if name.endswith("ffn.bias")}
     if drop and not any(largest.values()):
-        kept = "are kept, as its class has a place for them" if holds_bias(shape.family) else "are none"
+        why = "keeps them" if holds_bias(shape.family) else "has none"
         raise UsageError(
-            f"--drop-biases has nothing to leave out: the biases that balance experts of this {shape.family} model "
-            f"{kept}; export without it."
+            f"--drop-biases has nothing to leave out: of biases that balance experts this {shape.family} model {why}; "
+            "export without it."
         )
     if any(largest.values()) and not drop:
         name = max(largest, key=largest.__getitem__)

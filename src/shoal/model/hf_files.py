@@ -46,10 +46,10 @@ class Held:
         return str(self.file.get_slice(name).get_dtype())
 
     def read(self, name: str, box: Any = ()) -> Tensor:
-        """Some of a tensor, all of it finite. One sum more for each number that is read: NaN and infinity stay in it,
-        and only a sum that is no number has every one looked at."""
+        """Some of a tensor, all of it finite: NaN and infinity stay in a sum, so that only where that is no number each
+        is looked at. (A sum takes 0.3 ns a number, where reading and copying it take 2.)"""
         part: Tensor = self.file.get_slice(name)[box] if box != () else self.file.get_tensor(name)
-        if not part.sum(dtype=torch.float32).isfinite() and not part.isfinite().all():
+        if not part.sum().isfinite() and not part.isfinite().all():
             raise DataError(f"{self.path}: {shown(name)} holds NaN or infinity: get the model again.")
         return part
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.errors import DataError, SetupError, SpecError
+from shoal.errors import DataError, SetupError, ShoalError, SpecError
 from shoal.plain_file import is_plain, read_object
 from shoal.spec.hf_config import from_hf, to_hf
+from shoal.spec.hf_fields import shown
 from shoal.spec.model import Model
 from shoal.spec.rules import computable
 from shoal.spec.shape import Shape, shape_of
@@ -53,6 +54,13 @@ def model_of_folder(folder: Path) -> Model:
 def model_of_config(file: Path) -> Model:
     """The same by its config.json alone."""
     config = read_config(file)
+    try:
+        return _model_of(config)
+    except SpecError as e:
+        raise SpecError(f"{file.parent}: {e}") from None
+
+
+def _model_of(config: Mapping[str, Any]) -> Model:
     fields = from_hf(config)
     notes_of_config(config)
     try:
@@ -60,9 +68,9 @@ def model_of_config(file: Path) -> Model:
     except ValidationError as e:
         problem = e.errors()[0]
         place = ".".join(map(str, ("model", *problem["loc"])))
-        raise SpecError(f"{file} makes {place} {problem['input']!r}: {problem['msg']}.") from None
+        raise SpecError(f"{CONFIG} makes {place} {shown(problem['input'])}: {problem['msg']}.") from None
     if broken := next(computable(model), None):
-        raise SpecError(f"{file}: {broken[1]}.")
+        raise SpecError(f"{CONFIG}: {broken[1]}.")
     to_hf(shape_of(model))  # what no class of transformers computes
     return model
 
@@ -79,9 +87,13 @@ def _refuse_more_than_there_is(folder: Path, shape: Shape) -> None:
         )
 
 
-def notes_of(folder: Path) -> list[str]:
-    """What Shoal leaves out in training that transformers would do, a sentence each."""
-    return notes_of_config(read_config(folder / CONFIG))
+def notes_of(where: str | os.PathLike[str] | None) -> list[str]:
+    """What Shoal leaves out in training that transformers would do, a sentence each. Of `model.weights`: nothing of
+    those that are a checkpoint, or are gone by now."""
+    try:
+        return notes_of_config(read_config(Path(where) / CONFIG)) if where else []
+    except ShoalError:
+        return []
 
 
 def notes_of_config(config: Mapping[str, Any]) -> list[str]:

@@ -139,7 +139,7 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
     try:
         return model_of_folder(folder).model_dump(exclude_unset=True)
     except SpecError as e:
-        raise SpecError(f"{where}: {folder}: {e}") from None
+        raise SpecError(f"{where}: {e}") from None
     except ShoalError as e:
         raise SetupError(f"{where}: {e}") from None
 
