@@ -166,27 +166,29 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="after every 20 cases, for others")
     parser.add_argument("--refused", action="store_true", help="list what Shoal alone refuses, and how often")
     args = parser.parse_args()
-    found: dict[str, list[Case]] = {}
     families = [args.family] if args.family else list(FAMILIES)
-    for n, case in enumerate(cases(families, args.configs, args.exports, args.seed), 1):
-        kind = "export" if n > args.configs * len(families) else case.family
-        found.setdefault(kind, []).append(case)
-        if case.outcome in WRONG:
-            print(f"{case.outcome} ({case.said}): {json.dumps(case.about)}", flush=True)
-        if args.pause and n % 20 == 0:
-            time.sleep(args.pause)
     print(f"| of | cases | {EQUAL} | {OURS} | {BOTH} | {THEIRS} | {DIFFERENT} | {CRASH} | taken within support |")
     print("| --- |" + " ---: |" * 8)
-    for kind, those in found.items():
+    found: list[Case] = []
+    for kind in [*(families if args.configs else ()), *(["exports"] if args.exports else ())]:
+        exported = kind == "exports"
+        those = []
+        for case in cases([] if exported else [kind], args.configs, args.exports if exported else 0, args.seed):
+            those.append(case)
+            if args.pause and len(those) % 20 == 0:
+                time.sleep(args.pause)
         counted = Counter(case.outcome for case in those)
         row = " | ".join(str(counted[name]) for name in (EQUAL, OURS, BOTH, THEIRS, DIFFERENT, CRASH))
-        print(f"| {kind} | {len(those)} | {row} | {taken(those):.1%} |")
+        print(f"| {kind} | {len(those)} | {row} | {taken(those):.1%} |", flush=True)
+        found += those
+    for case in found:
+        if case.outcome in WRONG:
+            print(f"{case.outcome} ({case.said}): {json.dumps(case.about)}")
     if args.refused:
-        whys = Counter(case.said[:90] for those in found.values() for case in those if case.outcome == OURS)
-        inside = Counter(c.said[:90] for those in found.values() for c in those if c.outcome == OURS and c.inside)
-        for why, count in whys.most_common(60):
-            print(f"{count:6} {inside[why]:6} {why}")
-    return int(any(case.outcome in WRONG for those in found.values() for case in those))
+        refused = [case for case in found if case.outcome == OURS]
+        for why, count in Counter(case.said for case in refused).most_common(60):
+            print(f"{count:6} {sum(case.inside for case in refused if case.said == why):6} {why}")
+    return int(any(case.outcome in WRONG for case in found))
 
 
 if __name__ == "__main__":

@@ -162,6 +162,10 @@ def directory(folder: Path) -> None:
     (folder / "model.safetensors").mkdir()
 
 
+def shards_of_a_distributed_save(folder: Path) -> None:
+    save_file({"x": torch.zeros(1)}, folder / "shard-00000-model-00001-of-00001.safetensors")
+
+
 def names_the_folder_above(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": "../hf/model.safetensors"}))
@@ -196,6 +200,7 @@ def names_the_folder_above(folder: Path) -> None:
         (fifo_as_index, DataError, "is a FIFO"),
         (device, DataError, "is a device"),
         (directory, DataError, "is a folder, where a file should be"),
+        (shards_of_a_distributed_save, DataError, "a part of a distributed save"),
         (names_the_folder_above, DataError, "transformers_weights ../hf/model.safetensors"),
     ],
 )

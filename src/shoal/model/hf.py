@@ -47,10 +47,8 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
     stretches = [model] if isinstance(model, nn.Module) else list(model)
     shape: Shape = stretches[0].shape  # type: ignore[assignment]  # a Decoder's
     with ExitStack() as stack:
-        held = open_folder(Path(folder), stack)
+        held, stored = open_weights(Path(folder), shape, stack)
         stacked = is_stacked(held, shape)
-        stored = stacked_pieces(shape) if stacked else pieces(shape)
-        check_holds(Path(folder), held, {piece.name: piece.shape for piece in stored})
         of = defaultdict(list)
         for piece in stored:
             of[piece.of].append(piece.name)
@@ -63,6 +61,14 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
                     fill_stack(tensor, partial(_in_stack if stacked else _alone, held, of[name], name))
                 else:
                     fill(tensor, partial(_rows, held[of[name][0]], of[name][0]))
+
+
+def open_weights(folder: Path, shape: Shape, stack: ExitStack) -> tuple[dict[str, Held], list[Piece]]:
+    """The tensors of a folder that holds a model of this shape and nothing else, and what each of them is."""
+    held = open_folder(folder, stack)
+    stored = stacked_pieces(shape) if is_stacked(held, shape) else pieces(shape)
+    check_holds(folder, held, {piece.name: piece.shape for piece in stored})
+    return held, stored
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -63,6 +63,8 @@ def open_folder(folder: Path, stack: ExitStack) -> dict[str, Held]:
     for name in sorted(set(where.values()) if where else [index]):
         file = _open(folder, name, index, stack)
         for tensor in file.file.keys():  # noqa: SIM118  # it is no mapping
+            if tensor.endswith(_COMPUTED):
+                continue
             if tensor in held:
                 raise DataError(
                     f"{folder} has the tensor {shown(tensor)} in {shown(held[tensor].path.name)} and in {shown(name)}: "
@@ -70,13 +72,15 @@ def open_folder(folder: Path, stack: ExitStack) -> dict[str, Held]:
                 )
             held[tensor] = file
     for tensor, name in where.items():
+        if tensor.endswith(_COMPUTED):
+            continue
         if tensor not in held or held[tensor].path.name != name:
             raise DataError(
                 f"{folder / index} names {shown(name)} for the tensor {shown(tensor)}, which is not in it: get the "
                 "model again."
             )
     for tensor, file in held.items():
-        if (dtype := file.dtype(tensor)) not in _DTYPES and not tensor.endswith(_COMPUTED):
+        if (dtype := file.dtype(tensor)) not in _DTYPES:
             raise DataError(
                 f"{file.path}: {shown(tensor)} has the dtype {dtype}, and weights are {', '.join(_DTYPES)}: the model "
                 "is quantised; dequantise it first."
@@ -87,6 +91,11 @@ def open_folder(folder: Path, stack: ExitStack) -> dict[str, Held]:
 def _files(folder: Path) -> tuple[str, dict[str, str]]:
     """What transformers opens: the file that config.json names, else the single one, else those of the index. For an
     index, the file of each tensor."""
+    if shards := sorted(p.name for p in folder.glob("shard-*-model-*-of-*.safetensors")):
+        raise DataError(
+            f"{folder} has {shown(shards[0])}, a part of a distributed save, which transformers reads first: "
+            "save the model whole first."
+        )
     chosen = None
     if (folder / CONFIG).exists():
         chosen = read_config(folder / CONFIG).get("transformers_weights")
@@ -152,7 +161,7 @@ def check_holds(folder: Path, held: Mapping[str, Held], wanted: Mapping[str, tup
         raise DataError(
             f"{folder} lacks the tensor {missing[0]}{_more(missing)}: its config.json describes another model."
         )
-    extra = [name for name in held if name not in wanted and not name.endswith(_COMPUTED)]
+    extra = [name for name in held if name not in wanted]
     if extra == ["lm_head.weight"]:  # a tied head that was written all the same
         if not _equal(held, "lm_head.weight", "model.embed_tokens.weight"):
             raise DataError(

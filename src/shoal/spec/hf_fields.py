@@ -58,7 +58,8 @@ _OF_ALL: dict[str, Verdict] = {
         classifier="id2label label2id num_labels problem_type classifier_dropout",
         speed="""use_cache pretraining_tp gradient_checkpointing attn_implementation _attn_implementation
             _attn_implementation_autoset _attn_implementation_internal experts_implementation _experts_implementation
-            _experts_implementation_internal _flash_attn_2_enabled use_flash_attn ep_size""",
+            _experts_implementation_internal _flash_attn_2_enabled use_flash_attn use_flash_attention
+            use_flash_attention_2 ep_size""",
         token="bos_token_id eos_token_id unk_token_id sep_token_id decoder_start_token_id",
         said="pad_token_id attention_dropout",  # `shoal.spec.hf_folder.notes_of`
         generation="""assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
@@ -90,6 +91,7 @@ _OF_ALL: dict[str, Verdict] = {
     ),
     "rope_interleaved": Only((False,), "Shoal rotates halves of a head"),
     "use_mrope": Only((False,), "Shoal's positions are one number a token"),
+    "bias": Only((False,), "which layers are to have one is said by attention_bias and mlp_bias"),
     "attention_logit_cap": Only((), "Shoal's attention has no cap"),
 }
 # Of all seven families.
@@ -132,7 +134,14 @@ _BESIDE: dict[str, dict[str, Verdict]] = {
         "mlp_bias": _NO_BIAS,
         **_ROUTED,
     },
-    "qwen3_moe": {"max_window_layers": Harmless("unread"), "mlp_bias": _NO_BIAS, **_ROUTED},
+    "qwen3_moe": {
+        "max_window_layers": Harmless("unread"),
+        "mlp_bias": _NO_BIAS,
+        "qkv_bias": Only((False,), "which layers are to have one is said by attention_bias"),
+        "use_qk_norm": Only((True,), "family qwen3_moe always has it"),
+        "shared_expert_intermediate_size": Only((0,), "family qwen3_moe has no shared expert"),
+        **_ROUTED,
+    },
     "dots1": {
         "n_group": Only((1,), _ONE_GROUP),
         "topk_group": Only((1,), _ONE_GROUP),

@@ -71,11 +71,11 @@ def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")):
-        from shoal.model.hf_files import open_folder
+        from shoal.model.hf import open_weights
 
         model = model_of_folder(folder)
-        notes = tuple(notes_of(folder))
-        return Source(KIND, str(folder), of_safetensors(open_folder(folder, stack)), model, notes=notes)
+        held, _ = open_weights(folder, shape_of(model), stack)
+        return Source(KIND, str(folder), of_safetensors(held), model, notes=tuple(notes_of(folder)))
     found, _ = place_of(text, workspace).take(lambda found: found, lambda words: None)
     return Source("a checkpoint", found.where, of_checkpoint(found), model_of(found), found.step, ours=True)
 
