@@ -153,7 +153,7 @@ def _beside(config: Config, rng: Random) -> None:
 
 def _a_number(config: Config, rng: Random) -> None:
     keys = [k for k, v in config.items() if isinstance(v, int | float) and not isinstance(v, bool)]
-    edges = [0, 1, -1, 2, 3, 5, 7, 1 << 9, 1 << 62, 1.5, 2.0, "4", True, None, [], 1e300]
+    edges = [0, 1, -1, 2, 3, 5, 7, 1 << 7, 1 << 62, 1.5, 2.0, "4", True, None, [], 1e300]
     config[rng.choice(keys)] = rng.choice(edges)
 
 
