@@ -67,6 +67,7 @@ def as_json(r: Report) -> dict[str, Any]:
     return {
         **r.status.as_json(),
         "identity": r.identity,
+        "notes": words.notes(r.history.start),
         "sessions": r.history.sessions,
         "attempts": len(r.history.starts),
         "ledger": {
@@ -103,6 +104,7 @@ def as_json(r: Report) -> dict[str, Any]:
 def as_text(r: Report) -> str:
     sections = [
         f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
+        "\n".join(f"note: {text}" for text in words.notes(r.history.start)),
         f"the journal is damaged: {r.odd}." if r.odd.count else "",
         _time(r),
         _failures(r),
