@@ -44,7 +44,7 @@ def test_looking_words_up_gives_the_ids_of_the_library(
     tokenizers: dict[str, JsonTokenizer], kind: str, parts: list[str]
 ) -> None:
     text = "".join(parts)
-    assert tokenizers[kind].exact_cut
+    assert tokenizers[kind].looks_words_up
     assert tokenizers[kind].encode_batch([text])[0].tolist() == tokenizers[kind].encode(text)
 
 
@@ -59,7 +59,7 @@ def test_a_tokenizer_whose_pieces_may_span_words_is_left_to_the_library(
     tokenizers: dict[str, JsonTokenizer], kind: str
 ) -> None:
     texts = make_texts(20)
-    assert not tokenizers[kind].exact_cut
+    assert not tokenizers[kind].looks_words_up
     assert [ids.tolist() for ids in tokenizers[kind].encode_batch(texts)] == [
         library_ids(tokenizers[kind], text) for text in texts
     ]
@@ -69,7 +69,7 @@ def test_a_tokenizer_whose_pieces_may_span_words_is_left_to_the_library(
 def test_an_added_token_that_reaches_over_a_space_turns_the_fast_way_off(added: AddedToken) -> None:
     tokenizer = JsonTokenizer(small_bpe(added=[added]).to_str(), "here")
     text = f"a whale {added.content} and\n {added.content}  more"
-    assert not tokenizer.exact_cut
+    assert not tokenizer.looks_words_up
     assert tokenizer.encode_batch([text])[0].tolist() == library_ids(tokenizer, text)
 
 
