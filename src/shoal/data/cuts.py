@@ -79,15 +79,15 @@ class Cuts:
         found.append(text[begin:])
         return [text] if self.prepends and any(map(self._holds_a_token, found)) else found
 
-    def exact(self, text: str, at: int) -> bool:
-        """Whether the ids of text[:at] and those of text[at:] are the ids of the text."""
-        before, x, y = text[at - 2 : at - 1], text[at - 1], text[at]
+    def exact(self, text: str, at: int, begin: int = 0) -> bool:
+        """Whether the ids of text[begin:at] and those of text[at:] are the ids of text[begin:]."""
+        before, x, y = text[max(begin, at - 2) : at - 1], text[at - 1], text[at]
         key = before, x, y
         if (known := self._known.get(key)) is None:
             if len(self._known) > 1 << 16:
                 self._known.clear()
             known = self._known[key] = self._apart(*key)
-        return known and self._clear(text, at)
+        return known and self._clear(text, at, begin)
 
     def _place(self, text: str, begin: int, end: int) -> int | None:
         """The last place up to `end`, or else the first one after it: blanks, line ends, and then anywhere."""
@@ -96,15 +96,15 @@ class Cuts:
             for _ in range(TRIES):
                 if at <= begin:
                     break
-                if at + offset > begin and at + offset < len(text) and self.exact(text, at + offset):
+                if at + offset > begin and at + offset < len(text) and self.exact(text, at + offset, begin):
                     return at + offset
                 at = text.rfind(mark, begin, at)
         anywhere = range(end, max(begin, end - TRIES), -1) if self._joined is not None else ()
         for at in anywhere:
-            if self.exact(text, at):
+            if self.exact(text, at, begin):
                 return at
         for at in range(end + 1, len(text)):
-            if (text[at] == " " or text[at - 1] == "\n" or self._joined is not None) and self.exact(text, at):
+            if (text[at] == " " or text[at - 1] == "\n" or self._joined is not None) and self.exact(text, at, begin):
                 return at
         return None
 
@@ -122,6 +122,8 @@ class Cuts:
         left, right = self._normal(x), self._normal(y)
         if not left or not right or self._normal(x + y) != left + right:
             return False
+        if (left[-1].isspace(), right[0].isspace()) != (x.isspace(), y.isspace()):
+            return False  # a blank that stands nowhere in the text: what begins there is not told by the text
         before, x, y = self._normal(before)[-1:], left[-1], right[0]
         if (self._strips_left and y.isspace()) or (self._strips_right and x.isspace()):
             return False
@@ -136,30 +138,33 @@ class Cuts:
         pairs, letters = self._joined
         return x in letters and y in letters and (x, y) not in pairs
 
-    def _clear(self, text: str, at: int) -> bool:
+    def _clear(self, text: str, at: int, begin: int) -> bool:
         """By what stands around the place: patterns of normalizers, and added tokens."""
-        left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
+        left, right = text[max(begin, at - NEAR) : at], text[at : at + NEAR]
         if self._patterns:
             if self._normal(left + right) != self._normal(left) + self._normal(right):
                 return False
             if not all(_misses(pattern, left, right) for pattern in self._patterns):
                 return False
-        return not any(self._touches(token, text, at) for token in self._tokens)
+        return not any(self._touches(token, text, at, begin) for token in self._tokens)
 
-    def _touches(self, token: Mapping[str, Any], text: str, at: int) -> bool:
+    def _touches(self, token: Mapping[str, Any], text: str, at: int, begin: int) -> bool:
         content = token["content"]
         if _across(content, text, at):
             return True
         if token.get("normalized"):
             wide = self._longest + NEAR
-            left, right = self._normal(text[max(0, at - wide) : at]), self._normal(text[at : at + wide])
+            left, right = self._normal(text[max(begin, at - wide) : at]), self._normal(text[at : at + wide])
             if _across(content, left + right, len(left)) or _across(self._normal(content), left + right, len(left)):
                 return True
         if not (token.get("lstrip") or token.get("rstrip") or token.get("single_word")):
             return False
-        left, right = text[max(0, at - 4 * NEAR) : at].rstrip(), text[at : at + 4 * NEAR].lstrip()
-        ends = [one for one in {content, self._normal(content)} if one]
-        return not left or not right or left.endswith(tuple(ends)) or right.startswith(tuple(ends))
+        left, right = text[max(begin, at - 4 * NEAR) : at], text[at : at + 4 * NEAR]
+        ends = tuple(one for one in {content.strip(), self._normal(content).strip(), content} if one)
+        for a, b in ((left.rstrip(), right.lstrip()), (self._normal(left).rstrip(), self._normal(right).lstrip())):
+            if not a or not b or a.endswith(ends) or b.startswith(ends):
+                return True
+        return False
 
 
 class Way:

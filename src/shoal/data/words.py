@@ -84,5 +84,8 @@ def _cuts(step: Mapping[str, Any]) -> bool:
 
 
 def _reaches_over_a_space(token: Mapping[str, Any]) -> bool:
-    """Added tokens are found before anything is cut; a space inside one, or swallowed after it, must stay with it."""
-    return bool(token.get("rstrip")) or BREAK.search(token["content"]) is not None
+    """Added tokens are found before anything is cut; a space inside one, or swallowed after it, must stay with it; and
+    one that begins with a space and is to stand by itself must see what stands before it."""
+    content = token["content"]
+    alone = token.get("single_word") and content[:1].isspace()
+    return bool(token.get("rstrip") or alone) or BREAK.search(content) is not None
