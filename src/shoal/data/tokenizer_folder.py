@@ -130,7 +130,7 @@ def spec_of(content: str, where: str) -> dict[str, Any]:
     try:
         spec = values.read_object(content.encode(), huge=True)
     except BadValue as e:
-        raise DataError(f"{where} is no tokenizer that can be read ({e.reason}); give a tokenizer.json.") from None
+        raise DataError(f"{where} is no tokenizer that can be used ({e.reason}); give a tokenizer.json.") from None
     bounded(spec, where)
     return spec
 

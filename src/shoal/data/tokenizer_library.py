@@ -67,10 +67,9 @@ def build(spec: Mapping[str, Any], content: str, where: str) -> Library:
 def bounded(spec: Mapping[str, Any], where: str) -> None:
     """Refuses what would take the library too long or too much memory."""
     try:
-        with inside(where):
-            _bound(spec)
+        _bound(spec)
     except BadValue as e:
-        raise DataError(f"{e}; this is no tokenizer that can be used.") from None
+        raise DataError(f"{where} is no tokenizer that can be used ({e}); give a tokenizer.json.") from None
 
 
 def _bound(spec: Mapping[str, Any]) -> None:
@@ -122,7 +121,7 @@ def flat(step: object) -> list[Mapping[str, Any]]:
         raise BadValue("something else than a step of a pipeline")
     if step.get("type") != "Sequence":
         return [step]
-    inner = next((step[key] for key in _STEP_LISTS if key in step), [])
+    inner: object = next((step[key] for key in _STEP_LISTS if key in step), [])
     return [one for part in items(inner, MOST_STEPS) for one in flat(part)]
 
 
