@@ -204,7 +204,10 @@ def kinds() -> dict[str, Callable[[], Kind]]:
         return with_bytes(trained("BPE", pre, normal, alphabet="bytes", **more))
 
     def spm(pre: str = "metaspace whole", normal: str = "", keep: bool = True) -> Tokenizer:
-        return fallback(trained("BPE", pre, normal, SPM), keep=keep)
+        """Learned from words, as SentencePiece does, so that no merge goes over a blank."""
+        library = trained("BPE", "metaspace", normal, SPM)
+        library.pre_tokenizer = PRE[pre]()
+        return fallback(library, keep=keep)
 
     def decoder_of(token: str, **flags: bool) -> dict[str, Any]:
         usual = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
@@ -286,6 +289,9 @@ def kinds() -> dict[str, Callable[[], Kind]]:
         "metaspace never": lambda: Kind(spm("metaspace never", keep=False), {**fast, "eos_token": "</s>"}),
         "metaspace first": lambda: Kind(spm("metaspace first"), {**fast, "eos_token": "</s>"}),
         "metaspace whole always": lambda: Kind(spm("metaspace whole always"), {**fast, "eos_token": "</s>"}),
+        "merges over blanks": lambda: Kind(
+            fallback(trained("BPE", "metaspace whole always", "", SPM)), {**fast, "eos_token": "</s>"}
+        ),
         "gemma": lambda: Kind(
             spm("gemma", "replace", keep=False), {"tokenizer_class": "GemmaTokenizer"}, model={"model_type": "gemma2"}
         ),
