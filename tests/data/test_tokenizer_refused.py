@@ -52,6 +52,7 @@ def test_the_class_is_the_one_that_autotokenizer_takes(model_type: str, named: s
         ({"tokenizer_class": "XLNetTokenizer"}, "the class XLNetTokenizer"),
         ({"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}, "auto_map: the tokenizer is code"),
         ({"init_inputs": [1]}, "init_inputs: arguments"),
+        ({"fix_mistral_regex": True}, "fix_mistral_regex: transformers may replace"),
         ({"fast_tokenizer_files": ["tokenizer.4.0.json"]}, "fast_tokenizer_files: another file"),
         ({"tokenizer_class": "BertTokenizer"}, "tokenizer_class: a BertTokenizer has a WordPiece model"),
         ({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": "no"}, "add_prefix_space: "),

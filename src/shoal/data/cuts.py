@@ -122,7 +122,7 @@ class Cuts:
         left, right = self._normal(x), self._normal(y)
         if not left or not right or self._normal(x + y) != left + right:
             return False
-        if (left[-1].isspace(), right[0].isspace()) != (x.isspace(), y.isspace()):
+        if (left[-1].isspace() and not x.isspace()) or (right[0].isspace() and not y.isspace()):
             return False  # a blank that stands nowhere in the text: what begins there is not told by the text
         before, x, y = self._normal(before)[-1:], left[-1], right[0]
         if (self._strips_left and y.isspace()) or (self._strips_right and x.isspace()):

@@ -106,15 +106,17 @@ class JsonTokenizer:
         config: Mapping[str, Any] | None = None,
         special: bool = False,
         piece_chars: int | None = None,
+        spec: dict[str, Any] | None = None,
     ) -> None:
         """`eos` and `start` name tokens (or their ids) where the file and `config`, what the folder says about them,
         leave that open or are not to be followed. With `special`, special tokens spelled out in a text become their
-        ids, as in `transformers`; else text stays text. Longer texts than `piece_chars` are encoded in pieces."""
+        ids, as in `transformers`; else text stays text. Longer texts than `piece_chars` are encoded in pieces. `spec`
+        is what `content` holds, where it was read already."""
         self.content = content
         self.special = special
         self._where = where
         self._piece_chars = PIECE_CHARS if piece_chars is None else piece_chars
-        spec = spec_of(content, where)
+        spec = spec_of(content, where) if spec is None else spec
         self._library = build(spec, content, where)
         with asking_quietly(where):
             # Both are meant for batches that a model is fed; here they would cut or pad documents without a word.
@@ -236,7 +238,8 @@ def load_tokenizer(
     else:
         found = alone(path)
     file = str(path / TOKENIZER_FILE if path.is_dir() else path)
-    return JsonTokenizer(found.content, file, eos, start, found.named, special and not found.splits)
+    special = special and not found.splits
+    return JsonTokenizer(found.content, file, eos, start, found.named, special, spec=found.spec)
 
 
 def tokenizer_of(data: TokenShards, start: str | None = None, special: bool = False) -> Tokenizer:

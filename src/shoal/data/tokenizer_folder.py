@@ -46,6 +46,8 @@ class Resolved:
     """`bos_token`, `eos_token` and `add_bos_token` as the folder has them; None where no file names any."""
     splits: bool
     """`split_special_tokens`: special tokens spelled out in a text are never taken for themselves."""
+    spec: dict[str, Any] | None = None
+    """What the content holds, where it was read already."""
 
 
 def resolve(folder: Path) -> Resolved:
@@ -60,7 +62,8 @@ def resolve(folder: Path) -> Resolved:
 
 def alone(file: Path) -> Resolved:
     """Of a tokenizer.json by itself."""
-    return Resolved(_content(file)[0], None, splits=False)
+    content, spec = _content(file)
+    return Resolved(content, None, splits=False, spec=spec)
 
 
 def _resolve(folder: Path) -> Resolved:
@@ -70,7 +73,7 @@ def _resolve(folder: Path) -> Resolved:
     if config is None and not is_plain(folder / SPECIAL) and not is_plain(folder / ADDED) and not model:
         if spec is None:
             raise _nothing(folder, BACKEND)
-        return Resolved(content, None, splits=False)
+        return Resolved(content, None, splits=False, spec=spec)
     said = config or {}
     with inside(str(folder / CONFIG)):
         _refuse(said)
@@ -86,27 +89,24 @@ def _resolve(folder: Path) -> Resolved:
         said, _small(folder / SPECIAL), _small(folder / ADDED), spec, rebuilt.tokens if rebuilt else {}, str(folder)
     )
     with inside(str(folder / CONFIG)):
-        if rebuilt is None:
-            if spec is None:
-                raise _nothing(folder, name)
-            library = build(spec, content, str(file))
+        if spec is not None and rebuilt is None and tokens.are_all_in(spec):
+            kind = str(spec["model"].get("type"))
         else:
-            library = _rebuild(rebuilt, name, spec, folder, said, tokens)
-        before = _described(library)
-        with asking_quietly(str(folder)):
-            tokens.add_to(library, rebuilt.again if rebuilt else "")
-            if rebuilt is not None:
-                _set_template(library, rebuilt, spec, said, tokens)
-            if rebuilt is not None or before != _described(library):
-                content = _written(library, before)
-        if _cleans(said, type(library.model).__name__):
-            content = _cleaning(content)
-        if spec is not None:
-            _refuse_mistral(said, library)
+            library = _build(rebuilt, name, spec, content, folder, said, tokens)
+            before = _described(library)
+            with asking_quietly(str(folder)):
+                tokens.add_to(library, rebuilt.again if rebuilt else "")
+                if rebuilt is not None:
+                    _set_template(library, rebuilt, spec, said, tokens)
+                if rebuilt is not None or before != _described(library):
+                    content, spec = _written(library, before), None
+            kind = type(library.model).__name__
+        if _cleans(said, kind):
+            content, spec = _cleaning(content), None
         splits = bool(setting(said, "split_special_tokens", False))
     silent = config is None and rebuilt is None and not any(tokens.names().values())
     named = None if silent else {**tokens.names(), "add_bos_token": said.get("add_bos_token")}
-    return Resolved(content, named, splits)
+    return Resolved(content, named, splits, spec)
 
 
 def _content(file: Path) -> tuple[str, dict[str, Any]]:
@@ -159,14 +159,11 @@ def _refuse(said: Mapping[str, Any]) -> None:
         raise BadValue("the tokenizer is code that comes with the folder, which Shoal does not run", "auto_map")
     if said.get("init_inputs"):
         raise BadValue("arguments for a class of transformers, which Shoal does not know", "init_inputs")
+    if said.get("fix_mistral_regex"):
+        raise BadValue("transformers may replace the pattern of this tokenizer, Shoal does not", "fix_mistral_regex")
     versions = said.get("fast_tokenizer_files")
     if versions and versions != [FILE]:
         raise BadValue(f"another file than {FILE} for some versions of transformers", "fast_tokenizer_files")
-
-
-def _refuse_mistral(said: Mapping[str, Any], library: Library) -> None:
-    if said.get("fix_mistral_regex") and library.get_vocab_size() > 100_000:
-        raise BadValue("transformers replaces the pattern of this tokenizer, Shoal does not", "fix_mistral_regex")
 
 
 def _nothing(folder: Path, name: str) -> DataError:
@@ -183,6 +180,22 @@ def _nothing(folder: Path, name: str) -> DataError:
     return DataError(
         f"there is no tokenizer at {folder / FILE}; give 'byte', a tokenizer.json or a folder that holds one."
     )
+
+
+def _build(
+    rebuilt: Rebuilt | None,
+    name: str,
+    spec: Mapping[str, Any] | None,
+    content: str,
+    folder: Path,
+    said: Mapping[str, Any],
+    tokens: Tokens,
+) -> Library:
+    if rebuilt is not None:
+        return _rebuild(rebuilt, name, spec, folder, said, tokens)
+    if spec is None:
+        raise _nothing(folder, name)
+    return build(spec, content, str(folder / FILE))
 
 
 def _rebuild(

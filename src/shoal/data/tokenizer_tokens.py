@@ -36,6 +36,15 @@ class Tokens:
         """Role → token."""
         return {role: _content(self.roles[role]) if role in self.roles else None for role in (*NAMED, *self.roles)}
 
+    def are_all_in(self, spec: Mapping[str, Any]) -> bool:
+        """Whether adding them to this tokenizer.json would change nothing."""
+        have = {}
+        for said in spec.get("added_tokens") or []:
+            have[said["content"]] = repr(_token({key: value for key, value in said.items() if key != "id"}))
+        roles = {_content(token) for token in self.roles.values()}
+        listed = all(have.get(t.content) == repr(t) and (t.special or t.content not in roles) for t in self.listed)
+        return listed and all(_content(token) in have for token in [*self.roles.values(), *self.extra])
+
     def add_to(self, library: Library, again: str = "") -> None:
         from tokenizers import AddedToken
 
