@@ -10,17 +10,18 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.cuts import cuts_of, without_prefix
+from shoal.data.cuts import Cuts, cuts_of, without_prefix
 from shoal.data.index import INDEX_FILE, dtype_for, parse_index
 from shoal.data.plain_text import plain_encoder
 from shoal.data.starts import NO_START, end_of, start_of
-from shoal.data.tokenizer_folder import alone, resolve, spec_of
+from shoal.data.tokenizer_folder import alone, resolve, spec_of, text_of
 from shoal.data.tokenizer_library import asking, asking_quietly, build
 from shoal.data.words import WordIds, splits_before_spaces
 from shoal.errors import DataError
@@ -117,7 +118,8 @@ class JsonTokenizer:
         self._where = where
         self._piece_chars = PIECE_CHARS if piece_chars is None else piece_chars
         spec = spec_of(content, where) if spec is None else spec
-        self._library = build(spec, content, where)
+        self._spec = spec
+        self._library = build(content, where)
         with asking_quietly(where):
             # Both are meant for batches that a model is fed; here they would cut or pad documents without a word.
             self._library.no_truncation()
@@ -127,13 +129,7 @@ class JsonTokenizer:
             self.eos_id = end_of(ids, where, eos, config or {})
             self.start_id = start_of(ids, where, start, config, _template(self._library), self.eos_id)
             self.dtype = np.dtype(dtype_for(self.vocab_size))
-            self._cuts = cuts_of(spec, special)
             self._encoder = self._made(self._library, spec)
-            # Of a piece that does not begin its text: without what is put before a beginning.
-            self._inner = self._encoder
-            if self._cuts is not None and self._cuts.prepends:
-                inner = without_prefix(spec)
-                self._inner = self._made(type(self._library).from_str(json.dumps(inner)), inner)
         self._words = WordIds(self._encode, self.dtype) if splits_before_spaces(spec) else None
 
     @property
@@ -157,8 +153,8 @@ class JsonTokenizer:
         with asking(self._where):
             whole = [self._cut(text) for text in texts]
             first = self._in_groups([pieces[0] for pieces in whole], self._encoder)
-            rest = self._in_groups([piece for pieces in whole for piece in pieces[1:]], self._inner)
-            following = iter(rest)
+            rest = [piece for pieces in whole for piece in pieces[1:]]
+            following = iter(self._in_groups(rest, self._inner) if rest else [])
             return [
                 ids if len(pieces) == 1 else np.concatenate([ids, *itertools.islice(following, len(pieces) - 1)])
                 for pieces, ids in zip(whole, first, strict=True)
@@ -174,6 +170,19 @@ class JsonTokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         (Path(folder) / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")
+
+    @cached_property
+    def _cuts(self) -> Cuts | None:
+        """When the first long text comes."""
+        return cuts_of(self._spec, self.special)
+
+    @cached_property
+    def _inner(self) -> Library:
+        """For a piece that does not begin its text: without what is put before a beginning."""
+        if self._cuts is None or not self._cuts.prepends:
+            return self._encoder
+        inner = without_prefix(self._spec)
+        return self._made(type(self._library).from_str(json.dumps(inner)), inner)
 
     def _made(self, library: Library, spec: Mapping[str, Any]) -> Library:
         """What encodes texts."""
@@ -247,8 +256,9 @@ def tokenizer_of(data: TokenShards, start: str | None = None, special: bool = Fa
     begin = _settled(data.start_id) if start is None else start
     if data.tokenizer == BYTE:
         return _bytes(None, begin)
-    content = data.folder.read(data.tokenizer).decode()
-    return JsonTokenizer(content, f"{data.where}/{data.tokenizer}", data.eos_id, begin, special=special)
+    where = f"{data.where}/{data.tokenizer}"
+    content = text_of(data.folder.read(data.tokenizer), where)
+    return JsonTokenizer(content, where, data.eos_id, begin, special=special)
 
 
 def _settled(start_id: int | None) -> str | int:

@@ -118,11 +118,15 @@ def _content(file: Path) -> tuple[str, dict[str, Any]]:
         ) from None
     except OSError as e:
         raise DataError(f"{file} cannot be read ({e.strerror or e}); give a tokenizer.json.") from None
-    try:
-        content = raw.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise DataError(f"{file} is no tokenizer.json: it is not UTF-8 text (byte {e.start}).") from None
+    content = text_of(raw, str(file))
     return content, spec_of(content, str(file))
+
+
+def text_of(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise DataError(f"{where} is no tokenizer.json: it is not UTF-8 text (byte {e.start}).") from None
 
 
 def spec_of(content: str, where: str) -> dict[str, Any]:
@@ -195,7 +199,7 @@ def _build(
         return _rebuild(rebuilt, name, spec, folder, said, tokens)
     if spec is None:
         raise _nothing(folder, name)
-    return build(spec, content, str(folder / FILE))
+    return build(content, str(folder / FILE))
 
 
 def _rebuild(

@@ -55,11 +55,10 @@ def is_panic(e: BaseException) -> bool:
     return type(e).__name__ == "PanicException"
 
 
-def build(spec: Mapping[str, Any], content: str, where: str) -> Library:
-    """The library's tokenizer of a tokenizer.json."""
+def build(content: str, where: str) -> Library:
+    """The library's tokenizer of a tokenizer.json that is `bounded`."""
     from tokenizers import Tokenizer as Library
 
-    bounded(spec, where)
     with asking_quietly(where):
         return Library.from_str(content)
 
