@@ -53,8 +53,12 @@ def inside(place: str) -> Iterator[None]:
         raise e.within(place) from None
 
 
-def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> Any:
-    """JSON whose numbers are finite and of 64 bits. Depth and count are looked at before anything is built."""
+def read_json(
+    data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS, huge: bool = False
+) -> Any:
+    """JSON whose numbers are finite and of 64 bits. Depth and count are looked at before anything is built.
+
+    With `huge`, a whole number beyond that is read as a float, for files in which they are usual where nobody looks."""
     data = bytes(data)
     outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
     _bound(outside, most_depth, most_parts)
@@ -63,7 +67,7 @@ def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts
     try:
         return json.loads(
             data,
-            parse_int=_int if odd else None,
+            parse_int=(_int_or_float if huge else _int) if odd else None,
             parse_float=_float if odd else None,
             parse_constant=_constant,
         )
@@ -75,8 +79,10 @@ def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts
         raise BadValue("it is no JSON") from None
 
 
-def read_object(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> dict[str, Any]:
-    said = read_json(data, most_depth, most_parts)
+def read_object(
+    data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS, huge: bool = False
+) -> dict[str, Any]:
+    said = read_json(data, most_depth, most_parts, huge)
     if not isinstance(said, dict):
         raise BadValue(f"{_shown(said)} where a JSON object belongs")
     return said
@@ -162,6 +168,10 @@ def _int(digits: str) -> int:
     if len(digits.lstrip("-")) > MOST_DIGITS:
         raise OutOfRange(f"a whole number of {len(digits)} digits")
     return int(digits)
+
+
+def _int_or_float(digits: str) -> int | float:
+    return _float(digits) if len(digits.lstrip("-")) > MOST_DIGITS else int(digits)
 
 
 def _float(digits: str) -> float:

@@ -112,7 +112,7 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
         tokenizer=BYTE if tokenizer.name == BYTE else str(Path(out) / WORK_FOLDER / TOKENIZER_FILE),
         eos_id=tokenizer.eos_id,
         start_id=tokenizer.start_id,
-        special=options.special,
+        special=tokenizer.special,
         reading=reading,
         skip_bad=options.skip_bad,
         shard_tokens=options.shard_tokens,

@@ -28,7 +28,7 @@ from shoal.data.tokenizer import TOKENIZER_FILE, JsonTokenizer, Tokenizer
 from shoal.data.units import Unit
 from shoal.errors import DataError, SetupError
 
-PLAN_VERSION = 2  # counts up when the same input and options begin to give other shards
+PLAN_VERSION = 3  # counts up when the same input and options begin to give other shards
 LOCK_WAIT_S = 10.0
 _OURS = re.compile(r"shard-\d{5,}(-\d+)?\.(tokens|docs|mask|sums)(\.tmp)?|\.?index\.json(\.tmp)?|tokenizer\.json")
 _RECORD = re.compile(r"unit-\d{5,}\.json(\.tmp)?")
@@ -135,9 +135,9 @@ class OutFolder:
                 if any((folder / INDEX_FILE).is_file() for folder in everywhere):
                     if version != PLAN_VERSION:
                         raise DataError(
-                            f"{self.path} holds a data set that an older Shoal made, without start tokens; it can be "
-                            "trained on as it is; to prepare it by today's rule, give --out another folder, or replace "
-                            "it with --overwrite."
+                            f"{self.path} holds a data set that an older Shoal made by other rules; it can be trained "
+                            "on as it is; to prepare it by today's, give --out another folder, or replace it with "
+                            "--overwrite."
                         )
                     raise DataError(
                         f"{self.path} holds a data set made from other input or with other options; give --out another "
