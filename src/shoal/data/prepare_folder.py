@@ -25,7 +25,7 @@ import xxhash
 from shoal.data.index import INDEX_FILE, ShardInfo
 from shoal.data.prepare_unit import WORK_FOLDER, Job, record_file, write_json
 from shoal.data.tokenizer import TOKENIZER_FILE, JsonTokenizer, Tokenizer
-from shoal.data.units import Unit
+from shoal.data.units import LIMITS, Unit
 from shoal.errors import DataError, SetupError
 
 PLAN_VERSION = 2  # counts up when the same input and options begin to give other shards
@@ -167,7 +167,12 @@ def digest(job: Job, units: Sequence[Unit], tokenizer: Tokenizer) -> str:
     h = xxhash.xxh3_128(f"{PLAN_VERSION}\n".encode())
     if isinstance(tokenizer, JsonTokenizer):
         h.update(tokenizer.content.encode())
-    h.update(json.dumps({**job.to_json(), "out": "", "tokenizer": tokenizer.name}, sort_keys=True).encode())
+    settings = {**job.to_json(), "out": "", "tokenizer": tokenizer.name}
+    if not job.skip_bad:
+        # Within its limits or not, a unit that is finished came out the same: to raise one loses no work.
+        reading = {name: value for name, value in settings["reading"].items() if name not in LIMITS}
+        settings["reading"] = reading
+    h.update(json.dumps(settings, sort_keys=True).encode())
     for unit in units:
         h.update(json.dumps(unit.to_json(), sort_keys=True).encode())
     return h.hexdigest()
