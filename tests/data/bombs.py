@@ -105,10 +105,9 @@ def page_that_claims(path: Path, claimed: int = (1 << 31) - 1) -> None:
     pq.write_table(pa.table({"text": ["whale"]}), path, use_dictionary=False, write_statistics=False)
     data = bytearray(path.read_bytes())
     at = 4  # field 1 is the type, field 2 the size
-    assert data[at] == 0x15 and data[at + 2] == 0x15
+    assert data[at : at + 3 : 2] == b"\x15\x15"
     old = varint_length(data, at + 3)
     new = number(claimed)
-    # The footer keeps its place in the file: as many bytes are taken from the page's texts as the number has more.
     data[at + 3 : at + 3 + old] = new
     path.write_bytes(data)
 

@@ -5,8 +5,8 @@
 
 Text, JSONL, gzip and zstandard are read so by construction. What pyarrow or `datasets` make room for is theirs to
 decide: so the processes that use them have a limit, and a file that asks for more is refused by name. The size of a
-shard has no part in it: shards are written as they are made. tests/data/test_memory.py holds the formula with files that
-were made to break it.
+shard has no part in it: shards are written as they are made. tests/data/test_memory.py holds the formula with files
+that were made to break it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAN = {
 
 FORMULA = (
     f"Memory: a process takes at most {BASE_BYTES >> 20} MiB + {TOKENIZER_FACTOR} times the size of tokenizer.json + "
-    f"2 times --buffer-mb + {DOCUMENT_FACTOR} times --max-document-mb; --workers of them, and one that hands out the work."
+    f"2 times --buffer-mb + {DOCUMENT_FACTOR} times --max-document-mb; --workers of them, and one that hands out work."
 )
 MOST_MB = 1024  # of a document: its ids and their places still fit into what libraries count with
 MOST_BUFFER_MB = 1 << 14

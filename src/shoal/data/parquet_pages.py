@@ -1,9 +1,9 @@
 """Looks at the pages of a Parquet column before pyarrow reads them: how many rows may be read at once.
 
-A few bytes of Parquet can stand for any amount of text: rows that name one entry of a dictionary, values that repeat the
-one before. What the footer says of sizes may be a lie, and pyarrow makes room for what a page says of itself. So the
-headers of the pages are read first, which takes some 20 microseconds for a megabyte of text. They are in Thrift's compact
-protocol: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md, and parquet.thrift.
+A few bytes of Parquet can stand for any amount of text: rows that name one entry of a dictionary, values that repeat
+the one before. What the footer says of sizes may be a lie, and pyarrow makes room for what a page says of itself. So the
+headers of the pages are read first, which takes some 20 microseconds for a megabyte of text. They are in Thrift's
+compact protocol: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md, and parquet.thrift.
 """
 
 from __future__ import annotations

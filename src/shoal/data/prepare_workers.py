@@ -5,9 +5,9 @@ reports as JSON lines to stdout. Plain pipes instead of multiprocessing: a scrip
 `if __name__ == "__main__"`, nothing is forked from a process with threads, and a worker whose parent is gone ends at
 its next report. Workers also inherit the lock on the output folder, so nobody else writes there while one is left.
 
-A worker may take so much memory and no more (shoal.data.memory), and the libraries that read tables can crash. Which piece a
-worker reads stands in a small file that it shares with its parent: so the input that ended it is known by name, and is
-refused, or left out and counted.
+A worker may take so much memory and no more (shoal.data.memory), and the libraries that read tables can crash. Which
+piece a worker reads stands in a small file that it shares with its parent: so the input that ended it is known by name,
+and is refused, or left out and counted.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def main() -> None:
                     Unit.from_json(asked["unit"]),
                     tokenizer,
                     lambda progress: send(progress=progress),
-                    # Written to a file, and not said, so that it costs nothing where a unit has thousands of small files.
+                    # Written to a file, and not said: a unit may have thousands of small files.
                     lambda number: os.pwrite(mark_fd, number.to_bytes(8, "little"), 0),
                     {int(number): found for number, found in asked["left_out"].items()},
                 )

@@ -17,8 +17,8 @@ from shoal.plain_file import open_plain
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# A value of a line of JSON takes up to 130 bytes as a Python object. Lines that are shorter than LONG_LINE_BYTES cannot hold
-# too many; of longer ones so many are read as take eight times the memory of the longest line.
+# A value of a line of JSON takes up to 130 bytes as a Python object. Lines that are shorter than LONG_LINE_BYTES cannot
+# hold too many; of longer ones so many are read as take eight times the memory of the longest line.
 LONG_LINE_BYTES = 1 << 20
 BYTES_A_VALUE = 16
 _ONE_A_LINE = "write one object a line (`jq -c '.[]'` turns an array into that)"

@@ -1,7 +1,7 @@
 """Bytes in, records out, in bounded memory: ranges of files, gzip and zstandard streams, and what separates records.
 
-Nothing here believes what a file claims: what a packed file gives comes out in blocks of about 1 MiB, a record grows up to
-its limit and is then thrown away as it is read, and a file that grows far more than text does when it is unpacked is
+Nothing here believes what a file claims: what a packed file gives comes out in blocks of about 1 MiB, a record grows up
+to its limit and is then thrown away as it is read, and a file that grows far more than text does when it is unpacked is
 refused.
 """
 

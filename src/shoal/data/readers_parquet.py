@@ -154,8 +154,8 @@ def _rows_at_once(file: Any, path: str, group: int, reading: Reading) -> int:
         if pages.buffer_bytes > 2 * reading.buffer_bytes:
             need = -(-pages.buffer_bytes >> 21)
             raise Broken(
-                f"has a page that takes {pages.buffer_bytes >> 20:,} MiB to unpack, where {2 * reading.buffer_mb:,} are "
-                "taken",
+                f"has a page that takes {pages.buffer_bytes >> 20:,} MiB to unpack, where at most "
+                f"{2 * reading.buffer_mb:,} are taken",
                 f"write it with smaller pages, or allow it with --buffer-mb {need}",
                 "takes too much memory",
             )

@@ -32,8 +32,8 @@ def unzstd(blocks: Iterator[bytes], most_window_bytes: int) -> Iterator[bytes]:
             frame = zstandard.get_frame_parameters(head)
             if frame.window_size > most_window_bytes:
                 raise Broken(
-                    f"asks for a zstandard window of {frame.window_size >> 20:,} MiB, where {most_window_bytes >> 20:,} "
-                    "are taken",
+                    f"asks for a zstandard window of {frame.window_size >> 20:,} MiB, where at most "
+                    f"{most_window_bytes >> 20:,} are taken",
                     f"allow it with --buffer-mb {-(-frame.window_size >> 20)} (memory of that size a process)",
                 )
             yield from _frame(source, decompressor.decompressobj(), frame, zstandard.frame_header_size(head))

@@ -1,7 +1,7 @@
 """Looks into Parquet files and Hugging Face datasets in a child process: how they can be cut into units.
 
-A child, `python -m shoal.data.table_look`, because a file can be made so that pyarrow ends the process that opens it, or
-takes all memory. It answers for each input in turn, so that the one which killed it is known.
+A child, `python -m shoal.data.table_look`, because a file can be made so that pyarrow ends the process that opens it,
+or takes all memory. It answers for each input in turn, so that the one which killed it is known.
 """
 
 from __future__ import annotations
