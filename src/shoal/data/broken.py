@@ -27,6 +27,14 @@ class Unreadable:
     advice: str
 
 
+def shown(path: object) -> str:
+    """A name of others, on one line and with nothing in it that a terminal would act on or cannot print."""
+    name = str(path)
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+
+
 def first_line(e: BaseException) -> str:
     """Of what a library says, so much as fits into a sentence of ours."""
     said = (str(e).strip() or type(e).__name__).splitlines()[0].rstrip(".")

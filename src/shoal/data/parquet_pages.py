@@ -1,8 +1,8 @@
 """Looks at the pages of a Parquet column before pyarrow reads them: how many rows may be read at once.
 
 A few bytes of Parquet can stand for any amount of text: rows that name one entry of a dictionary, values that repeat
-the one before. What the footer says of sizes may be a lie, and pyarrow makes room for what a page says of itself. So the
-headers of the pages are read first, which takes some 20 microseconds for a megabyte of text. They are in Thrift's
+the one before. What the footer says of sizes may be a lie, and pyarrow makes room for what a page says of itself. So
+the headers of the pages are read first, which takes some 20 microseconds for a megabyte of text. They are in Thrift's
 compact protocol: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md, and parquet.thrift.
 """
 
@@ -56,11 +56,10 @@ def look_at_pages(fd: int, start: int, stop: int, values: int) -> Pages:
             dictionary_bytes += unpacked
         elif kind in (_DATA, _DATA_V2):
             inner = header.get(5 if kind == _DATA else 8)
-            rows, encoding = (
-                (inner.get(i) for i in (1, 2 if kind == _DATA else 4)) if isinstance(inner, dict) else (0, 0)
-            )
+            rows = inner.get(1) if isinstance(inner, dict) else None
             if not isinstance(rows, int) or rows <= 0:
                 raise Unclear
+            encoding = inner.get(2 if kind == _DATA else 4)
             pages.append(Page(rows, packed, unpacked, encoding not in (_PLAIN, _DELTA_LENGTH)))
             seen += rows
         start += size + packed

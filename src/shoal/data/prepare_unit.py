@@ -121,8 +121,9 @@ def process(
         "shards": {name: [s.to_json() for s in infos] for name, infos in shards.items()},
         "skipped": problems.to_json(),
         "text_bytes": tally.text_bytes,
-        "hashes": [lowest, highest],
-        "eval_below": job.eval_below,
+        # As texts: JSON that others can read has no whole numbers of 64 bits.
+        "hashes": [f"{lowest:x}", f"{highest:x}"],
+        "eval_below": None if job.eval_below is None else f"{job.eval_below:x}",
     }
     write_json(record_file(job.out, unit.number), record)
 

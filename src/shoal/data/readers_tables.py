@@ -11,6 +11,7 @@ from typing import Any
 from shoal.data.arrow_rows import Row, rows_of
 from shoal.data.broken import TOO_LONG, Broken, Unreadable, first_line
 from shoal.data.inputs import Input
+from shoal.data.memory import process_bytes
 from shoal.data.problems import Problems
 from shoal.data.readers_bytes import Growth
 from shoal.data.readers_parquet import parquet_rows, row_groups
@@ -112,6 +113,11 @@ def _stream(one: Input, reading: Reading) -> Any:
         )
     except (ConnectionError, TimeoutError) as e:
         raise _unreachable(one, e) from None
+    except MemoryError:
+        raise DataError(
+            f"the dataset {one.path} takes more memory to open than a process may have "
+            f"({process_bytes(reading) >> 20:,} MiB); allow more with --buffer-mb."
+        ) from None
     except Exception as e:  # an unknown split, a loading script, no data files: the library says which
         raise DataError(f"the dataset {one.path} cannot be opened ({first_line(e)}).") from None
     return stream
