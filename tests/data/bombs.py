@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import zstandard
-
-RAW, RLE = 0, 1
+RLE = 1
 MIB = 1 << 20
 
 
 def zstd_frame(blocks: list[tuple[int, bytes, int]], window_log: int) -> bytes:
-    """A frame of blocks (kind, bytes, length) with a window of 2 ** window_log bytes, without a checksum."""
+    """A frame of blocks (kind, bytes, length), with a window of 2 ** window_log bytes, without a checksum."""
     head = b"\x28\xb5\x2f\xfd\x00" + bytes([(window_log - 10) << 3])
     body = b"".join(
         ((i == len(blocks) - 1) | kind << 1 | length << 3).to_bytes(3, "little") + data
@@ -73,28 +70,23 @@ def one_entry(path: Path, size: int = 20 * MIB, rows: int = 512) -> None:
     pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
 
 
-def same_prefix(path: Path, size: int = MIB, rows: int = 4096) -> None:
+def same_prefix(path: Path, size: int = MIB, rows: int = 80) -> None:
     """Each value is the one before it, over again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table({"text": ["x" * size] * rows})
-    pq.write_table(
-        table, path, compression="zstd", use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"},
-        write_batch_size=rows, data_page_size=1 << 30,
-    )  # fmt: skip
+    encoding = {"text": "DELTA_BYTE_ARRAY"}
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, column_encoding=encoding)
 
 
-def large_page(path: Path, size: int = 300 * MIB) -> None:
-    """One page that unpacks to more than may be."""
+def large_page(path: Path, size: int = 20 * MIB) -> None:
+    """One page for all of it, packed well."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = ["x" * (10 * MIB)] * (size // (10 * MIB))
-    pq.write_table(
-        pa.table({"text": texts}), path, compression="zstd", use_dictionary=False, data_page_size=1 << 30,
-        write_statistics=False,
-    )  # fmt: skip
+    table = pa.table({"text": ["x" * MIB] * (size // MIB)})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, data_page_size=1 << 30)
 
 
 def page_that_claims(path: Path, claimed: int = (1 << 31) - 1) -> None:
@@ -128,19 +120,5 @@ def nested_values(opening: str) -> Callable[[Path], None]:
     return write
 
 
-def line_without_end(path: Path, size: int = 600 * MIB) -> None:
-    with gzip.open(path, "wb", 1) as f:
-        for _ in range(size // MIB):
-            f.write(b"x" * MIB)
-
-
-def of(data: bytes) -> Callable[[Path], None]:
-    return lambda path: void(path.write_bytes(data))
-
-
-def void(_: object) -> None:
-    pass
-
-
-def zstd(data: bytes) -> bytes:
-    return zstandard.ZstdCompressor().compress(data)
+def of(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)

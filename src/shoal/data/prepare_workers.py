@@ -123,7 +123,7 @@ class _Worker:
         """Its unit for another try, without the piece that ended it. Raises where bad input is not to be skipped, and
         where the input is not to blame."""
         code = self.process.wait()
-        unit = self.unit
+        unit, self.unit = self.unit, None
         if unit is None:
             raise TransientError(f"a worker ended with code {code}; run the same command again to go on.")
         number = int.from_bytes(os.pread(self._mark.fileno(), 8, 0), "little")
