@@ -81,7 +81,7 @@ def _expand(name: str, format: str, split: str, leave_out: Path | None, passed_o
             yield Input(name, "hf-stream", "", sum(f.st_size for f in files), newest_ns)
         else:
             yield from _folder(Path(name), format, leave_out, passed_over)
-    elif os.path.exists(name):
+    elif os.path.lexists(name):
         yield _file(Path(name), _kind(Path(name), format) or "text")
     elif glob.has_magic(name):
         found = _matches(name)
