@@ -8,6 +8,7 @@ become a float somewhere far away. `shoal.plain_file` opens files; this module r
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -56,7 +57,7 @@ def inside(place: str) -> Iterator[None]:
 def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS) -> Any:
     """JSON whose numbers are finite and of 64 bits. Depth and count are looked at before anything is built."""
     data = bytes(data)
-    outside = _outside(data)
+    outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
     _bound(outside, most_depth, most_parts)
     digits = outside.translate(_AS_ZEROS, b"+-")
     odd = _LONG in digits or _FAR in digits  # some number may be too large: look at each
@@ -80,18 +81,6 @@ def read_object(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_par
     if not isinstance(said, dict):
         raise BadValue(f"{_shown(said)} where a JSON object belongs")
     return said
-
-
-def look_at_count(data: bytes, most_parts: int) -> None:
-    """For one who parses JSON by other rules than `read_json`, as documents of others have numbers of any kind in the
-    fields that nobody reads: refuses more values than so many before they are built."""
-    if sum(map(data.count, (b"[", b"{", b","))) > most_parts:
-        _bound(_outside(data), len(data), most_parts)
-
-
-def _outside(data: bytes) -> bytes:
-    """All but the texts."""
-    return _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
 
 
 def _bound(outside: bytes, most_depth: int, most_parts: int) -> None:
@@ -193,3 +182,18 @@ def _shown(said: object) -> str:
     if isinstance(said, int):
         return repr(said) if abs(said) <= MOST_WHOLE else "a number of more than 62 bits"
     return f"{said[:20]!r}" if isinstance(said, str) else f"a {type(said).__name__}"
+
+
+def look_at_count(data: bytes, most_parts: int) -> None:
+    """For one who parses JSON by other rules than `read_json`, as documents of others have numbers of any kind in the
+    fields that nobody reads: refuses more values than so many before they are built. Takes no memory itself."""
+    marks = (b"[", b"{", b",")
+    if sum(map(data.count, marks)) <= most_parts:
+        return
+    parts = at = 0
+    for found in itertools.chain(_STRING.finditer(data), (None,)):
+        begin = len(data) if found is None else found.start()
+        parts += sum(map(data[at:begin].count, marks))
+        at = begin if found is None else found.end()
+        if parts > most_parts:
+            raise BadValue(f"it holds more than {most_parts:,} values")

@@ -23,6 +23,7 @@ from shoal.data.memory import FORMULA, peak_bytes, process_bytes
 from shoal.data.parquet_pages import MOST_ROWS, Page, Pages, rows_at_once
 from shoal.data.readers_bytes import Growth, records, unpacked
 from shoal.data.units import Reading
+from shoal.values import BadValue, look_at_count
 from tests.data import bombs
 from tests.data.bombs import MIB
 from tests.data.preparing import make_texts, read_texts, write_jsonl
@@ -242,3 +243,12 @@ def test_raising_a_limit_loses_no_finished_work(tmp_path: Path, capsys: pytest.C
     assert main(arguments) == 0
     assert main([*arguments, "--max-document-mb", "64", "--buffer-mb", "512", "--max-growth", "7"]) == 0
     assert "already prepared" in capsys.readouterr().out
+
+
+def test_values_of_a_line_are_counted_outside_of_its_texts() -> None:
+    row = {"a": ["x,[{", "\\", 'q"[', 5], "b": {"c": ","}}
+    data = json.dumps(row).encode()
+    look_at_count(data, 3 + 3 + 1)  # two objects and a list, their commas
+    with pytest.raises(BadValue, match="more than 6 values"):
+        look_at_count(data, 6)
+    look_at_count(json.dumps("," * 1000).encode(), 5)

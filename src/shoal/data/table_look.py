@@ -60,7 +60,9 @@ def crash(code: int, path: str) -> tuple[str, str]:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     if code < 0 and signal.Signals(-code) in _CRASHES:
         name = signal.Signals(-code).name
-        return f"makes the process that reads it crash ({name}): it is damaged, or made to do that", AGAIN
+        # A library that gets no more memory (shoal.data.memory) ends in an abort.
+        memory = ", or takes more memory than a process may have" if code == -signal.SIGABRT else ""
+        return f"makes the process that reads it crash ({name}): it is damaged, or made to do that{memory}", AGAIN
     likely = " (often that is the system running out of memory: use fewer --workers)" if code == -signal.SIGKILL else ""
     raise TransientError(f"a worker {how} while it read {path}{likely}; run the same command again to go on.")
 
