@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from shoal.data.inputs import expand
+from shoal.data.inputs import Input, expand
+from shoal.data.problems import Problems
+from shoal.data.readers_tables import table_pieces
+from shoal.data.units import Reading
 from shoal.errors import DataError
 from tests.data.preparing import read_texts
 
@@ -107,3 +111,23 @@ def test_a_dataset_dict_of_nonsense_is_refused(tmp_path: Path) -> None:
         (tmp_path / "dataset_dict.json").write_text(said)
         with pytest.raises(DataError, match=r"dataset_dict\.json is not what `datasets` writes"):
             expand([str(tmp_path)])
+
+
+def test_fields_of_any_name_stay_in_one_short_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"x" * 5000: 1, "new\nline": 2, "\x1b[31m": 3}) + "\n")
+    assert main(["data", "prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]) == 78
+    err = capsys.readouterr().err
+    assert "has no field 'text' (it has " + "x" * 40 + ", new\\nline, \\x1b[31m)" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["whale"], "nameless": [1]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"nameless", b"name\xffess"))
+    one = Input(str(path), "parquet", "", path.stat().st_size)
+    with pytest.raises(DataError, match=r"a\.parquet is no Parquet file that can be read \(a column's name is no text"):
+        list(table_pieces(one, Reading(), 1 << 20, Problems(skip=False)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 AGAIN = "fetch or write it again"
@@ -33,6 +35,12 @@ def shown(path: object) -> str:
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+
+
+def some(names: Iterable[object]) -> str:
+    """The first of the fields or columns that there are, in a few words whatever they are called."""
+    few = [shown(str(name)[:40]) for name in itertools.islice(names, 8)]
+    return ", ".join(few) or "none"
 
 
 def first_line(e: BaseException) -> str:

@@ -49,21 +49,23 @@ def look_at_pages(fd: int, start: int, stop: int, values: int) -> Pages:
         if start >= stop:
             raise Unclear
         header, size = _header(fd, start)
-        kind, unpacked, packed = (header.get(i) for i in (1, 2, 3))
-        if not all(isinstance(n, int) and n >= 0 for n in (kind, unpacked, packed)):
-            raise Unclear
+        kind, unpacked, packed = (_count(header, i) for i in (1, 2, 3))
         if kind == _DICTIONARY:
             dictionary_bytes += unpacked
         elif kind in (_DATA, _DATA_V2):
             inner = header.get(5 if kind == _DATA else 8)
-            rows = inner.get(1) if isinstance(inner, dict) else None
-            if not isinstance(rows, int) or rows <= 0:
-                raise Unclear
-            encoding = inner.get(2 if kind == _DATA else 4)
+            rows, encoding = _count(inner, 1), _count(inner, 2 if kind == _DATA else 4)
             pages.append(Page(rows, packed, unpacked, encoding not in (_PLAIN, _DELTA_LENGTH)))
             seen += rows
         start += size + packed
     return Pages(pages, dictionary_bytes)
+
+
+def _count(fields: object, number: int) -> int:
+    count = fields.get(number) if isinstance(fields, dict) else None
+    if not isinstance(count, int) or count < 0:
+        raise Unclear
+    return count
 
 
 def rows_at_once(columns: Sequence[Pages], most_bytes: int) -> int:

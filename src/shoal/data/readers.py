@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from shoal import values
-from shoal.data.broken import TOO_LONG, Broken, Unreadable
+from shoal.data.broken import TOO_LONG, Broken, Unreadable, some
 from shoal.data.problems import Problems
 from shoal.data.readers_bytes import BLOCK_BYTES, Growth, file_blocks, parts_of_a_document, records, unpacked
 from shoal.data.units import Piece, Reading
@@ -103,10 +103,8 @@ def from_fields(
             values.append(None)
             continue
         if name not in row:
-            has = ", ".join(map(str, list(row)[:8])) or "none"
-            problems.found(
-                "missing field", where, f"has no field '{name}' (it has {has})", f"name the right one with {option}"
-            )
+            what = f"has no field '{name}' (it has {some(row)})"
+            problems.found("missing field", where, what, f"name the right one with {option}")
             return None
         value = row[name]
         if isinstance(value, Unreadable):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal.data.arrow_rows import Row, rows_of
-from shoal.data.broken import AGAIN, Broken, first_line
+from shoal.data.broken import AGAIN, Broken, first_line, some
 from shoal.data.inputs import Input
 from shoal.data.parquet_pages import Unclear, look_at_pages, rows_at_once
 from shoal.data.problems import Problems
@@ -35,10 +35,9 @@ def row_groups(one: Input, reading: Reading, problems: Problems) -> Iterator[tup
         meta, schema = file.metadata, file.schema_arrow
         fields = reading.fields
         missing = [f for f in fields if f not in schema.names]
-        nested = [f for f in fields if f in schema.names and schema.field(f).type.num_fields]
+        nested = [f for f in fields if f in schema.names and schema.types[schema.names.index(f)].num_fields]
         if missing:
-            has = ", ".join(schema.names[:8])
-            what = f"has no column '{missing[0]}' (it has {has})"
+            what = f"has no column '{missing[0]}' (it has {some(schema.names)})"
             problems.found("missing field", lambda: one.path, what, "name the right one with --text-field")
         elif nested:
             what = f"has lists or groups in the column '{nested[0]}', where text is expected"
@@ -102,7 +101,8 @@ def _open(one: Input, problems: Problems) -> Any:
         what = "takes too much memory to open"
         problems.found("takes too much memory", lambda: one.path, what, "write it with fewer columns and row groups")
     except (pa.ArrowException, OSError, ValueError) as e:
-        what = f"is no Parquet file that can be read ({first_line(e)})"
+        why = "a column's name is no text" if isinstance(e, UnicodeDecodeError) else first_line(e)
+        what = f"is no Parquet file that can be read ({why})"
         problems.found("broken file", lambda: one.path, what, AGAIN)
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.arrow_rows import Row, rows_of
-from shoal.data.broken import TOO_LONG, Broken, Unreadable, first_line
+from shoal.data.broken import TOO_LONG, Broken, Unreadable, first_line, shown
 from shoal.data.inputs import Input
 from shoal.data.memory import process_bytes
 from shoal.data.problems import Problems
@@ -59,7 +59,9 @@ def _load_from_disk(one: Input) -> Any:
     try:
         return _datasets().load_from_disk(one.path)
     except Exception as e:  # whatever a damaged folder makes of the library
-        raise DataError(f"{one.path} is no dataset that can be read ({first_line(e)}); save it again.") from None
+        inside = isinstance(e, AttributeError | TypeError | LookupError)
+        why = "its files are not as `datasets` writes them" if inside else first_line(e)
+        raise DataError(f"{shown(one.path)} is no dataset that can be read ({why}); save it again.") from None
 
 
 def _disk_rows(piece: Piece, reading: Reading, problems: Problems, on_bytes: Callable[[int], None]) -> Rows:
