@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import zstandard
@@ -36,22 +37,24 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="a working tree with the older code")
     parser.add_argument("--mb", type=float, default=16.0, help="size of the text")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     try:
-        return compare(folder, args.before or taken_out(folder / "before"), args.mb, args.repeat)
+        return compare(folder, args.before or taken_out(folder / "before"), args.mb, args.repeat, args.formats)
     finally:
         shutil.rmtree(folder)
 
 
-def compare(folder: Path, before: Path, mb: float, repeat: int) -> int:
+def compare(folder: Path, before: Path, mb: float, repeat: int, formats: Sequence[str]) -> int:
     inputs = written(folder, mb * 1e6)
     tokenizer = folder / "tokenizer.json"
     run(ROOT, "tokenizer", inputs["jsonl"], "--vocab-size", VOCAB, "--max-mb", 4, "--out", tokenizer)
     print(f"{mb:.0f} MB of text, BPE of {VOCAB:,}, one worker; processor seconds of all processes, in turns\n")
     print(f"{'':<12} {'before':>8} {'after':>8} {'speed':>7}")
     slow = []
-    for name, path in inputs.items():
+    for name in formats:
+        path = inputs[name]
         times: dict[Path, list[float]] = {before: [], ROOT: []}
         shards: set[bytes] = set()
         for _ in range(repeat):

@@ -132,6 +132,7 @@ class OutFolder:
 
     def _settle(self) -> None:
         """Go on, or start over."""
+        before: str | None
         try:
             plan = read_object(self.work / "plan.json")
             before, version = text(plan["digest"], 64), plan.get("version")

@@ -100,9 +100,13 @@ class _Worker:
         self._mark = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         mark_fd = self._mark.fileno()
         command = [sys.executable, "-m", "shoal.data.prepare_workers", str(mark_fd)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
-            command, **pipes, bufsize=0, env=os.environ | LEAN, pass_fds=[lock_fd, mark_fd]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | LEAN,
+            pass_fds=[lock_fd, mark_fd],
         )
         self.out = _pipe(self.process.stdout)
         self._send(job.to_json())
