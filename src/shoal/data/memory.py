@@ -36,6 +36,9 @@ LEAN = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "USE_TORCH": "0",  # `datasets` imports it wherever it is installed, for nothing and for hundreds of megabytes
+    "USE_TF": "0",
+    "USE_JAX": "0",
 }
 
 FORMULA = (
