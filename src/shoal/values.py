@@ -8,6 +8,7 @@ become a float somewhere far away. `shoal.plain_file` opens files; this module r
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -191,3 +192,18 @@ def _shown(said: object) -> str:
     if isinstance(said, int):
         return repr(said) if abs(said) <= MOST_WHOLE else "a number of more than 62 bits"
     return f"{said[:20]!r}" if isinstance(said, str) else f"a {type(said).__name__}"
+
+
+def look_at_count(data: bytes, most_parts: int) -> None:
+    """For one who parses JSON by other rules than `read_json`, as documents of others have numbers of any kind in the
+    fields that nobody reads: refuses more values than so many before they are built. Takes no memory itself."""
+    marks = (b"[", b"{", b",")
+    if sum(map(data.count, marks)) <= most_parts:
+        return
+    parts = at = 0
+    for found in itertools.chain(_STRING.finditer(data), (None,)):
+        begin = len(data) if found is None else found.start()
+        parts += sum(map(data[at:begin].count, marks))
+        at = begin if found is None else found.end()
+        if parts > most_parts:
+            raise BadValue(f"it holds more than {most_parts:,} values")

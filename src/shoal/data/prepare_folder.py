@@ -24,9 +24,12 @@ import xxhash
 
 from shoal.data.index import INDEX_FILE, ShardInfo
 from shoal.data.prepare_unit import WORK_FOLDER, Job, record_file, write_json
+from shoal.data.problems import Problems
 from shoal.data.tokenizer import TOKENIZER_FILE, JsonTokenizer, Tokenizer
-from shoal.data.units import Unit
+from shoal.data.units import LIMITS, Unit
 from shoal.errors import DataError, SetupError
+from shoal.plain_file import read_object
+from shoal.values import items, text
 
 PLAN_VERSION = 3  # counts up when the same input and options begin to give other shards
 LOCK_WAIT_S = 10.0
@@ -69,16 +72,21 @@ class OutFolder:
     def record(self, unit: Unit) -> dict[str, Any] | None:
         """What a finished unit left behind; None when it has to be done (again)."""
         try:
-            record: dict[str, Any] = json.loads(record_file(self._job.out, unit.number).read_bytes())
-        except (OSError, ValueError):
-            return None
-        for side, folder in self.sides.items():
-            for shard in map(ShardInfo.from_json, record["shards"][side]):
-                for file in shard.files:
-                    path = folder / file.name
-                    if not path.is_file() or path.stat().st_size != file.size_bytes:
-                        return None
-        return record
+            record = read_object(record_file(self._job.out, unit.number))
+            record["hashes"] = [int(text(one, 17), 16) for one in items(record["hashes"], 2)]
+            below = record["eval_below"]
+            record["eval_below"] = None if below is None else int(text(below, 17), 16)
+            Problems(skip=True).add(record["skipped"])
+            files = [
+                (folder / file.name, file.size_bytes)
+                for side, folder in self.sides.items()
+                for shard in map(ShardInfo.from_json, record["shards"][side])
+                for file in shard.files
+            ]
+            there = all(path.is_file() and path.stat().st_size == size for path, size in files)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, DataError):
+            return None  # none, damaged, or of another Shoal
+        return record if there and len(record["hashes"]) == 2 else None
 
     def forget_records(self) -> None:
         for path in self.work.iterdir():
@@ -124,9 +132,10 @@ class OutFolder:
 
     def _settle(self) -> None:
         """Go on, or start over."""
+        before: str | None
         try:
-            plan = json.loads((self.work / "plan.json").read_bytes())
-            before, version = plan["digest"], plan.get("version")
+            plan = read_object(self.work / "plan.json")
+            before, version = text(plan["digest"], 64), plan.get("version")
         except (OSError, ValueError, KeyError):
             before = version = None
         if before != self._plan or self._overwrite:
@@ -167,7 +176,12 @@ def digest(job: Job, units: Sequence[Unit], tokenizer: Tokenizer) -> str:
     h = xxhash.xxh3_128(f"{PLAN_VERSION}\n".encode())
     if isinstance(tokenizer, JsonTokenizer):
         h.update(tokenizer.content.encode())
-    h.update(json.dumps({**job.to_json(), "out": "", "tokenizer": tokenizer.name}, sort_keys=True).encode())
+    settings = {**job.to_json(), "out": "", "tokenizer": tokenizer.name}
+    if not job.skip_bad:
+        # Within its limits or not, a unit that is finished came out the same: to raise one loses no work.
+        reading = {name: value for name, value in settings["reading"].items() if name not in LIMITS}
+        settings["reading"] = reading
+    h.update(json.dumps(settings, sort_keys=True).encode())
     for unit in units:
         h.update(json.dumps(unit.to_json(), sort_keys=True).encode())
     return h.hexdigest()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,14 +79,27 @@ def record_file(out: str, unit: int) -> Path:
     return Path(out) / WORK_FOLDER / f"unit-{unit:05d}.json"
 
 
-def process(job: Job, unit: Unit, tokenizer: Tokenizer, report: Report) -> None:
-    """Do the unit. Raises DataError at bad input unless the job says to skip it."""
+def process(
+    job: Job,
+    unit: Unit,
+    tokenizer: Tokenizer,
+    report: Report,
+    begins: Callable[[int], object] = lambda number: None,
+    left_out: Mapping[int, Sequence[str]] | None = None,
+) -> None:
+    """Do the unit. Raises DataError at bad input unless the job says to skip it. `begins` hears which piece is read;
+    `left_out` are pieces that an earlier try could not survive: reason, what, advice (`Problems.found`)."""
     problems = Problems(job.skip_bad)
     sides = {name: Side(folder, unit.number, job, tokenizer) for name, folder in job.sides().items()}
     tally = Tally(report)
     lowest, highest = 1 << 64, -1
     try:
-        for piece in unit.pieces:
+        for number, piece in enumerate(unit.pieces):
+            if left_out and number in left_out:
+                reason, what, advice = left_out[number]
+                problems.found(reason, partial(str, piece.input.path), what, advice)
+                continue
+            begins(number)
             for document in documents(piece, job.reading, problems, tally.read):
                 key = document_hash(document)
                 lowest, highest = min(lowest, key), max(highest, key)
@@ -104,8 +118,9 @@ def process(job: Job, unit: Unit, tokenizer: Tokenizer, report: Report) -> None:
         "shards": {name: [s.to_json() for s in infos] for name, infos in shards.items()},
         "skipped": problems.to_json(),
         "text_bytes": tally.text_bytes,
-        "hashes": [lowest, highest],
-        "eval_below": job.eval_below,
+        # As texts: JSON that others can read has no whole numbers of 64 bits.
+        "hashes": [f"{lowest:x}", f"{highest:x}"],
+        "eval_below": None if job.eval_below is None else f"{job.eval_below:x}",
     }
     write_json(record_file(job.out, unit.number), record)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.inputs import expand
+from shoal.data.memory import check_limits
 from shoal.data.messages import from_error, to_error
 from shoal.data.prepare import pin_streams, told_to_stop
 from shoal.data.prepare_folder import writing_to
@@ -66,6 +67,7 @@ def train_tokenizer(lesson: Lesson, out: str | os.PathLike[str]) -> dict[str, An
         )
     if lesson.max_mb is not None and lesson.max_mb <= 0:
         raise UsageError(f"--max-mb {lesson.max_mb} leaves no text to learn from.")
+    check_limits(lesson.reading)
     learned = _in_a_child(lesson)
     path = _write(learned.pop("tokenizer"), Path(out))
     return {"path": str(path), **learned}
