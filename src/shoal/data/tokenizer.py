@@ -37,7 +37,7 @@ TOKENIZER_FILE = "tokenizer.json"
 GROUP_CHARS = 1 << 19
 PIECE_CHARS = 1 << 18
 # About 4 GB: what is longer and cannot be cut is refused.
-MAX_STRETCH_CHARS = 1 << 24
+MAX_STRETCH_CHARS = 1 << 21  # 200 bytes a character while it is encoded: within what shoal.data.memory states
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
