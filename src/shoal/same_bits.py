@@ -9,10 +9,11 @@ pass of FlexAttention is compiled it is off, and the backward pass is timed agai
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 
 @functools.cache
-def same_bits() -> dict[str, bool]:
+def same_bits() -> dict[str, Any]:
     """Options for `torch.compile`."""
     import torch._inductor.config as inductor  # slow, and loaded only where something is compiled
 
