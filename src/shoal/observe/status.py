@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from shoal import values
 from shoal.errors import ShoalError
 from shoal.observe import words
 from shoal.observe.commands import going_on
@@ -128,8 +129,9 @@ def _rate(said: list[Record]) -> Rate | None:
 def _holder(run_dir: RunDir) -> str:
     try:
         known = read_object(run_dir.pid_file)
-        return f"its supervisor (pid {known['pid']} on {known['host']})"
-    except (OSError, ValueError, KeyError, TypeError):
+        pid, host = values.field(known, "pid", values.pid), values.field(known, "host", values.short)
+        return f"its supervisor (pid {pid} on {host})"
+    except (OSError, values.BadValue):
         return "its supervisor"
 
 
