@@ -27,7 +27,6 @@ _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG, _FAR = b"0" * MOST_DIGITS, b"e000"
-_INNERMOST = re.compile(rb"\[\]|\{\}")
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -72,7 +71,7 @@ def read_json(data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts
             parse_float=_float if odd else None,
             parse_constant=_constant,
         )
-        if _HALVES.search(data):
+        if b"\\" in data and _HALVES.search(data):
             json.dumps(said, ensure_ascii=False).encode()  # half a character cannot be written anywhere
         return said
     except RecursionError:
@@ -102,7 +101,7 @@ def _bound(outside: bytes, most_depth: int, most_parts: int) -> None:
     for _ in range(most_depth):  # each round takes the innermost pairs away
         if not left:
             return
-        left = _INNERMOST.sub(b"", left)
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
     if left:
         raise BadValue(f"it is no JSON, or nested more than {most_depth} deep")
 

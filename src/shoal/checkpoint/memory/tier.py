@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from shoal import values
 from shoal.checkpoint import ledger
 from shoal.checkpoint.manifest import Corrupt, encode
 from shoal.checkpoint.memory.generations import Generation, Here, open_folder, read_extra, remember, room_bytes, settle
@@ -161,11 +162,13 @@ class Memory:
             if name not in self._seen or not self._whole(name):
                 raise FileNotFoundError(errno.ENOENT, "it is in memory no more", str(name))
             return
-        fields = json.loads(said)
+        fields = values.read_object(said.encode())
         mine = dict(zip(self._addresses, self._sources, strict=True))
-        sources = [mine.get(address) for address in fields["addresses"]]
+        sources = [mine.get(address) for address in values.field(fields, "addresses", values.each(values.short))]
+        holder = values.each(lambda i: values.whole(i, len(sources) - 1))
         spread = _Spread({}, {}, [])
-        for rank, size, holders in fields["ranks"]:
+        for told in values.field(fields, "ranks", values.each(lambda row: values.items(row, 3))):
+            rank, size, holders = values.whole(told[0]), values.whole(told[1]), holder(told[2])
             reached = [source for i in holders if (source := sources[i]) is not None]
             if not reached:
                 raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node knows")
