@@ -28,6 +28,7 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG, _FAR = b"0" * MOST_DIGITS, b"e000"
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -97,11 +98,11 @@ def _bound(outside: bytes, most_depth: int, most_parts: int) -> None:
         raise BadValue(f"it holds more than {most_parts:,} values")
     if opened <= most_depth:
         return
-    left = outside.translate(None, _NO_BRACKETS)
+    left = outside.translate(_AS_SQUARE, _NO_BRACKETS)  # those of the wrong kind are found by the parser
     for _ in range(most_depth):  # each round takes the innermost pairs away
         if not left:
             return
-        left = left.replace(b"[]", b"").replace(b"{}", b"")
+        left = left.replace(b"[]", b"")
     if left:
         raise BadValue(f"it is no JSON, or nested more than {most_depth} deep")
 
@@ -267,3 +268,28 @@ def one_of(said: object, known: Collection[str]) -> str:
     if short(said) not in known:
         raise BadValue(f"{_shown(said)} where one of {', '.join(sorted(known))} belongs")
     return cast(str, said)
+
+
+def read_large(data: bytes, most_parts: int) -> Any:
+    """JSON of files with millions of values, each of which is read by its type and range afterwards: half the time of
+    `read_json`, which looks at numbers and depth first. What is not read by type goes through `looked_at`."""
+    if data.count(b",") > most_parts:
+        raise BadValue(f"it holds more than {most_parts:,} values")
+    try:
+        return json.loads(data.decode(), parse_constant=_constant)
+    except RecursionError:
+        raise BadValue("it is nested too deeply") from None
+    except BadValue:
+        raise
+    except ValueError:
+        raise BadValue("it is no JSON") from None
+
+
+def looked_at(said: object) -> dict[str, Any]:
+    """An object of others' choice, out of `read_large`: as if `read_json` had read it."""
+    try:
+        return read_object(json.dumps(fields_of(said), allow_nan=False).encode())
+    except BadValue:
+        raise
+    except (ValueError, RecursionError):  # an infinity, or too deep
+        raise BadValue("a number that is none, or too deep nesting") from None

@@ -5,7 +5,6 @@ Other names are let through as they are: whoever saves may say more. No torch he
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -37,15 +36,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def extra_of(said: object) -> dict[str, Any]:
-    """`BadValue`, with the place, where it cannot be. All of it is looked at once more: a manifest is parsed without
-    the bounds of `values.read_json` (`seals.opened`)."""
-    try:
-        values.read_json(json.dumps(values.fields_of(said), allow_nan=False).encode())
-    except values.BadValue:
-        raise
-    except (ValueError, RecursionError):  # an infinity, or too deep
-        raise values.BadValue("a number that is none, or too deep nesting") from None
-    found: dict[str, Any] = dict(values.fields_of(said))
+    """`BadValue`, with the place, where it cannot be."""
+    found = values.looked_at(said)
     for name, read in _READ.items():
         if name in found:
             values.field(found, name, read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from shoal.data.shards import TokenShards
 from shoal.data.starts import NO_START, said
 from shoal.errors import DataError
 from shoal.spec.run import Data, Source
+from shoal.values import BadValue, read_object
 
 
 def open_sources(sources: Sequence[Source], data: Data, workspace: Path, look: bool = True) -> list[TokenShards]:
@@ -56,5 +56,8 @@ def _same_tokens(one: TokenShards, other: TokenShards) -> None:
 
 def _tokenizer(data: TokenShards) -> object:
     """What the tokenizer does, without the settings that do not change the ids of a document."""
-    value = json.loads(data.folder.read(data.tokenizer))
+    try:
+        value = read_object(data.folder.read(data.tokenizer))
+    except BadValue as e:
+        raise DataError(f"{data.where}/{data.tokenizer} cannot be read ({e}); prepare the data set again.") from None
     return {k: v for k, v in value.items() if k not in ("truncation", "padding")}

@@ -175,7 +175,8 @@ def _check_files(dcp: Dcp) -> None:
             _beside(shard.file)
         except BadValue:
             raise CheckpointError(
-                f"{dcp.folder / METADATA} names {shard.file[:80]!r}, which lies outside of its folder, or is no name of a file."
+                f"{dcp.folder / METADATA} names {shard.file[:80]!r}, which lies outside of its folder, or is no file's "
+                "name."
             ) from None
         needed[shard.file] = max(needed.get(shard.file, 0), shard.at + shard.bytes)
     for file, count in sorted(needed.items()):
