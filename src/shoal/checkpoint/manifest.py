@@ -83,8 +83,8 @@ def decode(data: bytes, checked: bool = False) -> Manifest:
         if version == 1:
             files, layout, listed = tables_of(fields)
         else:
-            if world != len(fields["files"]):
-                raise ValueError(f"a world of {world} ranks and {len(fields['files'])} files")
+            if world != len(values.fields_of(fields["files"])):
+                raise values.BadValue(f"a world of {world} ranks and {len(fields['files'])} files")
             layout, listed = layout_from(fields, world), None
             files = {name: file_from(file, layout.block_bytes) for name, file in fields["files"].items()}
         manifest = Manifest(
@@ -101,7 +101,7 @@ def decode(data: bytes, checked: bool = False) -> Manifest:
     except values.BadValue as e:
         raise Corrupt(f"its manifest.json cannot be understood ({e})") from e
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"its manifest.json cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("its manifest.json cannot be understood (something in it has another form)") from e
     if not checked:
         check(manifest)
     return manifest

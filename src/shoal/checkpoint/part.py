@@ -105,10 +105,12 @@ def unpack(packed: str, world: int) -> Layout:
         inflate = zlib.decompressobj()
         text = inflate.decompress(base64.b64decode(packed, validate=True), MOST_LAYOUT_BYTES)
         if not inflate.eof:
-            raise ValueError("it is cut off, or too long")
+            raise values.BadValue("it is cut off, or too long")
         return layout_from(opened(text), world)
+    except values.BadValue as e:
+        raise Corrupt(f"the layout that a rank says cannot be understood ({e})") from e
     except (zlib.error, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"the layout that a rank says cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("the layout that a rank says cannot be understood (it has another form)") from e
 
 
 def write_part(
@@ -194,8 +196,10 @@ def decode_part(data: bytes) -> Part:
         )
         layout = values.field(fields, "layout", lambda said: values.text(said, MOST_LAYOUT_BYTES))
         return Part(rank, world, file_from(fields["file"], block_bytes), layout)
+    except values.BadValue as e:
+        raise Corrupt(f"the part of a rank cannot be understood ({e})") from e
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("the part of a rank cannot be understood (it has another form)") from e
 
 
 def encode_contents(contents: Contents) -> dict[str, object]:

@@ -253,9 +253,22 @@ def _index_from(value: dict[str, Any]) -> Index:
         has_mask=told("has_mask", values.flag),
         fingerprint=told("fingerprint", values.short),
         shards=shards,
-        source=told("source", values.looked_at),
+        source=told("source", _source),
         start_id=values.field(value, "start_id", values.maybe(values.whole), None),
     )
+
+
+def _source(said: object) -> dict[str, Any]:
+    """Where it came from, for people: what is shown has its type, other fields may be anything."""
+    source = values.looked_at(said)
+    values.field(source, "named", values.each(values.short), [])
+    values.field(source, "skipped", values.by_name(_skipped), {})
+    return source
+
+
+def _skipped(said: object) -> int:
+    values.field(said, "first", values.short)
+    return values.field(said, "count", values.whole)
 
 
 def _tokenizer(said: object) -> str:

@@ -59,5 +59,7 @@ def _tokenizer(data: TokenShards) -> object:
     try:
         value = read_object(data.folder.read(data.tokenizer))
     except BadValue as e:
-        raise DataError(f"{data.where}/{data.tokenizer} cannot be read ({e}); prepare the data set again.") from None
+        raise DataError(
+            f"{data.where}/{data.tokenizer} is damaged ({e}); restore it from a copy, or prepare the data again."
+        ) from None
     return {k: v for k, v in value.items() if k not in ("truncation", "padding")}

@@ -95,8 +95,9 @@ def request_in(file: Path, workspace: str, python: str) -> Request:
                     executable.add(entry.name)
         if Bundle.RUN_FILE not in files:
             raise tarfile.TarError(f"it has no {Bundle.RUN_FILE}")
-    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as e:
-        raise SetupError(f"{file} cannot be read ({e}); launch the run again.") from e
+    except (OSError, EOFError, ValueError, KeyError, tarfile.TarError, zlib.error) as e:
+        said = str(e).partition("\n")[0].rstrip(":")[:200]
+        raise SetupError(f"{file} cannot be read ({said}); launch the run again.") from e
     bundle = Bundle(files, frozenset(executable))
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder) / Bundle.RUN_FILE
