@@ -270,13 +270,15 @@ def one_of(said: object, known: Collection[str]) -> str:
     return cast(str, said)
 
 
-def read_large(data: bytes, most_parts: int) -> Any:
+def read_large(data: bytes, most_parts: int, none_for_nan: bool = False) -> Any:
     """JSON of files with millions of values, each of which is read by its type and range afterwards: half the time of
-    `read_json`, which looks at numbers and depth first. What is not read by type goes through `looked_at`."""
+    `read_json`, which looks at numbers and depth first. What is not read by type goes through `looked_at`.
+    `none_for_nan`: of those who write NaN, and bytes that are no text, where nobody reads them."""
     if data.count(b",") > most_parts:
         raise BadValue(f"it holds more than {most_parts:,} values")
+    constant = (lambda which: None) if none_for_nan else _constant
     try:
-        return json.loads(data.decode(), parse_constant=_constant)
+        return json.loads(data.decode(errors="replace" if none_for_nan else "strict"), parse_constant=constant)
     except RecursionError:
         raise BadValue("it is nested too deeply") from None
     except BadValue:

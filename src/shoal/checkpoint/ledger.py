@@ -170,8 +170,10 @@ def summary(store: Store, name: Name) -> Summary | None:
         if not sealed(data):
             return None
         fields = opened(data)
-        sizes = (values.field(fields, name, values.whole) for name in ("world", "bytes", "manifest_bytes"))
-        return Summary(*sizes, values.field(fields, "eval_loss", values.maybe(values.real)))
+        world, size, of_manifest = (
+            values.field(fields, name, values.whole) for name in ("world", "bytes", "manifest_bytes")
+        )
+        return Summary(world, size, of_manifest, values.field(fields, "eval_loss", values.maybe(values.real)))
     except (OSError, EOFError, values.BadValue):
         return None
 

@@ -261,8 +261,9 @@ def _index_from(value: dict[str, Any]) -> Index:
 def _source(said: object) -> dict[str, Any]:
     """Where it came from, for people: what is shown has its type, other fields may be anything."""
     source = values.looked_at(said)
-    values.field(source, "named", values.each(values.short), [])
-    values.field(source, "skipped", values.by_name(_skipped), {})
+    for name, read in (("named", values.each(values.short)), ("skipped", values.by_name(_skipped))):
+        if name in source:
+            values.field(source, name, read)
     return source
 
 
