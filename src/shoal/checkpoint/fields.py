@@ -95,13 +95,15 @@ def _spread(first: int, steps: Sequence[int], parts: Sequence[int]) -> Dims:
 
 
 def _grid_from(fields: dict[str, Any], world: int) -> Grid:
-    cuts = tuple(Cut(_whole(dim), _whole(parts, 1), _whole(split, 1)) for dim, parts, split in fields["cuts"])
+    cuts = tuple(
+        Cut(_whole(dim), _whole(parts, 1), _whole(split, 1)) for dim, parts, split in items(fields["cuts"], MOST_DIMS)
+    )
     places = math.prod(cut.parts for cut in cuts)
     if places > world or any(cut.split > world for cut in cuts) or len(cuts) > MOST_DIMS:
         raise BadValue(f"a grid of {places} places for {world} ranks")
     ranks = fields["ranks"]
     if isinstance(ranks, dict):
-        first, steps = _whole(ranks["first"]), [_whole(step) for step in ranks["steps"]]
+        first, steps = _whole(ranks["first"]), _dims(ranks["steps"])
         grid = Grid(cuts, _spread(first, steps, [cut.parts for cut in cuts]))
     else:
         grid = Grid(cuts, _dims(ranks))

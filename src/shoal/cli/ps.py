@@ -78,6 +78,7 @@ def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
     from shoal.launch.watch import jobs_in, look  # and with it schedulers: others need not wait for them
 
     jobs, wrong = jobs_in(folder)
+    wrong = {name: why.replace(f"{folder / 'runs' / name}/", "") for name, why in wrong.items()}  # short: for a table
     launched = look(jobs.values(), folder)
     found: list[tuple[Status, Seen | None]] = [(s, None) for s in statuses(folder, without=jobs)]
     found += [(seen.status, seen) for seen in launched.values()]

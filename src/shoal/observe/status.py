@@ -90,7 +90,7 @@ def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
             found.append(status_of(run_dir, now))
         except Exception as e:  # whatever is wrong with one of them
             kind = "" if isinstance(e, ShoalError | values.BadValue | OSError) else f"{type(e).__name__}: "
-            found.append(damaged(run_dir.name, f"{kind}{e}", now))
+            found.append(damaged(run_dir.name, f"{kind}{e}".replace(f"{run_dir.path}/", "", 1), now))
     found += [damaged(name, what, now) for name, what in damaged_in(folder).items() if name not in without]
     return sorted(found, key=lambda s: s.started)
 
