@@ -1,4 +1,4 @@
-"""A seal says that nothing has changed, not that it was right: what has other types is damaged, and the older is used."""
+"""A seal says that nothing has changed, not that it was right: other types are damage, and the older one is used."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.track.journals import make_run
 
 from shoal.cli.main import main
 from shoal.track.cursor import Cursor
 from shoal.track.rundir import RunDir
+from tests.track.journals import make_run
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
