@@ -87,7 +87,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
     with ExitStack() as held:
         with writing(run_dir):
             held.enter_context(lock.hold(run_dir))
-        before = load(run_dir.spec_file).run
+        before = with_steps(load(run_dir.spec_file).run, run_dir.workspace)
         if differ := differences(before, spec, auto_is_equal=True):
             raise SpecError(differs(run_dir.name, differ))
         history = History.of(run_dir)
