@@ -141,7 +141,7 @@ class _Touched:
 
 class Checked:
     """A mapped file that reads like an array, and compares each piece before the first slice of it is handed out. Of
-    tokens it also looks that they are ids of the vocabulary: 8 µs a piece, where comparing it takes 46."""
+    tokens it also looks that they are ids of the vocabulary: 5 µs a piece, where comparing it takes 46."""
 
     def __init__(
         self, path: Path, array: Array, sums: Array, touched: bytearray, vocab_size: int | None = None
