@@ -164,8 +164,10 @@ def fields(said: object, known: Collection[str]) -> dict[str, Any]:
 
 def table(said: object, most: int) -> dict[str, Any]:
     """An object whose keys are names of others' choice."""
-    if not isinstance(said, dict) or len(said) > most:
-        raise BadValue(f"no object of at most {most} fields")
+    if not isinstance(said, dict):
+        raise BadValue(f"{_shown(said)} where an object belongs")
+    if len(said) > most:
+        raise BadValue(f"an object of {len(said)} fields where at most {most} belong")
     return said
 
 

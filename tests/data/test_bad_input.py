@@ -165,7 +165,7 @@ CASES = [
          "there is no tokenizer at {in}/none.json"),
     Case("broken tokenizer", lambda f: (text("a.txt", "x")(f), text("t.json",
          "{}")(f)), TEXT + " --tokenizer {in}/t.json",
-         "{in}/t.json is no tokenizer that can be read"),
+         "{in}/t.json is no tokenizer that can be used (model: None where an object belongs)"),
     Case("no such split", lambda f: (f / "dataset_dict.json").write_text('{"splits": ["train", "test"]}'),
          "prepare {in} --out {in}/out --split valid", "has no split 'valid'; --split names one of train, test"),
     Case("unknown format", text("a.txt", "x"), TEXT + " --format csv", "there is no 'csv' for --format", code=2),

@@ -88,7 +88,7 @@ def _same(run_dir: RunDir, spec: Run) -> History | None:
     from one start to the next."""
     if not run_dir.exists():
         return None
-    differ = differences(load(run_dir.spec_file).run, spec, auto_is_equal=True)
+    differ = differences(where_known(load(run_dir.spec_file).run, run_dir.workspace), spec, auto_is_equal=True)
     if differ := [d for d in differ if not d.key.startswith("launch.")]:
         raise SpecError(differs(run_dir.name, differ, fresh=False))
     return History.of(run_dir)

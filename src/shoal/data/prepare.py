@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from shoal import __version__
+from shoal.data.broken import shown
 from shoal.data.index import Index, ShardInfo, write_index
 from shoal.data.inputs import Input, expand
 from shoal.data.memory import check_limits, peak_bytes
@@ -243,12 +244,12 @@ def _publish(
 def _source(named: Sequence[str], inputs: Sequence[Input], options: Options, reading: Reading) -> dict[str, Any]:
     """For index.json: where the tokens came from. Nothing that differs between two runs of the same command."""
     return {
-        "named": list(named),
-        "inputs": [{"path": i.path, "size_bytes": i.size_bytes} for i in inputs[:MAX_NAMED_INPUTS]],
+        "named": [shown(name) for name in named],
+        "inputs": [{"path": shown(i.path), "size_bytes": i.size_bytes} for i in inputs[:MAX_NAMED_INPUTS]],
         "input_count": len(inputs),
         "options": {
             **asdict(reading),
-            "tokenizer": options.tokenizer,
+            "tokenizer": shown(options.tokenizer),
             "special": options.special,
             "format": options.format,
             "eval_fraction": options.eval_fraction,
