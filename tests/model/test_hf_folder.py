@@ -185,7 +185,7 @@ def names_the_folder_above(folder: Path) -> None:
         (index_out_of_the_folder, DataError, "lies outside its folder"),
         (index_to_the_folder_above, DataError, "lies outside its folder"),
         (index_with_a_nul, DataError, "lies outside its folder"),
-        (index_with_half_a_letter, DataError, "lies outside its folder"),
+        (index_with_half_a_letter, DataError, "half a character"),
         (index_of_numbers, DataError, "cannot be read as an index"),
         (index_of_nothing, DataError, "cannot be read as an index"),
         (deep_index, DataError, "cannot be read as an index"),

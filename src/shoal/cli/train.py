@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)
     if run_dir.exists() and not args.fresh:
-        spec = as_begun(load(run_dir.spec_file).run, spec)
-        return _go_on(run_dir, with_steps(spec, run_dir.workspace))
+        return _go_on(run_dir, spec)
     return _begin(run_dir, spec, args.fresh)
 
 
@@ -88,6 +87,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
         with writing(run_dir):
             held.enter_context(lock.hold(run_dir))
         before = with_steps(load(run_dir.spec_file).run, run_dir.workspace)
+        spec = with_steps(as_begun(before, spec), run_dir.workspace)
         if differ := differences(before, spec, auto_is_equal=True):
             raise SpecError(differs(run_dir.name, differ))
         history = History.of(run_dir)

@@ -90,6 +90,9 @@ class Large(Toy):
     def backward(self, m: int, message: bytes) -> bytes | None:
         return self._padded(super().backward(m, message[:8]))
 
+    def check(self, kind: str, payload: bytes | memoryview) -> None:
+        super().check(kind, payload if kind == "part" else payload[:8])
+
     def _padded(self, message: bytes | None) -> bytes | None:
         return None if message is None else message.ljust(self.message_bytes)
 
@@ -101,6 +104,9 @@ class Timed(Peer):
         takes = {"forward": self.forward_s + (self.backward_s if self.last else 0.0), "backward": self.backward_s}
         await asyncio.sleep(takes.get(getattr(do, "__name__", ""), 0.0))
         return do(*args)
+
+    async def _check(self, peer: PeerId, message: Message) -> None:
+        self.work.check(message.kind, message.body)  # in no thread: the clock would not wait for it
 
 
 def step_s(micro_batches: int, size: int, compute_s: float, bytes_per_s: float, one_way_s: float) -> float:

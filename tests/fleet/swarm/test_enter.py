@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from shoal.cli import swarm_relay
 from shoal.data.index import ShardInfo, write_index
@@ -40,7 +41,9 @@ def run_file(folder: Path, fingerprint: str = "f1") -> Path:
     """A run and something like a data set; nobody here reads its tokens."""
     for name in ("train", "eval"):
         (folder / "data" / name).mkdir(parents=True)
-        sums = dict.fromkeys(("tokens_xxh3", "docs_xxh3", "sums_xxh3"), f"{fingerprint}-{name}")
+        sums = dict.fromkeys(
+            ("tokens_xxh3", "docs_xxh3", "sums_xxh3"), xxhash.xxh3_128_hexdigest(f"{fingerprint}-{name}")
+        )
         shard = ShardInfo("shard", tokens=100, documents=1, mask_xxh3=None, tokens_bytes=200, **sums)
         write_index(folder / "data" / name, [shard], vocab_size=300, eos_id=0, tokenizer="bytes")
         (folder / "data" / name / "shard-0").write_bytes(name.encode() * 300_000)
