@@ -42,7 +42,7 @@ def run_file(folder: Path, fingerprint: str = "f1") -> Path:
     for name in ("train", "eval"):
         (folder / "data" / name).mkdir(parents=True)
         sums = dict.fromkeys(
-            ("tokens_xxh3", "docs_xxh3", "sums_xxh3"), xxhash.xxh3_128_hexdigest(f"{fingerprint}-{name}")
+            ("tokens_xxh3", "docs_xxh3", "sums_xxh3"), xxhash.xxh3_128_hexdigest(f"{fingerprint}-{name}".encode())
         )
         shard = ShardInfo("shard", tokens=100, documents=1, mask_xxh3=None, tokens_bytes=200, **sums)
         write_index(folder / "data" / name, [shard], vocab_size=300, eos_id=0, tokenizer="bytes")
