@@ -83,10 +83,11 @@ def _job(asked: tuple[list[Work], float | None]) -> Ran:
 
 
 def _sum(results: object) -> Ran:
-    whole = Ran({}, {}, {})
+    whole = Ran({}, {}, {}, {})
     for ran in results:  # type: ignore[attr-defined]
         for name, count in ran.cases.items():
             whole.cases[name] = whole.cases.get(name, 0) + count
+            whole.taken[name] = whole.taken.get(name, 0) + ran.taken[name]
             whole.cpu_s[name] = whole.cpu_s.get(name, 0.0) + ran.cpu_s[name]
         for found in ran.found.values():
             if found.key not in whole.found:
@@ -103,9 +104,10 @@ def _print(found: Found) -> None:
 
 
 def _report(ran: Ran, took_s: float) -> list[Found]:
-    print(f"\n{'reader':24} {'cases':>10} {'CPU s':>8} {'cases/s':>8}")
+    print(f"\n{'reader':24} {'cases':>10} {'taken':>6} {'CPU s':>8} {'cases/s':>8}")
     for name, count in sorted(ran.cases.items()):
-        print(f"{name:24} {count:10,} {ran.cpu_s[name]:8.1f} {count / max(ran.cpu_s[name], 1e-9):8.0f}")
+        taken = ran.taken[name] / max(count, 1)
+        print(f"{name:24} {count:10,} {taken:6.0%} {ran.cpu_s[name]:8.1f} {count / max(ran.cpu_s[name], 1e-9):8.0f}")
     total, cpu_s = sum(ran.cases.values()), sum(ran.cpu_s.values())
     new = [found for key, found in ran.found.items() if key not in KNOWN]
     print(f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known")
@@ -125,8 +127,8 @@ def _show(names: list[str], seed: int, cases: int) -> int:
                 case = case_of(name, target, at)
                 print(f"{name} {at}: {pprint.pformat(case)[:4000]}", flush=True)
                 wrong = one(target, case)
-                print("fine" if wrong is None else f"{wrong[0]}\n{wrong[1]}")
-                code |= wrong is not None
+                print({True: "taken", False: "refused"}[wrong] if isinstance(wrong, bool) else f"{wrong[0]}\n{wrong[1]}")
+                code |= not isinstance(wrong, bool)
     return code
 
 

@@ -148,7 +148,7 @@ def stage_peers_file(folder: Path) -> Target:
     from shoal.spec import Run
     from shoal.train.stage_peer import peers_of
 
-    run = Run.model_validate({"name": "d", "data": {"train": "x"}, "swarm": {"stages": {"count": 2}}})
+    run = Run.model_validate({"name": "d", "data": {"train": "x"}, "train": {"steps": 3}, "swarm": {"stages": {"count": 2}}})
     good = [[{"id": A, "tcp": ["a:1"]}], [{"id": B, "tcp": ["b:1"]}, {"id": C, "tcp": ["c:2"]}]]
     file = folder / "peers.json"
 
