@@ -170,9 +170,12 @@ def islands(folder: Path) -> Target:
     from shoal.fleet.epoch import Fence
     from shoal.fleet.trade import Gone, _parsed
 
-    card = {"key": "k", "island": 0, "control": "a:1", "trade": "a:2", "host": "h", "pid": 5}
+    card = {"key": "k", "island": 0, "control": "a:1", "data": ["a:2"], "host": "h", "pid": 5}
     good: dict[str, Any] = {
-        "e": {"number": 1, "members": [card], "base": 0, "joined": ["k"], "by": "k", "life": 1, "back": None},
+        "e": {
+            **{"number": 1, "members": [card], "base": 0, "have": {"k": [0]}, "left": {"l": "gone"}, "joined": ["k"]},
+            **{"by": "k", "life": 1, "noticed": 1.5, "back": {"step": 3}},
+        },
         "h": {"card": card, "step": 3, "digest": "ab"},
         "c": {"cut": [0, 1], "until": 1e10},
         "t": {"step": 3, "parts": [[0, 1]]},

@@ -128,6 +128,8 @@ def ray(folder: Path) -> Target:
         def json(self) -> Any:
             return json.loads(self.text)
 
+        def raise_for_status(self) -> None: ...
+
     answer = [b"[]"]
     made = {"version": "4", "ray_version": "2.40", "ray_commit": "x", "session_name": "s"}
 

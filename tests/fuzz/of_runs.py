@@ -24,10 +24,14 @@ def run_folder(workspace: Path) -> Folder:
     story = make_run(workspace, "demo")
     story.open().start().steps(4).eval().checkpoint().steps(6).failure().wait(1.0).start(at_step=4).steps(8).eval().close()
     run = workspace / "runs" / "demo"
-    (run / "plan.json").write_text(json.dumps({"step_s": 0.5, "parts": {"compute_s": 0.4, "data_s": 0.1}, "device": "cpu"}))
-    (run / "supervisor.json").write_text(json.dumps({"pid": 4242, "host": "box", "since": 1.7e9}))
+    plan = {"step_s": 0.5, "parts_s": {"compute": 0.4, "update": 0.05, "islands": 0.0}, "step_low_s": 0.4}
+    plan |= {"step_high_s": 0.6, "figures": "the catalogue", "device": "cpu", "load": 1.0, "cores": 2}
+    (run / "plan.json").write_text(json.dumps(plan))
+    (run / "logs" / "attempt-000").mkdir(parents=True)
+    (run / "logs" / "attempt-000" / "rank-00000.log").write_text("a line\n")
+    (run / "supervisor.lock").write_text(json.dumps({"pid": 4242, "host": "box", "started": 1.7e9}))
     (run / "job.json").write_text(json.dumps(JOB))
-    return Folder({p.name: p.read_bytes() for p in sorted(run.iterdir()) if p.is_file()})
+    return Folder({str(p.relative_to(run)): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()})
 
 
 JOB: dict[str, Any] = {
@@ -83,7 +87,7 @@ def views(folder: Path) -> Target:
             raise Finding("one damaged run hides another")
         json.loads(shoal("ps", "--json", *where))
         wrong = None
-        for argv in (["ps", "demo"], ["ps", "demo", "--json"], ["logs", "demo"], ["report", "demo", "--text"]):
+        for argv in (["ps", "demo"], ["ps", "demo", "--json"], ["logs", "demo"], ["report", "demo", "--no-png"], ["report", "demo", "--no-png", "--json"]):
             try:
                 shoal(*argv, *where)
             except ShoalError as e:
@@ -140,30 +144,31 @@ def resume(folder: Path) -> Target:
 @reader("journal-index", "track.index", quick=100, share=20)
 def journal_index(folder: Path) -> Target:
     """The columns beside a long journal: what does not fit is made anew."""
+    from shoal.errors import ShoalError
     from shoal.track import index
 
     file = folder / "journal.jsonl"
     lines = run_folder(folder / "w")["journal.jsonl"].splitlines(keepends=True)
     file.write_bytes(b"".join(lines[2:12]) * 40)
-    made = list(index.blocks(file, least_bytes=0)) if _takes_least() else list(index.blocks(file))
+    index.blocks_of(file, 2000)
     beside = index.index_file(file)
-    good = beside.read_bytes() if beside.exists() else b""
-    assert made
+    good, frame = beside.read_bytes(), 16
+
+    def generate(rng: Random) -> bytes:
+        if rng.random() < 0.4:
+            return damaged(rng, good, head=400)
+        at = len(index.MAGIC)  # the first block: its header, made anew
+        size = int.from_bytes(good[at + 4 : at + 8], "little")
+        text = encoded(mutated(rng, json.loads(good[at + frame : at + frame + size])))
+        return good[:at] + index._framed(text) + text + good[at + frame + size :]
 
     def read(data: bytes) -> None:
         beside.write_bytes(data)
-        for block in index.blocks(file):
-            block.rows
+        for block in index.blocks_of(file, 2000):
+            for name in block.arrays():
+                block.load(name)
 
-    return Target(lambda rng: damaged(rng, good, head=400), read)
-
-
-def _takes_least() -> bool:
-    import inspect
-
-    from shoal.track import index
-
-    return "least_bytes" in inspect.signature(index.blocks).parameters
+    return Target(generate, read, (ShoalError,))
 
 
 @reader("pulse", "observe.pulse_file", "observe.pulse", "guard.pulses", quick=800, share=300)
@@ -282,7 +287,7 @@ def small_files(folder: Path) -> Target:
         "n": {"furthest": 3, "in_a_row": 1, "excluded": {"n1": "bad"}, "code": 75, "why": "x", "over": False, "time": 1.5},
         "s": {"name": "demo", "points": {"demo-1": ["train.steps=3"]}, "total": 10, "early": True, "stopped": {"demo-1": 5}},
         "c": {"address": "http://a", "offset": 5, "remote": {"id": "x"}},
-        "l": {"pid": 5, "host": "h", "since": 1.5},
+        "l": {"pid": 5, "host": "h", "started": 1.5},
         "t": {"kind": "step", "step": 3},
     }
 

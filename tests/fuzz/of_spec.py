@@ -126,8 +126,8 @@ def published(folder: Path) -> Target:
     from shoal.plan import published as p
 
     file = folder / "t.csv"
-    head = "row_id,source,gpu_type,n_gpus,model,params_B,seq,global_batch,microbatch,tp,pp,cp,ep,vpp,sharding,recompute,precision,mfu_pct,tokens_s_gpu,step_time_s,mem_GB,software,fabric\n"
-    row = "1,s,H100,64,Llama 3 8B,8,8192,128,1,1,1,1,1,1,fsdp,full,bf16,40,10000,5.2,60,torchtitan,\n"
+    head = "row_id,source,gpu_type,n_gpus,layers,hidden,heads,seq,global_batch,microbatch,tp,pp,cp,ep,vpp,sharding,recompute,precision,tokens_s_gpu,step_time_s,mem_GB,software,fabric\n"
+    row = "1,s,H100,64,32,4096,32,8192,128,1,1,1,1,1,1,fsdp,full,bf16,10000,5.2,60,torchtitan,\n"
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
