@@ -11,30 +11,43 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import every
+from tests.fuzz import every, reach, sites
 from tests.fuzz.known import KNOWN
 from tests.fuzz.reader import READERS, dump
 from tests.fuzz.run import Found, Ran, Work, case_of, one, run
 
 CASES = Path(__file__).parent / "cases"
+_MOST_KEPT = 20_000  # bytes of a case in the repository
 _BATCH = 100_000  # cases of one reader in a child: what piles up in a library ends with it
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("readers", nargs="*", metavar="READER", help="all, unless some are named; `list` names them")
+    parser.add_argument(
+        "readers",
+        nargs="*",
+        metavar="READER",
+        help="all, unless some are named; `list` names them, `sites` and `reach` see docs/guide/fuzzing.md",
+    )
     parser.add_argument("--cases", type=int, help="in all, shared out by cost (default: 100,000; with --show 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case (default: 0)")
     parser.add_argument("--minutes", type=float, help="at most so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--show", action="store_true", help="print each case and what becomes of it, in this process")
-    parser.add_argument("--save", action="store_true", help="keep the smallest case of each new finding in tests/fuzz/cases")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the smallest case of each new finding in tests/fuzz/cases"
+    )
     asked = parser.parse_args()
     every.load()
     if asked.readers == ["list"]:
         for reader in READERS.values():
             print(f"{reader.name:24} {', '.join(reader.modules)}")
         return 0
+    if asked.readers == ["reach"]:
+        print(f"{len(reach.write())} places are reached")
+        return _sites()
+    if asked.readers == ["sites"]:
+        return _sites()
     if unknown := set(asked.readers) - READERS.keys():
         parser.error(f"no reader is called {', '.join(sorted(unknown))}; `python -m tests.fuzz list` names all")
     names = asked.readers or list(READERS)
@@ -49,6 +62,15 @@ def main() -> int:
         for found in new:
             _save(found)
     return 1 if new else 0
+
+
+def _sites() -> int:
+    """What `test_every_reader_has_a_generator` would say."""
+    for place, parsers in sites.missing().items():
+        print(f"no generator reaches {place} ({', '.join(sorted(parsers))})")
+    for place in sites.stale():
+        print(f"there is no such place any more: {place}")
+    return 1 if sites.missing() or sites.stale() else 0
 
 
 def _shared_out(names: list[str], cases: int, seed: int) -> list[Work]:
@@ -110,7 +132,9 @@ def _report(ran: Ran, took_s: float) -> list[Found]:
         print(f"{name:24} {count:10,} {taken:6.0%} {ran.cpu_s[name]:8.1f} {count / max(ran.cpu_s[name], 1e-9):8.0f}")
     total, cpu_s = sum(ran.cases.values()), sum(ran.cpu_s.values())
     new = [found for key, found in ran.found.items() if key not in KNOWN]
-    print(f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known")
+    print(
+        f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known"
+    )
     for found in sorted(ran.found.values(), key=lambda f: f.key):
         known = "known " if found.key in KNOWN else ""
         said = (found.what.strip().splitlines() or [""])[-1][:200]
@@ -127,7 +151,9 @@ def _show(names: list[str], seed: int, cases: int) -> int:
                 case = case_of(name, target, at)
                 print(f"{name} {at}: {pprint.pformat(case)[:4000]}", flush=True)
                 wrong = one(target, case)
-                print({True: "taken", False: "refused"}[wrong] if isinstance(wrong, bool) else f"{wrong[0]}\n{wrong[1]}")
+                print(
+                    {True: "taken", False: "refused"}[wrong] if isinstance(wrong, bool) else f"{wrong[0]}\n{wrong[1]}"
+                )
                 code |= not isinstance(wrong, bool)
     return code
 
@@ -136,6 +162,9 @@ def _save(found: Found) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-fuzz-") as folder:
         target = READERS[found.reader].make(Path(folder))
         ending, data = dump(case_of(found.reader, target, found.seed))
+    if len(data) > _MOST_KEPT:
+        print(f"{found.reader} --seed {found.seed} has {len(data)} bytes and is not kept: look for a smaller one")
+        return
     into = CASES / found.reader
     into.mkdir(parents=True, exist_ok=True)
     (into / f"{hashlib.sha256(data).hexdigest()[:12]}.{ending}").write_bytes(data)

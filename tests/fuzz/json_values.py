@@ -11,7 +11,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-_DEEP, _DEEPER, _DOUBLE = "@deep@", "@deeper@", "@double@"  # become text that no value can be: many brackets, a key twice
+_DEEP, _DEEPER, _DOUBLE = (
+    "@deep@",
+    "@deeper@",
+    "@double@",
+)  # become text that no value can be: many brackets, a key twice
 
 NUMBERS: tuple[Any, ...] = (
     *(0, 1, -1, 2, 7, 255, 256, 257, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64),
@@ -19,7 +23,24 @@ NUMBERS: tuple[Any, ...] = (
     *(0.0, -0.0, 0.5, 1.0, 257.0, -1.5, 1e15, 1e16, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf),
 )
 TEXTS = (
-    *("", "0", "1", "-1", "x", "é", "null", "NaN", "\x00", "a\x00b", ".", "..", "../../x", "/", "/etc/passwd", "a/../b"),
+    *(
+        "",
+        "0",
+        "1",
+        "-1",
+        "x",
+        "é",
+        "null",
+        "NaN",
+        "\x00",
+        "a\x00b",
+        ".",
+        "..",
+        "../../x",
+        "/",
+        "/etc/passwd",
+        "a/../b",
+    ),
     *("\ud800", "\udcff", "x" * 5000, " ", "\n", "\u2028", "1e400", "9" * 30, "%s%n", "{}", "-", "a,b", "\U0001f41f"),
 )
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [None], [[]], [[[[1]]]], {"": None}, {"a": {}}, _DEEP)
@@ -70,7 +91,9 @@ def _changed(rng: Random, value: Any) -> Any:
         return rng.choice((*near, float(value)) if abs(value) < 2**63 else near)
     if type(value) is str and rng.random() < 0.4:
         at = rng.randrange(len(value) + 1)
-        return rng.choice((value[:at], value[at:], value + value, value.upper(), value[:at] + "\x00" + value[at:], [value]))
+        return rng.choice(
+            (value[:at], value[at:], value + value, value.upper(), value[:at] + "\x00" + value[at:], [value])
+        )
     return edge(rng)
 
 

@@ -45,7 +45,15 @@ def without_seal(data: bytes) -> Any:
     return value
 
 
-@reader("manifest", "checkpoint.manifest", "checkpoint.fields", "checkpoint.version_1", "checkpoint.rows", quick=500, share=150)
+@reader(
+    "manifest",
+    "checkpoint.manifest",
+    "checkpoint.fields",
+    "checkpoint.version_1",
+    "checkpoint.rows",
+    quick=500,
+    share=150,
+)
 def manifest(folder: Path) -> Target:
     from shoal.checkpoint.manifest import Corrupt, decode, encode
     from shoal.errors import CheckpointError
@@ -74,24 +82,32 @@ def parts(folder: Path) -> Target:
     """What a rank says of its file, and what goes with it to another node's memory."""
     import torch
 
+    from shoal.checkpoint.blocks import file_of
     from shoal.checkpoint.faulty import Corrupt
     from shoal.checkpoint.memory.generations import read_extra
     from shoal.checkpoint.memory.intake import Unfit, _stretches
     from shoal.checkpoint.part import Part, decode_part, encode_part
-    from shoal.checkpoint.blocks import file_of
     from shoal.checkpoint.saving import contents_of
 
     contents = contents_of({"model.a": torch.zeros(5, 3), "model.b": torch.zeros(7)})
     size = 64 + contents.layout.sizes()[0]
     starts = len(range(64, size, contents.layout.block_bytes))
-    good = without_seal(encode_part(Part(0, 1, file_of(size, 64, "0" * 32, contents.layout.block_bytes, bytes(16) * starts), contents.packed)))
+    good = without_seal(
+        encode_part(
+            Part(0, 1, file_of(size, 64, "0" * 32, contents.layout.block_bytes, bytes(16) * starts), contents.packed)
+        )
+    )
     layout = json.loads(zlib.decompress(base64.b64decode(good["layout"])))
 
     def generate(rng: Random) -> bytes:
         roll = rng.random()
         if roll < 0.2:
             return b"x" + sealed(mutated(rng, {"extra": {"step": 3, "a": [1, {"b": None}]}}))
-        held = good if roll < 0.6 else {**good, "layout": base64.b64encode(zlib.compress(encoded(mutated(rng, layout)), 1)).decode()}
+        held = (
+            good
+            if roll < 0.6
+            else {**good, "layout": base64.b64encode(zlib.compress(encoded(mutated(rng, layout)), 1)).decode()}
+        )
         data = sealed(mutated(rng, held) if roll < 0.6 else held)
         return b"p" + (data if rng.random() < 0.9 else damaged(rng, data))
 
@@ -124,6 +140,35 @@ def memory_talk(folder: Path) -> Target:
     return Target(texts_of(good), read, (), (FileNotFoundError,))
 
 
+@reader("keeper", "checkpoint.memory.keeper", "checkpoint.memory.intake", quick=200, share=40)
+def keeper(folder: Path) -> Target:
+    """What a keeper of other nodes' memory is asked, by one who knows the token."""
+    from types import SimpleNamespace
+
+    from shoal.checkpoint.memory.keeper import Keeper
+    from shoal.wire import Broken
+
+    good = [
+        {"do": "list"},
+        {"do": "part", "step": 3, "term": 1, "rank": 0},
+        {"do": "extra", "step": 3, "term": 1},
+        {"do": "read", "step": 3, "term": 1, "rank": 0, "at": 0, "count": 5},
+        {"do": "copy", "step": 3, "term": 1, "rank": 0, "world": 1, "bytes": 10, "part": 5, "extra": 0},
+    ]
+    asked = Keeper(folder / "kept" if (folder / "kept").mkdir() is None else folder, bytes(32))
+
+    def read(case: Any) -> None:
+        if isinstance(case, dict):
+            sock = SimpleNamespace(
+                sendall=lambda data: None, recv_into=lambda into: 0, sendfile=lambda *_: 0, settimeout=lambda s: None
+            )
+            asked._answer(sock, case)  # type: ignore[arg-type]
+        asked._folder.joinpath("keeper.json").write_bytes(encoded(case))
+        asked._still_named()
+
+    return Target(lambda rng: mutated(rng, rng.choice(good)), read, (Broken,))
+
+
 @reader("ledger", "checkpoint.ledger", "checkpoint.find", quick=200, share=30)
 def ledger(folder: Path) -> Target:
     from shoal.checkpoint import ledger as book
@@ -138,7 +183,9 @@ def ledger(folder: Path) -> Target:
     summary = {"world": 1, "bytes": 100, "manifest_bytes": 50, "eval_loss": 2.5}
 
     def generate(rng: Random) -> bytes:
-        text = sealed(mutated(rng, summary)) if rng.random() < 0.6 else encoded(mutated(rng, {"reason": "x", "at": 1.5}))
+        text = (
+            sealed(mutated(rng, summary)) if rng.random() < 0.6 else encoded(mutated(rng, {"reason": "x", "at": 1.5}))
+        )
         return text if rng.random() < 0.85 else damaged(rng, text)
 
     def read(data: bytes) -> None:
@@ -186,11 +233,41 @@ def checkpoint_folder(folder: Path) -> Target:
 def pickles(folder: Path) -> Target:
     """Pickles as plain data; nothing of one is ever run."""
     from shoal.checkpoint.foreign import inert
-    from shoal.checkpoint.foreign.dcp import METADATA, _NAMES
+    from shoal.checkpoint.foreign.dcp import _NAMES, METADATA
 
     data = dcp_files(folder / "dcp")[METADATA]
-    marks = [b"(", b"}", b"]", b"u", b"e", b"s", b"a", b"R", b"\x81", b"b", b"t", b"\x94", b"h\x00", b"h\x01", b"j\x05\x00\x00\x00", b"\x85", b"\x86", b"Q", b"\x8e"]
-    marks += [b"\x80\x04", b"\x8a\xff", b"\x8b\xff\xff\xff\x7f", b"X\xff\xff\xff\xff", b"0", b"N", b"K\x05", b"cos\nsystem\n", b"q\x00"]
+    marks = [
+        b"(",
+        b"}",
+        b"]",
+        b"u",
+        b"e",
+        b"s",
+        b"a",
+        b"R",
+        b"\x81",
+        b"b",
+        b"t",
+        b"\x94",
+        b"h\x00",
+        b"h\x01",
+        b"j\x05\x00\x00\x00",
+        b"\x85",
+        b"\x86",
+        b"Q",
+        b"\x8e",
+    ]
+    marks += [
+        b"\x80\x04",
+        b"\x8a\xff",
+        b"\x8b\xff\xff\xff\x7f",
+        b"X\xff\xff\xff\xff",
+        b"0",
+        b"N",
+        b"K\x05",
+        b"cos\nsystem\n",
+        b"q\x00",
+    ]
 
     def generate(rng: Random) -> bytes:
         roll = rng.random()

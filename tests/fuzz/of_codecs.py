@@ -116,12 +116,12 @@ def stage_squeeze(folder: Path) -> Target:
 
 
 PLAN: dict[str, Any] = {
-    **{"term": 1, "number": 2, "era": 0, "step": 3, "members": [A, B], "routes": [[0, 1], [0, 1]], "names": [A, B]},
-    **{"learners": {C: B}, "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0}, "lead": A},
+    "term": 1, "number": 2, "era": 0, "step": 3, "members": [A, B], "routes": [[0, 1], [0, 1]], "names": [A, B],
+    "learners": {C: B}, "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0}, "lead": A,
 }
 REPORT: dict[str, Any] = {
-    **{"born": "b", "run": "r", "at": 3, "era": 0, "order": [1, 2], "saved": [0, 2], "lost": False, "seconds": 0.5},
-    **{"ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"}, "plan": PLAN},
+    "born": "b", "run": "r", "at": 3, "era": 0, "order": [1, 2], "saved": [0, 2], "lost": False, "seconds": 0.5,
+    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"}, "plan": PLAN,
 }
 
 
@@ -142,20 +142,63 @@ def stage_messages(folder: Path) -> Target:
     return Target(texts_of(REPORT), read, (BadValue,))
 
 
+@reader("stage-state", "train.stage_layers", "fleet.stages.handover", quick=100, share=20)
+def stage_state(folder: Path) -> Target:
+    """The state of a stage, as a sibling hands it over: all of it or nothing."""
+    import torch
+    from safetensors.torch import save
+
+    from shoal.errors import ShoalError
+    from shoal.spec import Run
+    from shoal.train.stage_layers import StageLayers
+    from shoal.values import BadValue
+
+    run = Run.model_validate({"name": "d", "data": {"train": "x"}, "train": {"steps": 3}})
+
+    held = {"w": torch.ones(3, 2), "m": torch.zeros(4)}
+    good = save({name: t * 2 for name, t in held.items()})
+
+    def generate(rng: Random) -> bytes:
+        size = int.from_bytes(good[:8], "little")
+        if rng.random() < 0.5:
+            text = encoded(mutated(rng, json.loads(good[8 : 8 + size])))
+            return len(text).to_bytes(8, "little") + text + good[8 + size :]
+        return damaged(rng, good, head=size + 8)
+
+    def read(data: bytes) -> None:
+        mine = {name: t.clone() for name, t in held.items()}
+        layers = StageLayers.__new__(StageLayers)
+        layers._tensors = lambda: mine  # type: ignore[method-assign]
+        layers._forget = lambda step: None  # type: ignore[method-assign]
+        layers.run = run
+        (folder / "step.safetensors").write_bytes(data)
+        layers._refuse_another_schedule(folder / "step.safetensors")
+        layers.restore(3, data)
+        if not all(torch.isfinite(t).all() for t in mine.values()):
+            raise Finding("a state that is no numbers is taken")
+
+    return Target(generate, read, (ShoalError, BadValue))
+
+
 @reader("stage-peers-file", "train.stage_peer", quick=200, share=40)
 def stage_peers_file(folder: Path) -> Target:
     from shoal.errors import SpecError
     from shoal.spec import Run
     from shoal.train.stage_peer import peers_of
 
-    run = Run.model_validate({"name": "d", "data": {"train": "x"}, "train": {"steps": 3}, "swarm": {"stages": {"count": 2}}})
+    run = Run.model_validate(
+        {"name": "d", "data": {"train": "x"}, "train": {"steps": 3}, "swarm": {"stages": {"count": 2}}}
+    )
     good = [[{"id": A, "tcp": ["a:1"]}], [{"id": B, "tcp": ["b:1"]}, {"id": C, "tcp": ["c:2"]}]]
     file = folder / "peers.json"
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
         layout, addresses = peers_of(file, run)
-        if not all(isinstance(p, str) for stage in layout for p in stage) or not {p for s in layout for p in s} <= addresses.keys():
+        if (
+            not all(isinstance(p, str) for stage in layout for p in stage)
+            or not {p for s in layout for p in s} <= addresses.keys()
+        ):
             raise Finding("peers without an address")
 
     return Target(texts_of(good), read, (SpecError,))
@@ -173,8 +216,8 @@ def islands(folder: Path) -> Target:
     card = {"key": "k", "island": 0, "control": "a:1", "data": ["a:2"], "host": "h", "pid": 5}
     good: dict[str, Any] = {
         "e": {
-            **{"number": 1, "members": [card], "base": 0, "have": {"k": [0]}, "left": {"l": "gone"}, "joined": ["k"]},
-            **{"by": "k", "life": 1, "noticed": 1.5, "back": {"step": 3}},
+            "number": 1, "members": [card], "base": 0, "have": {"k": [0]}, "left": {"l": "gone"}, "joined": ["k"],
+            "by": "k", "life": 1, "noticed": 1.5, "back": {"step": 3},
         },
         "h": {"card": card, "step": 3, "digest": "ab"},
         "c": {"cut": [0, 1], "until": 1e10},

@@ -163,9 +163,15 @@ def datasets_folder(folder: Path) -> Target:
     from shoal.errors import ShoalError
 
     datasets.disable_progress_bars()
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["one", "two"]})}).save_to_disk(str(folder / "good"))
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["one", "two"]})}).save_to_disk(
+        str(folder / "good")
+    )
     good = Folder(
-        {str(p.relative_to(folder / "good")): p.read_bytes() for p in sorted((folder / "good").rglob("*")) if p.is_file()}
+        {
+            str(p.relative_to(folder / "good")): p.read_bytes()
+            for p in sorted((folder / "good").rglob("*"))
+            if p.is_file()
+        }
     )
     of_json = [name for name in good if name.endswith(".json")]
 
@@ -206,7 +212,11 @@ def tokenizer_files() -> list[Folder]:
     letters = [chr(i) for i in range(97, 107)] + ["Ġ", "Ċ", " ", "▁"]
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{c: i + 3 for i, c in enumerate(letters)}}
     merged = {**vocab, "ab": len(vocab), "abc": len(vocab) + 1}
-    byte = Tokenizer(models.BPE({**{c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, "Ġa": 256}, [("Ġ", "a")]))
+    byte = Tokenizer(
+        models.BPE(
+            {**{c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, "Ġa": 256}, [("Ġ", "a")]
+        )
+    )
     byte.pre_tokenizer, byte.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     byte.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
     bpe = Tokenizer(models.BPE(merged, [("a", "b"), ("ab", "c")], unk_token="<unk>", fuse_unk=True))
@@ -222,9 +232,14 @@ def tokenizer_files() -> list[Folder]:
     level = Tokenizer(models.WordLevel(vocab, "<unk>"))
     level.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.Split("x", "isolated")])
     config = {
-        **{"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"},
-        **{"added_tokens_decoder": {"2": {"content": "</s>", "special": True, "lstrip": False, "normalized": False}}},
-        **{"model_max_length": 2048, "chat_template": "{{ messages }}", "add_prefix_space": False},
+
+            "eos_token": "</s>",
+            "bos_token": "<s>",
+            "add_bos_token": True,
+            "tokenizer_class": "PreTrainedTokenizerFast"
+        ,
+        "added_tokens_decoder": {"2": {"content": "</s>", "special": True, "lstrip": False, "normalized": False}},
+        "model_max_length": 2048, "chat_template": "{{ messages }}", "add_prefix_space": False,
     }
     beside = {
         "tokenizer_config.json": json.dumps(config).encode(),
@@ -246,7 +261,9 @@ def tokenizers(folder: Path) -> Target:
         one = rng.choice(good)
         if rng.random() < 0.5:  # the byte-level vocabulary is large: change what stands around it more often
             spec = json.loads(one["tokenizer.json"])
-            for part in rng.sample(("model", "pre_tokenizer", "decoder", "normalizer", "post_processor", "added_tokens"), 1):
+            for part in rng.sample(
+                ("model", "pre_tokenizer", "decoder", "normalizer", "post_processor", "added_tokens"), 1
+            ):
                 if isinstance(spec[part], dict) and rng.random() < 0.6:
                     small = {k: v for k, v in spec[part].items() if k not in ("vocab", "merges")}
                     spec[part] = {**spec[part], **(m if isinstance(m := mutated(rng, small), dict) else {})}
@@ -272,6 +289,24 @@ def tokenizers(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
+@reader("same-tokenizers", "data.sources", quick=150, share=40)
+def same_tokenizers(folder: Path) -> Target:
+    """Whether two data sets have one tokenizer, asked of the files beside them."""
+    from types import SimpleNamespace
+
+    from shoal.data.sources import refuse_mixed_tokens
+    from shoal.errors import ShoalError
+
+    good = json.loads(tokenizer_files()[1]["tokenizer.json"])
+
+    def data(content: bytes) -> Any:
+        about = {"vocab_size": 9, "eos_id": 2, "tokenizer": "tokenizer.json", "start_id": 1, "where": "data"}
+        return SimpleNamespace(**about, folder=SimpleNamespace(read=lambda name, *_: content, where="data"))
+
+    fixed = data(json.dumps(good).encode())
+    return Target(texts_of(good), lambda case: refuse_mixed_tokens([data(case), fixed]), (ShoalError,))
+
+
 def rng_eos(case: Folder) -> int | None:
     """Half of the cases name the end token themselves: what comes after it is reached then."""
     return 0 if len(case.get("tokenizer.json", b"")) % 2 else None
@@ -289,20 +324,24 @@ def data_set(folder: Path) -> Folder:
     for number in range(2):
         with ShardWriter(folder, f"shard-{number:05d}", "uint16", with_mask=True) as writer:
             for n in (5, 9, 1, 30):
-                writer.add(np.append(np.arange(n) % 250, 256).astype(np.uint16), np.ones(n + 1, np.uint8))
+                writer.add(np.array([256, *range(n), 256], np.uint16), np.ones(n + 2, np.uint8))
             infos.append(writer.close())
-    write_index(folder, infos, dtype="uint16", vocab_size=257, eos_id=256, start_id=256, tokenizer="byte", source={"a": 1})
+    write_index(
+        folder, infos, dtype="uint16", vocab_size=257, eos_id=256, start_id=256, tokenizer="byte", source={"a": 1}
+    )
     return Folder({p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file()})
 
 
 @reader("index", "data.index", quick=800, share=200)
 def index(folder: Path) -> Target:
-    from shoal.data.index import parse_index
+    from shoal.data.index import index_in, parse_index
     from shoal.errors import DataError, SetupError
 
     good = json.loads(data_set(folder / "good")["index.json"])
 
     def read(data: bytes) -> None:
+        (folder / "index.json").write_bytes(data)
+        index_in(folder)
         found = parse_index(data, "data")
         again = parse_index(json.dumps(found.to_json()), "data")
         if again != found:
@@ -313,15 +352,20 @@ def index(folder: Path) -> Target:
     return Target(texts_of(good), read, (DataError, SetupError))
 
 
-@reader("data-set", "data.shards", "data.local", "data.index", "data.windows", "data.sources", "data.packs", quick=100, share=15)
+@reader(
+    "data-set", "data.shards", "data.local", "data.index", "data.windows", "data.packs", "cli.show", quick=100, share=15
+)
 def shards(folder: Path) -> Target:
     """A folder of shards: files changed behind the checksums' back, and such whose checksums were made anew."""
     import numpy as np
 
+    from shoal.cli.show import _vocabulary
     from shoal.data.shards import TokenShards
     from shoal.errors import ShoalError
+    from shoal.spec import Run
 
     good = data_set(folder / "good")
+    run = Run.model_validate({"name": "d", "data": {"train": str(folder / "one")}, "train": {"steps": 3}})
 
     def generate(rng: Random) -> Folder:
         roll = rng.random()
@@ -344,7 +388,9 @@ def shards(folder: Path) -> Target:
         return resealed(good, name, ends.tobytes())
 
     def read(case: Folder) -> None:
-        data = TokenShards.open(case.write(emptied(folder / "one")))
+        where = case.write(emptied(folder / "one"))
+        _vocabulary(run)
+        data = TokenShards.open(where)
         data.look()
         for i in range(len(data.index.shards)):
             ends = np.asarray(data.shard(i).ends)
@@ -404,7 +450,15 @@ def object_store(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("prepare-folder", "data.prepare_folder", "data.prepare_workers", "data.messages", "data.tokenizer_train", quick=100, share=15)
+@reader(
+    "prepare-folder",
+    "data.prepare_folder",
+    "data.prepare_workers",
+    "data.messages",
+    "data.tokenizer_train",
+    quick=100,
+    share=15,
+)
 def prepare_folder(folder: Path) -> Target:
     """What an interrupted `data prepare` left: its plan, and records of finished units."""
     from shoal.data.prepare import Options, prepare
@@ -415,7 +469,11 @@ def prepare_folder(folder: Path) -> Target:
     source.write_text("one fish two fish")
     prepare([str(source)], folder / "good", Options(workers=1))
     good = Folder(
-        {str(p.relative_to(folder / "good")): p.read_bytes() for p in sorted((folder / "good").rglob("*")) if p.is_file()}
+        {
+            str(p.relative_to(folder / "good")): p.read_bytes()
+            for p in sorted((folder / "good").rglob("*"))
+            if p.is_file()
+        }
     )
     of_json = [name for name in good if name.endswith(".json")]
     inner = [name for name in good if name.startswith(WORK_FOLDER)]

@@ -21,24 +21,47 @@ def a_job(backend: str, id: str, **where: str) -> Any:
     return Job("demo", backend, id, 1.7e9, 2, 8, "/w", "ab", where)
 
 
-@reader("slurm", "launch.slurm.states", "launch.slurm.hostlist", "launch.slurm.reasons", "launch.slurm.cores", quick=400, share=100)
+@reader(
+    "slurm",
+    "launch.slurm.states",
+    "launch.slurm.hostlist",
+    "launch.slurm.reasons",
+    "launch.slurm.cores",
+    quick=400,
+    share=100,
+)
 def slurm(folder: Path) -> Target:
     from shoal.launch.slurm import states
     from shoal.launch.slurm.hostlist import expand
 
     squeue = b"123     |RUNNING   |None  |0 |n[1-3,07],gpu2 |2026-11-16T02:00:00 |N/A |0:0 |\n123_4|PENDING|Priority|2||2026-11-16T02:00:00|N/A|512|\n"
     sacct = b"123|CANCELLED by 0|143:0|2026-11-16T02:00:00|2026-11-16T03:00:00|n[1-2]\n125|FAILED|2:0|Unknown|Unknown|None assigned\n"
-    lists = (b"n[1-99999][1-99999]", b"n[1-3]", b"n[0-9,1-5]x[1-9]", b"n[9-1]", b"[", b"n[1-]", b"a,b,c[1,2]", b"n[00001-99999]")
+    lists = (
+        b"n[1-99999][1-99999]",
+        b"n[1-3]",
+        b"n[0-9,1-5]x[1-9]",
+        b"n[9-1]",
+        b"[",
+        b"n[1-]",
+        b"a,b,c[1,2]",
+        b"n[00001-99999]",
+    )
 
     def generate(rng: Random) -> str:
         data = rng.choice((squeue, sacct))
         if rng.random() < 0.4:
-            data = data.replace(b"n[1-3,07],gpu2", damaged(rng, rng.choice(lists))).replace(b"n[1-2]", rng.choice(lists))
+            data = data.replace(b"n[1-3,07],gpu2", damaged(rng, rng.choice(lists))).replace(
+                b"n[1-2]", rng.choice(lists)
+            )
         if rng.random() < 0.7:
             data = damaged(rng, data)
         return data.decode("utf-8", "replace")
 
+    job = a_job("slurm", "123")
+
     def read(text: str) -> None:
+        states.ask = lambda command, **more: text  # type: ignore[assignment]
+        states.states([job])
         for said in (*states.parse_squeue(text), *states.parse_sacct(text)):
             states.state("123", said, None)
         if len(expand(text[:300])) > 200_000:
@@ -48,7 +71,12 @@ def slurm(folder: Path) -> Target:
 
 
 def cluster_objects() -> list[dict[str, Any]]:
-    meta = {"name": "demo", "uid": "u1", "labels": {"shoal/job": "demo", "kueue.x-k8s.io/queue-name": "t"}, "annotations": {}}
+    meta = {
+        "name": "demo",
+        "uid": "u1",
+        "labels": {"shoal/job": "demo", "kueue.x-k8s.io/queue-name": "t"},
+        "annotations": {},
+    }
     pod = {
         "kind": "Pod",
         "metadata": {
@@ -69,10 +97,21 @@ def cluster_objects() -> list[dict[str, Any]]:
         "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit code 78", "lastTransitionTime": "2026-11-16T02:00:00Z"}]},
     }  # fmt: skip
     running = {**job, "status": {}, "spec": {"completions": 2, "suspend": False}}
-    jobset = {**job, "kind": "JobSet", "status": {"conditions": [{"type": "Completed", "status": "True", "lastTransitionTime": "2026-11-16T02:00:00Z"}]}}
+    jobset = {
+        **job,
+        "kind": "JobSet",
+        "status": {
+            "conditions": [{"type": "Completed", "status": "True", "lastTransitionTime": "2026-11-16T02:00:00Z"}]
+        },
+    }
     workload = {"kind": "Workload", "metadata": {"name": "w", "ownerReferences": [{"uid": "u1"}]}, "spec": {"active": True},
                 "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}, {"type": "Evicted", "status": "True", "reason": "Preempted"}]}}  # fmt: skip
-    event = {"kind": "Event", "metadata": {"name": "e"}, "involvedObject": {"uid": "p1"}, "message": "exceeded quota: few, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16"}
+    event = {
+        "kind": "Event",
+        "metadata": {"name": "e"},
+        "involvedObject": {"uid": "p1"},
+        "message": "exceeded quota: few, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16",
+    }
     inner = {**running, "metadata": {**meta, "labels": {**meta["labels"], "jobset.sigs.k8s.io/jobset-name": "demo"}}}  # type: ignore[dict-item]
     return [job, running, jobset, pod, waits, workload, event, inner]
 
@@ -98,6 +137,8 @@ def kubernetes(folder: Path) -> Target:
     def read(data: bytes) -> None:
         answer = data.decode("utf-8", "replace")
         Cluster.call = lambda self, *args, **more: answer  # type: ignore[method-assign]
+        Cluster().find("ns", "jobs.batch", "demo")
+        Cluster().create({"kind": "Job", "metadata": {"name": "demo"}})
         for state in Kubernetes().states([job]).values():
             if len(state.why) > 3000:
                 raise Finding("a reason without an end")
@@ -113,9 +154,20 @@ def ray(folder: Path) -> Target:
     from shoal.launch.ray.backend import Ray
 
     details = {
-        **{"type": "SUBMISSION", "submission_id": "s1", "job_id": "01", "status": "FAILED", "message": "shoal: bad."},
-        **{"entrypoint": "exec python -m x", "start_time": 1700000000000, "end_time": 1700000001000, "driver_exit_code": 78},
-        **{"error_type": "E", "metadata": {}, "runtime_env": {}, "driver_agent_http_address": "", "driver_node_id": "n"},
+        "type": "SUBMISSION", "submission_id": "s1", "job_id": "01", "status": "FAILED", "message": "shoal: bad.",
+
+            "entrypoint": "exec python -m x",
+            "start_time": 1700000000000,
+            "end_time": 1700000001000,
+            "driver_exit_code": 78
+        ,
+
+            "error_type": "E",
+            "metadata": {},
+            "runtime_env": {},
+            "driver_agent_http_address": "",
+            "driver_node_id": "n"
+        ,
     }
     from ray.dashboard.modules.dashboard_sdk import SubmissionClient
 
@@ -164,7 +216,9 @@ def ray_bundle(folder: Path) -> Target:
             for name in ("run.yaml", rng.choice(("a/b.py", "../x", "/etc/x", "run.yaml", "a\nb"))):
                 entry = tarfile.TarInfo(name)
                 entry.size = len(run)
-                entry.type = rng.choice((tarfile.REGTYPE,) * 6 + (tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.LNKTYPE))
+                entry.type = rng.choice(
+                    (tarfile.REGTYPE,) * 6 + (tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.LNKTYPE)
+                )
                 entry.linkname = rng.choice(("", "/etc/passwd", ".."))
                 tar.addfile(entry, io.BytesIO(run.encode()))
         return out.getvalue() if rng.random() < 0.3 else damaged(rng, out.getvalue(), head=512)
@@ -200,8 +254,24 @@ def nvidia_smi(folder: Path) -> Target:
 def amd_smi(folder: Path) -> Target:
     from shoal.devices import amd
 
-    smi = {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}, "bus": {"bdf": "0000:0c:00.0"}, "vram": {"size": {"value": 196592, "unit": "MB"}}}]}
-    rocm = {"card0": {"Card Series": "Arcturus [AMD Instinct MI100]", "VRAM Total Memory (B)": "34342961152", "PCI Bus": "0000:0c:00.0"}, "system": {"Driver version": "6"}}
+    smi = {
+        "gpu_data": [
+            {
+                "gpu": 0,
+                "asic": {"market_name": "AMD Instinct MI300X"},
+                "bus": {"bdf": "0000:0c:00.0"},
+                "vram": {"size": {"value": 196592, "unit": "MB"}},
+            }
+        ]
+    }
+    rocm = {
+        "card0": {
+            "Card Series": "Arcturus [AMD Instinct MI100]",
+            "VRAM Total Memory (B)": "34342961152",
+            "PCI Bus": "0000:0c:00.0",
+        },
+        "system": {"Driver version": "6"},
+    }
 
     def read(path: Path) -> None:
         amd.ask = lambda command, limit_s: path.read_text("utf-8", "replace")  # type: ignore[assignment]

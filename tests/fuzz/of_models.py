@@ -15,10 +15,10 @@ from tests.fuzz.samples import texts_of
 
 CONFIGS: list[dict[str, Any]] = [
     {
-        **{"model_type": kind, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-        **{"num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 40, "max_position_embeddings": 64},
-        **{"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu"},
-        **{"torch_dtype": "float32", "eos_token_id": [1, 2], "bos_token_id": 1, "head_dim": 8, **more},
+        "model_type": kind, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 40, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+        "torch_dtype": "float32", "eos_token_id": [1, 2], "bos_token_id": 1, "head_dim": 8, **more,
     }
     for kind, more in (
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
@@ -32,20 +32,35 @@ CONFIGS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@reader("hf-config", "spec.hf_config", "spec.hf_experts", "spec.resolve", "checkpoint.foreign.shapes", "model.hf", quick=500, share=60)
+@reader(
+    "hf-config",
+    "spec.hf_config",
+    "spec.hf_experts",
+    "spec.resolve",
+    "checkpoint.foreign.shapes",
+    "model.hf",
+    quick=500,
+    share=60,
+)
 def hf_config(folder: Path) -> Target:
     """By all ways in: `import` and `--like`, `sample --weights`, `model.weights`."""
     from shoal.checkpoint.foreign.shapes import model_of_config
     from shoal.errors import ShoalError
     from shoal.model.hf import load_shape
+    from shoal.model.hf_tokenizer import save_tokenizer
     from shoal.spec.resolve import _shape_of_weights
 
     file = folder / "config.json"
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
-        taken, wrong = [], None
-        for way in (lambda: model_of_config(file), lambda: load_shape(folder), lambda: _shape_of_weights(folder, "run.yaml:1")):
+        taken: list[Any] = []
+        wrong = None
+        for way in (
+            lambda: model_of_config(file),
+            lambda: load_shape(folder),
+            lambda: _shape_of_weights(folder, "run.yaml:1"),
+        ):
             try:
                 taken.append(way())
             except ShoalError as e:
@@ -54,6 +69,7 @@ def hf_config(folder: Path) -> Target:
             raise Finding("one way in takes what another refuses")
         if wrong is not None:
             raise wrong
+        save_tokenizer(folder, taken[1], None, folder)
 
     return Target(texts_of(*CONFIGS), read, (ShoalError,))
 
@@ -87,7 +103,24 @@ def joined(header: Any, body: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-DTYPES = ("F32", "BF16", "F16", "F64", "I8", "U8", "I32", "I64", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "U16", "X", None)
+DTYPES = (
+    "F32",
+    "BF16",
+    "F16",
+    "F64",
+    "I8",
+    "U8",
+    "I32",
+    "I64",
+    "BOOL",
+    "F8_E4M3",
+    "F8_E5M2",
+    "F8_E8M0",
+    "F4",
+    "U16",
+    "X",
+    None,
+)
 
 
 @reader("hf-folder", "model.hf", "checkpoint.foreign.start_from", "checkpoint.foreign.bring_in", "checkpoint.foreign.incoming", "checkpoint.foreign.foreign_names", quick=80, share=8, most_mib=400)  # fmt: skip
@@ -125,7 +158,9 @@ def weights(folder: Path) -> Target:
             if rng.random() < 0.5:
                 case["model-00001-of-00002.safetensors"] = case["model.safetensors"]
         elif roll < 0.9:
-            case["model.safetensors"] = damaged(rng, good["model.safetensors"], head=len(good["model.safetensors"]) - len(body))
+            case["model.safetensors"] = damaged(
+                rng, good["model.safetensors"], head=len(good["model.safetensors"]) - len(body)
+            )
         else:
             case["config.json"] = encoded(mutated(rng, json.loads(good["config.json"])))
         return case

@@ -81,7 +81,9 @@ def greeting(folder: Path) -> Target:
     from shoal.fleet.net.quic import _greeting as of_quic
     from shoal.fleet.net.secure import _greeting as of_tcp
 
-    good = json.loads(Greeting("b" * 8, "l" * 8, True, Address(("http://r",), ("1.2.3.4:5",), ()), "1.2.3.4:9", b"p").encode())
+    good = json.loads(
+        Greeting("b" * 8, "l" * 8, True, Address(("http://r",), ("1.2.3.4:5",), ()), "1.2.3.4:9", b"p").encode()
+    )
 
     def read(data: bytes) -> None:
         one = None
@@ -156,7 +158,12 @@ def wire_address(folder: Path) -> Target:
     from shoal.wire import address_of
 
     good = ("1.2.3.4:80", "[::1]:443", "host.name:65535")
-    return Target(lambda rng: mutated(rng, rng.choice(good), 2), lambda text: address_of(text) if isinstance(text, str) else None, (), (ValueError,))
+    return Target(
+        lambda rng: mutated(rng, rng.choice(good), 2),
+        lambda text: address_of(text) if isinstance(text, str) else None,
+        (),
+        (ValueError,),
+    )
 
 
 @reader("relay-token", "fleet.net.relay", quick=500, share=200)
@@ -238,7 +245,9 @@ def relay_client(folder: Path) -> Target:
         closed = False
 
         def get_extra_info(self, name: str, default: Any = None) -> Any:
-            return {"peername": ("127.0.0.1", 1234), "sockname": ("127.0.0.1", 1), "socket": Socket()}.get(name, default)
+            return {"peername": ("127.0.0.1", 1234), "sockname": ("127.0.0.1", 1), "socket": Socket()}.get(
+                name, default
+            )
 
         def write(self, data: bytes) -> None: ...
 

@@ -22,7 +22,9 @@ def run_folder(workspace: Path) -> Folder:
     from tests.track.journals import make_run
 
     story = make_run(workspace, "demo")
-    story.open().start().steps(4).eval().checkpoint().steps(6).failure().wait(1.0).start(at_step=4).steps(8).eval().close()
+    story.open().start().steps(4).eval().checkpoint().steps(6).failure().wait(1.0).start(at_step=4).steps(
+        8
+    ).eval().close()
     run = workspace / "runs" / "demo"
     plan = {"step_s": 0.5, "parts_s": {"compute": 0.4, "update": 0.05, "islands": 0.0}, "step_low_s": 0.4}
     plan |= {"step_high_s": 0.6, "figures": "the catalogue", "device": "cpu", "load": 1.0, "cores": 2}
@@ -35,8 +37,8 @@ def run_folder(workspace: Path) -> Folder:
 
 
 JOB: dict[str, Any] = {
-    **{"run": "demo", "backend": "slurm", "id": "123", "submitted": 1.7e9, "nodes": 1, "gpus": 0, "workspace": "/w"},
-    **{"bundle": "ab", "where": {"cluster": "c"}, "stopped": None},
+    "run": "demo", "backend": "slurm", "id": "123", "submitted": 1.7e9, "nodes": 1, "gpus": 0, "workspace": "/w",
+    "bundle": "ab", "where": {"cluster": "c"}, "stopped": None,
 }
 
 
@@ -87,7 +89,13 @@ def views(folder: Path) -> Target:
             raise Finding("one damaged run hides another")
         json.loads(shoal("ps", "--json", *where))
         wrong = None
-        for argv in (["ps", "demo"], ["ps", "demo", "--json"], ["logs", "demo"], ["report", "demo", "--no-png"], ["report", "demo", "--no-png", "--json"]):
+        for argv in (
+            ["ps", "demo"],
+            ["ps", "demo", "--json"],
+            ["logs", "demo"],
+            ["report", "demo", "--no-png"],
+            ["report", "demo", "--no-png", "--json"],
+        ):
             try:
                 shoal(*argv, *where)
             except ShoalError as e:
@@ -211,7 +219,7 @@ def flights(folder: Path) -> Target:
     one = {"collective_seq_id": 5, "profiling_name": "nccl:all_reduce", "state": "started", "is_p2p": False}
     good = {"groups": {"0": {"ranks": [0, 1], "axis": "dp", "collectives": [one, one]}}}
     nccl = {
-        **{"version": "2.4", "pg_config": {"0": {"name": "0", "desc": "dp", "ranks": "[0, 1]"}}, "pg_status": {}},
+        "version": "2.4", "pg_config": {"0": {"name": "0", "desc": "dp", "ranks": "[0, 1]"}}, "pg_status": {},
         "entries": [{**one, "pg_id": 0, "process_group": ["0", "dp"], "record_id": 1, "time_created_ns": 5}],
     }
     file = folder / "rank-00000.flight"
@@ -231,7 +239,16 @@ def flights(folder: Path) -> Target:
     return Target(texts_of(good, nccl), read)
 
 
-@reader("trace", "profile.trace", "profile.analyse", "profile.on_cpu", "profile.on_gpu", "profile.kernels", quick=150, share=30)
+@reader(
+    "trace",
+    "profile.trace",
+    "profile.analyse",
+    "profile.on_cpu",
+    "profile.on_gpu",
+    "profile.kernels",
+    quick=150,
+    share=30,
+)
 def trace(folder: Path) -> Target:
     """A trace of torch's profiler, as `shoal profile --trace` takes it."""
     from shoal.errors import ShoalError
@@ -257,7 +274,9 @@ def trace(folder: Path) -> Target:
     def generate(rng: Random) -> bytes:
         text = encoded(mutated(rng, good))
         roll = rng.random()
-        return text if roll < 0.8 else damaged(rng, gzip.compress(text, 1, mtime=0)) if roll < 0.9 else damaged(rng, text)
+        return (
+            text if roll < 0.8 else damaged(rng, gzip.compress(text, 1, mtime=0)) if roll < 0.9 else damaged(rng, text)
+        )
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
@@ -266,16 +285,20 @@ def trace(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("small-files", "guard.lock", "launch.job", "launch.slurm.notes", "launch.sweep", "track.cursor", "train.swarm_keeper", "launch.ray.node", quick=300, share=60)  # fmt: skip
+@reader("small-files", "guard.lock", "guard.begin", "launch.job", "launch.slurm.notes", "launch.sweep", "track.cursor", "track.about", "launch.ray.node", quick=300, share=60)  # fmt: skip
 def small_files(folder: Path) -> Target:
     """What one process leaves for the next: locks, jobs, notes, sweeps, cursors."""
     from shoal.errors import ShoalError
     from shoal.guard import lock
+    from shoal.guard.begin import other_code, same_data
     from shoal.launch import job, sweep
     from shoal.launch.ray.node import _last_step
     from shoal.launch.slurm import notes
+    from shoal.spec import dump
+    from shoal.track import about
     from shoal.track.cursor import Cursor
     from shoal.track.rundir import RunDir
+    from tests.track.journals import IDENTITY, RUN
 
     run_dir = RunDir.of("demo", folder)
     run_dir.path.mkdir(parents=True)
@@ -284,12 +307,28 @@ def small_files(folder: Path) -> Target:
     sweep_file.parent.mkdir(parents=True)
     good: dict[str, Any] = {
         "j": JOB,
-        "n": {"furthest": 3, "in_a_row": 1, "excluded": {"n1": "bad"}, "code": 75, "why": "x", "over": False, "time": 1.5},
-        "s": {"name": "demo", "points": {"demo-1": ["train.steps=3"]}, "total": 10, "early": True, "stopped": {"demo-1": 5}},
+        "n": {
+            "furthest": 3,
+            "in_a_row": 1,
+            "excluded": {"n1": "bad"},
+            "code": 75,
+            "why": "x",
+            "over": False,
+            "time": 1.5,
+        },
+        "s": {
+            "name": "demo",
+            "points": {"demo-1": ["train.steps=3"]},
+            "total": 10,
+            "early": True,
+            "stopped": {"demo-1": 5},
+        },
         "c": {"address": "http://a", "offset": 5, "remote": {"id": "x"}},
         "l": {"pid": 5, "host": "h", "started": 1.5},
         "t": {"kind": "step", "step": 3},
+        "i": IDENTITY,
     }
+    run_dir.spec_file.write_text(dump(RUN))
 
     def generate(rng: Random) -> bytes:
         kind = rng.choice(tuple(good))
@@ -314,11 +353,13 @@ def small_files(folder: Path) -> Target:
             Cursor.load(run_dir, "mlflow", "http://a")
         elif kind == b"l":
             run_dir.pid_file.write_bytes(text)
-            try:
-                with lock.hold(run_dir):
-                    pass
-            finally:
-                run_dir.pid_file.unlink(missing_ok=True)
+            with open(run_dir.pid_file, "rb") as held:
+                lock._already(run_dir, lock._read(held.fileno()))
+        elif kind == b"i":
+            run_dir.identity_file.write_bytes(text)
+            same_data(run_dir, ["/data/train"])
+            other_code(run_dir, RUN)
+            about._identity(run_dir)
         else:
             (folder / "j.jsonl").write_bytes(text + b"\n")
             _last_step(folder / "j.jsonl")

@@ -40,7 +40,9 @@ def run_file(folder: Path) -> Target:
             return damaged(rng, good)
         value = mutated(rng, RUN)
         try:
-            return yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True).encode("utf-8", "surrogatepass")
+            return yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True).encode(
+                "utf-8", "surrogatepass"
+            )
         except (yaml.YAMLError, RecursionError, ValueError):
             return damaged(rng, good)
 
@@ -60,7 +62,22 @@ def yaml_text(folder: Path) -> Target:
     from shoal.spec.yaml_text import parse
 
     good = b"a: 1\nb: [1, 2.5, .nan, 0x1F, 1e400]\nc: {d: &x e, f: *x, '<<': {g: null}}\nh: |\n  text\ni: !!python/name:os.system\n? j\n: k\n"
-    marks = (b"&a [*a]", b"*x", b"!!binary x", b"- " * 300, b"[" * 300, b"{a: " * 300, b"\x00", b"\xe2\x80\xa8", b"? ", b"<<: ", b"---\n", b"%YAML 9.9\n", b"'", b"\t")
+    marks = (
+        b"&a [*a]",
+        b"*x",
+        b"!!binary x",
+        b"- " * 300,
+        b"[" * 300,
+        b"{a: " * 300,
+        b"\x00",
+        b"\xe2\x80\xa8",
+        b"? ",
+        b"<<: ",
+        b"---\n",
+        b"%YAML 9.9\n",
+        b"'",
+        b"\t",
+    )
 
     def generate(rng: Random) -> str:
         held = bytearray(good)
@@ -80,7 +97,15 @@ def overrides(folder: Path) -> Target:
     from shoal.spec.layers import Layer
     from shoal.spec.overrides import apply, split_overrides
 
-    good = ("train.steps=100", "--train.steps=3", "data.train=[a, {path: b, weight: 2}]", "data.train.0.weight=2", "mesh=auto", "seed=7", "train.optimizer.lr=1e-3")
+    good = (
+        "train.steps=100",
+        "--train.steps=3",
+        "data.train=[a, {path: b, weight: 2}]",
+        "data.train.0.weight=2",
+        "mesh=auto",
+        "seed=7",
+        "train.optimizer.lr=1e-3",
+    )
 
     def generate(rng: Random) -> list[str]:
         said = []
@@ -92,7 +117,11 @@ def overrides(folder: Path) -> Target:
             elif roll < 0.7:
                 name = str(mutated(rng, name))
             text = f"{name}={value}" if rng.random() < 0.9 else name
-            said.append(text if rng.random() < 0.7 else damaged(rng, text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace"))
+            said.append(
+                text
+                if rng.random() < 0.7
+                else damaged(rng, text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+            )
         return said
 
     def read(argv: list[str]) -> None:
@@ -105,10 +134,9 @@ def overrides(folder: Path) -> Target:
 @reader("hardware", "plan.hardware_read", "plan.hardware_build", "plan.constants", quick=150, share=30)
 def hardware(folder: Path) -> Target:
     """A file of devices and fabrics that a person adds."""
+    import shoal.plan
     from shoal.errors import SpecError
     from shoal.plan.hardware_read import read as read_hardware
-
-    import shoal.plan
 
     samples = [f.read_bytes() for f in sorted((Path(shoal.plan.__file__).parent / "hardware").glob("*.toml"))]
     good = min(samples, key=len)

@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-_NUMBERS = (0, 1, 2, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+_NUMBERS = (
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    0x7FFF,
+    0xFFFF,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 _MOST = 1 << 16  # bytes that a change adds
 
 

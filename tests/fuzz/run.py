@@ -7,6 +7,7 @@ on after it in another child.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import mmap
 import os
@@ -204,6 +205,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _work(works: Sequence[Work], shared: mmap.mmap, into: int, folder: Path, until: float | None) -> None:
+    faulthandler.disable()  # a child that dies is told by its parent
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # libraries print what they think of bad input
         os.dup2(nothing, fd)
@@ -253,9 +255,7 @@ def _warm(target: Target, reader: Reader) -> Iterator[Any]:
         yield case_of(reader.name, target, (1 << 62) + seed)
 
 
-def _note(
-    reader: str, seed: int, case: Any, wrong: tuple[str, str], seen: dict[str, Found], into: int
-) -> None:
+def _note(reader: str, seed: int, case: Any, wrong: tuple[str, str], seen: dict[str, Found], into: int) -> None:
     place, what = wrong
     size = len(dump(case)[1])
     found = Found(reader, place, what, seed, size)

@@ -1,0 +1,42 @@
+"""All readers of outside data against generated input: a few thousand cases each time, millions by `make fuzz`.
+
+How many is fixed for each reader, so that a run takes the same work on any machine. What was found once is kept in
+cases/READER and read again here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import every, run
+from tests.fuzz.known import KNOWN
+from tests.fuzz.reader import READERS, load
+from tests.fuzz.run import Work, one
+
+every.load()
+KEPT = sorted(p for p in (Path(__file__).parent / "cases").glob("*/*") if p.is_file())
+PARTS = 5  # so that lanes can share them
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_generated_input_is_taken_or_refused_in_one_sentence(part: int) -> None:
+    names = sorted(READERS)[part::PARTS]
+    ran = run.run([Work(name, 0, READERS[name].quick) for name in names])
+    new = {key: found for key, found in ran.found.items() if key not in KNOWN}
+    told = "\n".join(
+        f"{f.place}: python -m tests.fuzz {f.reader} --seed {f.seed} --show\n{f.what}" for f in new.values()
+    )
+    assert not new, told
+    assert ran.cases == {name: READERS[name].quick for name in names}
+    noise = [name for name in names if not ran.taken[name] and name not in {reader for reader, _ in KNOWN}]
+    assert not noise, (
+        f"nothing that the generators of {noise} make is ever taken: they test no more than the first check"
+    )
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_what_was_found_once(file: Path, tmp_path: Path) -> None:
+    wrong = one(READERS[file.parent.name].make(tmp_path), load(file))
+    assert isinstance(wrong, bool) or (file.parent.name, wrong[0]) in KNOWN, wrong
