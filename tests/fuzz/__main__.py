@@ -133,7 +133,7 @@ def _report(ran: Ran, took_s: float) -> list[Found]:
     total, cpu_s = sum(ran.cases.values()), sum(ran.cpu_s.values())
     new = [found for key, found in ran.found.items() if key not in KNOWN]
     print(
-        f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known"
+        f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known"  # noqa: E501
     )
     for found in sorted(ran.found.values(), key=lambda f: f.key):
         known = "known " if found.key in KNOWN else ""

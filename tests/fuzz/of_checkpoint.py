@@ -77,7 +77,17 @@ def manifest(folder: Path) -> Target:
     return Target(generate, read, (Corrupt, CheckpointError))
 
 
-@reader("parts", "checkpoint.part", "checkpoint.memory.intake", "checkpoint.memory.generations", "checkpoint.memory.tier", "checkpoint.memory.keeper", "checkpoint.memory.neighbour", quick=500, share=150)  # fmt: skip
+@reader(
+    "parts",
+    "checkpoint.part",
+    "checkpoint.memory.intake",
+    "checkpoint.memory.generations",
+    "checkpoint.memory.tier",
+    "checkpoint.memory.keeper",
+    "checkpoint.memory.neighbour",
+    quick=500,
+    share=150,
+)
 def parts(folder: Path) -> Target:
     """What a rank says of its file, and what goes with it to another node's memory."""
     import torch
@@ -199,7 +209,16 @@ def ledger(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("checkpoint-folder", "checkpoint.find", "checkpoint.loading", "checkpoint.files", "checkpoint.store", "checkpoint.foreign.shapes", quick=60, share=8)  # fmt: skip
+@reader(
+    "checkpoint-folder",
+    "checkpoint.find",
+    "checkpoint.loading",
+    "checkpoint.files",
+    "checkpoint.store",
+    "checkpoint.foreign.shapes",
+    quick=40,
+    share=8,
+)
 def checkpoint_folder(folder: Path) -> Target:
     """`checkpoint verify`, `ls` and `diff` on a folder somebody has changed."""
     from shoal.errors import ShoalError
@@ -282,7 +301,15 @@ def pickles(folder: Path) -> Target:
     return Target(generate, lambda case: inert.read(case, _NAMES), (inert.Refused,))
 
 
-@reader("dcp", "checkpoint.foreign.dcp", "checkpoint.foreign.blob", "checkpoint.foreign.incoming", "checkpoint.foreign.bring_in", quick=60, share=8)  # fmt: skip
+@reader(
+    "dcp",
+    "checkpoint.foreign.dcp",
+    "checkpoint.foreign.blob",
+    "checkpoint.foreign.incoming",
+    "checkpoint.foreign.bring_in",
+    quick=60,
+    share=8,
+)
 def dcp(folder: Path) -> Target:
     """A checkpoint as torch writes it, as `checkpoint import` reads it."""
     from shoal.checkpoint.foreign.dcp import METADATA, open_dcp

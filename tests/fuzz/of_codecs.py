@@ -15,7 +15,7 @@ from tests.fuzz.samples import one_file_of, texts_of
 A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
 
 
-@reader("codecs", "fleet.codec.frame", "fleet.codec.dense", "fleet.codec.topk", quick=400, share=300)
+@reader("codecs", "fleet.codec.frame", "fleet.codec.dense", "fleet.codec.topk", quick=200, share=300)
 def codecs(folder: Path) -> Target:
     import numpy as np
 
@@ -45,7 +45,7 @@ def codecs(folder: Path) -> Target:
     return Target(generate, read, (BadPayload,))
 
 
-@reader("codecs-plain", "fleet.codec.frame", quick=60, share=20)
+@reader("codecs-plain", "fleet.codec.frame", quick=40, share=20)
 def codecs_plain(folder: Path) -> Target:
     """Compiled and plain code take and refuse the same payloads, and make the same bits of them."""
     import numpy as np
@@ -116,16 +116,40 @@ def stage_squeeze(folder: Path) -> Target:
 
 
 PLAN: dict[str, Any] = {
-    "term": 1, "number": 2, "era": 0, "step": 3, "members": [A, B], "routes": [[0, 1], [0, 1]], "names": [A, B],
-    "learners": {C: B}, "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0}, "lead": A,
+    "term": 1,
+    "number": 2,
+    "era": 0,
+    "step": 3,
+    "members": [A, B],
+    "routes": [[0, 1], [0, 1]],
+    "names": [A, B],
+    "learners": {C: B},
+    "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0},
+    "lead": A,
 }
 REPORT: dict[str, Any] = {
-    "born": "b", "run": "r", "at": 3, "era": 0, "order": [1, 2], "saved": [0, 2], "lost": False, "seconds": 0.5,
-    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"}, "plan": PLAN,
+    "born": "b",
+    "run": "r",
+    "at": 3,
+    "era": 0,
+    "order": [1, 2],
+    "saved": [0, 2],
+    "lost": False,
+    "seconds": 0.5,
+    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"},
+    "plan": PLAN,
 }
 
 
-@reader("stage-messages", "fleet.stages.report", "fleet.stages.routes", "fleet.stages.peer", "fleet.stages.lead", quick=1000, share=400)  # fmt: skip
+@reader(
+    "stage-messages",
+    "fleet.stages.report",
+    "fleet.stages.routes",
+    "fleet.stages.peer",
+    "fleet.stages.lead",
+    quick=1000,
+    share=400,
+)
 def stage_messages(folder: Path) -> Target:
     from shoal.fleet.stages.report import Report, plan_of
     from shoal.values import BadValue, read_json
@@ -216,8 +240,16 @@ def islands(folder: Path) -> Target:
     card = {"key": "k", "island": 0, "control": "a:1", "data": ["a:2"], "host": "h", "pid": 5}
     good: dict[str, Any] = {
         "e": {
-            "number": 1, "members": [card], "base": 0, "have": {"k": [0]}, "left": {"l": "gone"}, "joined": ["k"],
-            "by": "k", "life": 1, "noticed": 1.5, "back": {"step": 3},
+            "number": 1,
+            "members": [card],
+            "base": 0,
+            "have": {"k": [0]},
+            "left": {"l": "gone"},
+            "joined": ["k"],
+            "by": "k",
+            "life": 1,
+            "noticed": 1.5,
+            "back": {"step": 3},
         },
         "h": {"card": card, "step": 3, "digest": "ab"},
         "c": {"cut": [0, 1], "until": 1e10},

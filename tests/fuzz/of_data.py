@@ -96,7 +96,7 @@ def packed_zst(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.jsonl.zst"), (DataError,))
 
 
-@reader("bombs", "data.readers_bytes", quick=4, share=1, most_mib=320)
+@reader("bombs", "data.readers_bytes", quick=2, share=1, most_mib=320)
 def bombs(folder: Path) -> Target:
     """Little that unpacks to much: the memory stays within its bound."""
     import zlib
@@ -151,7 +151,7 @@ def parquet(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.parquet"), (DataError,))
 
 
-@reader("datasets-folder", "data.inputs", "data.readers_tables", quick=40, share=3, most_mib=512)
+@reader("datasets-folder", "data.inputs", "data.readers_tables", quick=15, share=3, most_mib=512)
 def datasets_folder(folder: Path) -> Target:
     """What `datasets.save_to_disk` leaves: splits by name, a state, arrow files."""
     import datasets
@@ -232,14 +232,14 @@ def tokenizer_files() -> list[Folder]:
     level = Tokenizer(models.WordLevel(vocab, "<unk>"))
     level.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.Split("x", "isolated")])
     config = {
-
-            "eos_token": "</s>",
-            "bos_token": "<s>",
-            "add_bos_token": True,
-            "tokenizer_class": "PreTrainedTokenizerFast"
-        ,
+        "eos_token": "</s>",
+        "bos_token": "<s>",
+        "add_bos_token": True,
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "added_tokens_decoder": {"2": {"content": "</s>", "special": True, "lstrip": False, "normalized": False}},
-        "model_max_length": 2048, "chat_template": "{{ messages }}", "add_prefix_space": False,
+        "model_max_length": 2048,
+        "chat_template": "{{ messages }}",
+        "add_prefix_space": False,
     }
     beside = {
         "tokenizer_config.json": json.dumps(config).encode(),
@@ -250,7 +250,16 @@ def tokenizer_files() -> list[Folder]:
     return [Folder({"tokenizer.json": one, **(beside if i else {})}) for i, one in enumerate(made)]
 
 
-@reader("tokenizers", "data.tokenizer", "data.words", "data.starts", "data.plain_text", "model.hf_tokenizer", quick=150, share=15)  # fmt: skip
+@reader(
+    "tokenizers",
+    "data.tokenizer",
+    "data.words",
+    "data.starts",
+    "data.plain_text",
+    "model.hf_tokenizer",
+    quick=120,
+    share=15,
+)
 def tokenizers(folder: Path) -> Target:
     from shoal.data.tokenizer import load_tokenizer
     from shoal.errors import ShoalError
@@ -421,7 +430,7 @@ def resealed(good: Folder, name: str, content: bytes) -> Folder:
     return Folder({**good, name: content, "index.json": json.dumps(index).encode()})
 
 
-@reader("object-store", "data.remote", "data.cache", "objects", quick=30, share=3, most_mib=512)
+@reader("object-store", "data.remote", "data.cache", "objects", quick=25, share=3, most_mib=512)
 def object_store(folder: Path) -> Target:
     """A data set in an object store whose objects are not what was uploaded, and a cache that a crash left behind."""
     from shoal.data import remote
@@ -456,7 +465,7 @@ def object_store(folder: Path) -> Target:
     "data.prepare_workers",
     "data.messages",
     "data.tokenizer_train",
-    quick=100,
+    quick=40,
     share=15,
 )
 def prepare_folder(folder: Path) -> Target:

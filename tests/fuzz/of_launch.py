@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,15 +28,15 @@ def a_job(backend: str, id: str, **where: str) -> Any:
     "launch.slurm.hostlist",
     "launch.slurm.reasons",
     "launch.slurm.cores",
-    quick=400,
+    quick=100,
     share=100,
 )
 def slurm(folder: Path) -> Target:
     from shoal.launch.slurm import states
     from shoal.launch.slurm.hostlist import expand
 
-    squeue = b"123     |RUNNING   |None  |0 |n[1-3,07],gpu2 |2026-11-16T02:00:00 |N/A |0:0 |\n123_4|PENDING|Priority|2||2026-11-16T02:00:00|N/A|512|\n"
-    sacct = b"123|CANCELLED by 0|143:0|2026-11-16T02:00:00|2026-11-16T03:00:00|n[1-2]\n125|FAILED|2:0|Unknown|Unknown|None assigned\n"
+    squeue = b"123     |RUNNING   |None  |0 |n[1-3,07],gpu2 |2026-11-16T02:00:00 |N/A |0:0 |\n123_4|PENDING|Priority|2||2026-11-16T02:00:00|N/A|512|\n"  # noqa: E501
+    sacct = b"123|CANCELLED by 0|143:0|2026-11-16T02:00:00|2026-11-16T03:00:00|n[1-2]\n125|FAILED|2:0|Unknown|Unknown|None assigned\n"  # noqa: E501
     lists = (
         b"n[1-99999][1-99999]",
         b"n[1-3]",
@@ -80,22 +81,65 @@ def cluster_objects() -> list[dict[str, Any]]:
     pod = {
         "kind": "Pod",
         "metadata": {
-            **meta, "uid": "p0", "creationTimestamp": "2026-11-16T02:00:00Z",
+            **meta,
+            "uid": "p0",
+            "creationTimestamp": "2026-11-16T02:00:00Z",
             "annotations": {"batch.kubernetes.io/job-completion-index": "0"},
         },
         "spec": {"nodeName": "n1"},
         "status": {
-            "phase": "Failed", "reason": "Evicted", "message": "m",
-            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."}],
-            "containerStatuses": [{"image": "x:1", "state": {"terminated": {"exitCode": 78, "reason": "Error", "message": "shoal: bad.", "startedAt": "2026-11-16T02:00:01Z"}}}],
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": "m",
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+                }
+            ],
+            "containerStatuses": [
+                {
+                    "image": "x:1",
+                    "state": {
+                        "terminated": {
+                            "exitCode": 78,
+                            "reason": "Error",
+                            "message": "shoal: bad.",
+                            "startedAt": "2026-11-16T02:00:01Z",
+                        }
+                    },
+                }
+            ],
         },
-    }  # fmt: skip
-    waits = {**pod, "metadata": {**pod["metadata"], "uid": "p1", "annotations": {"batch.kubernetes.io/job-completion-index": "1"}},
-             "status": {"phase": "Pending", "containerStatuses": [{"image": "x:1", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}}  # type: ignore[dict-item]  # fmt: skip
+    }
+    waits = {
+        **pod,
+        "metadata": {**pod["metadata"], "uid": "p1", "annotations": {"batch.kubernetes.io/job-completion-index": "1"}},
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [
+                {"image": "x:1", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}
+            ],
+        },
+    }  # type: ignore[dict-item]
     job = {
-        "kind": "Job", "metadata": meta, "spec": {"completions": 2, "suspend": True},
-        "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit code 78", "lastTransitionTime": "2026-11-16T02:00:00Z"}]},
-    }  # fmt: skip
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {"completions": 2, "suspend": True},
+        "status": {
+            "conditions": [
+                {
+                    "type": "Failed",
+                    "status": "True",
+                    "reason": "PodFailurePolicy",
+                    "message": "exit code 78",
+                    "lastTransitionTime": "2026-11-16T02:00:00Z",
+                }
+            ]
+        },
+    }
     running = {**job, "status": {}, "spec": {"completions": 2, "suspend": False}}
     jobset = {
         **job,
@@ -104,19 +148,37 @@ def cluster_objects() -> list[dict[str, Any]]:
             "conditions": [{"type": "Completed", "status": "True", "lastTransitionTime": "2026-11-16T02:00:00Z"}]
         },
     }
-    workload = {"kind": "Workload", "metadata": {"name": "w", "ownerReferences": [{"uid": "u1"}]}, "spec": {"active": True},
-                "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}, {"type": "Evicted", "status": "True", "reason": "Preempted"}]}}  # fmt: skip
+    workload = {
+        "kind": "Workload",
+        "metadata": {"name": "w", "ownerReferences": [{"uid": "u1"}]},
+        "spec": {"active": True},
+        "status": {
+            "conditions": [
+                {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"},
+                {"type": "Evicted", "status": "True", "reason": "Preempted"},
+            ]
+        },
+    }
     event = {
         "kind": "Event",
         "metadata": {"name": "e"},
         "involvedObject": {"uid": "p1"},
-        "message": "exceeded quota: few, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16",
+        "message": "exceeded quota: few, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=12, limited: requests.nvidia.com/gpu=16",  # noqa: E501
     }
     inner = {**running, "metadata": {**meta, "labels": {**meta["labels"], "jobset.sigs.k8s.io/jobset-name": "demo"}}}  # type: ignore[dict-item]
     return [job, running, jobset, pod, waits, workload, event, inner]
 
 
-@reader("kubernetes", "launch.kubernetes.client", "launch.kubernetes.states", "launch.kubernetes.why", "launch.kubernetes.backend", "launch.kubernetes.cores", quick=400, share=60)  # fmt: skip
+@reader(
+    "kubernetes",
+    "launch.kubernetes.client",
+    "launch.kubernetes.states",
+    "launch.kubernetes.why",
+    "launch.kubernetes.backend",
+    "launch.kubernetes.cores",
+    quick=250,
+    share=60,
+)
 def kubernetes(folder: Path) -> Target:
     """Whatever a cluster lists, `ps` and `launch` say what they can make of it."""
     from shoal.errors import ShoalError
@@ -146,7 +208,7 @@ def kubernetes(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("ray", "launch.ray.client", "launch.ray.states", "launch.ray.backend", quick=100, share=10)
+@reader("ray", "launch.ray.client", "launch.ray.states", "launch.ray.backend", quick=60, share=10)
 def ray(folder: Path) -> Target:
     """Ray's dashboard, over HTTP as its client asks it."""
     from shoal.errors import ShoalError
@@ -154,20 +216,20 @@ def ray(folder: Path) -> Target:
     from shoal.launch.ray.backend import Ray
 
     details = {
-        "type": "SUBMISSION", "submission_id": "s1", "job_id": "01", "status": "FAILED", "message": "shoal: bad.",
-
-            "entrypoint": "exec python -m x",
-            "start_time": 1700000000000,
-            "end_time": 1700000001000,
-            "driver_exit_code": 78
-        ,
-
-            "error_type": "E",
-            "metadata": {},
-            "runtime_env": {},
-            "driver_agent_http_address": "",
-            "driver_node_id": "n"
-        ,
+        "type": "SUBMISSION",
+        "submission_id": "s1",
+        "job_id": "01",
+        "status": "FAILED",
+        "message": "shoal: bad.",
+        "entrypoint": "exec python -m x",
+        "start_time": 1700000000000,
+        "end_time": 1700000001000,
+        "driver_exit_code": 78,
+        "error_type": "E",
+        "metadata": {},
+        "runtime_env": {},
+        "driver_agent_http_address": "",
+        "driver_node_id": "n",
     }
     from ray.dashboard.modules.dashboard_sdk import SubmissionClient
 
@@ -232,10 +294,10 @@ def ray_bundle(folder: Path) -> Target:
         try:
             request_in(file, "/w", "python")
         finally:
-            try:
+            with suppress(
+                tarfile.TarError, OSError, ValueError, EOFError
+            ):  # Ray's actor ends with it; its driver tells
                 _unpack(data, into)
-            except (tarfile.TarError, OSError, ValueError, EOFError):
-                pass  # Ray's actor ends with it, and its driver tells
             if (folder / "x").exists() or (folder / "in" / ".." / "x").resolve().exists():
                 raise Finding("written outside of its folder")
 

@@ -15,21 +15,66 @@ from tests.fuzz.samples import texts_of
 
 CONFIGS: list[dict[str, Any]] = [
     {
-        "model_type": kind, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 40, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
-        "torch_dtype": "float32", "eos_token_id": [1, 2], "bos_token_id": 1, "head_dim": 8, **more,
+        "model_type": kind,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 24,
+        "vocab_size": 40,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+        "eos_token_id": [1, 2],
+        "bos_token_id": 1,
+        "head_dim": 8,
+        **more,
     }
     for kind, more in (
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 16}}),
+        (
+            "llama",
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+        ),
+        (
+            "llama",
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
         ("mistral", {"sliding_window": 16, "layer_types": ["full_attention"]}),
         ("qwen2", {"use_sliding_window": False, "max_window_layers": 1, "sliding_window": None}),
         ("qwen3", {"attention_bias": False, "attention_dropout": 0.0}),
         ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1}),
+        (
+            "qwen3_moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+                "norm_topk_prob": True,
+                "mlp_only_layers": [],
+                "decoder_sparse_step": 1,
+            },
+        ),
     )
-]  # fmt: skip
+]
 
 
 @reader(
@@ -39,7 +84,7 @@ CONFIGS: list[dict[str, Any]] = [
     "spec.resolve",
     "checkpoint.foreign.shapes",
     "model.hf",
-    quick=500,
+    quick=150,
     share=60,
 )
 def hf_config(folder: Path) -> Target:
@@ -123,7 +168,17 @@ DTYPES = (
 )
 
 
-@reader("hf-folder", "model.hf", "checkpoint.foreign.start_from", "checkpoint.foreign.bring_in", "checkpoint.foreign.incoming", "checkpoint.foreign.foreign_names", quick=80, share=8, most_mib=400)  # fmt: skip
+@reader(
+    "hf-folder",
+    "model.hf",
+    "checkpoint.foreign.start_from",
+    "checkpoint.foreign.bring_in",
+    "checkpoint.foreign.incoming",
+    "checkpoint.foreign.foreign_names",
+    quick=60,
+    share=8,
+    most_mib=400,
+)
 def weights(folder: Path) -> Target:
     """Headers and indexes that lie, dtypes that are no weights, numbers that are none."""
     import torch

@@ -14,7 +14,7 @@ from tests.fuzz.reader import Finding, Target, reader
 from tests.fuzz.samples import identity, no_infinity, texts_of
 
 
-@reader("frames", "fleet.net.frames", quick=2000, share=1000)
+@reader("frames", "fleet.net.frames", quick=1500, share=1000)
 def frames(folder: Path) -> Target:
     from shoal.fleet.net import frames as f
     from shoal.fleet.net.api import Message
@@ -181,7 +181,7 @@ def relay_token(folder: Path) -> Target:
     return Target(generate, proof_of)
 
 
-@reader("relay-answers", "fleet.net.relays", "fleet.net.punch", quick=60, share=5)
+@reader("relay-answers", "fleet.net.relays", "fleet.net.punch", quick=30, share=5)
 def relay_answers(folder: Path) -> Target:
     """What a relay answers over HTTP, over real sockets: `/watch` (its rendezvous) and `/info` (where we are seen)."""
     from shoal.fleet.net import punch, relays

@@ -37,8 +37,16 @@ def run_folder(workspace: Path) -> Folder:
 
 
 JOB: dict[str, Any] = {
-    "run": "demo", "backend": "slurm", "id": "123", "submitted": 1.7e9, "nodes": 1, "gpus": 0, "workspace": "/w",
-    "bundle": "ab", "where": {"cluster": "c"}, "stopped": None,
+    "run": "demo",
+    "backend": "slurm",
+    "id": "123",
+    "submitted": 1.7e9,
+    "nodes": 1,
+    "gpus": 0,
+    "workspace": "/w",
+    "bundle": "ab",
+    "where": {"cluster": "c"},
+    "stopped": None,
 }
 
 
@@ -57,9 +65,27 @@ def journal(folder: Path) -> Target:
     return Target(texts_of(*lines), read)
 
 
-@reader("views", "observe.status", "observe.ledger", "observe.report", "observe.planned", "observe.history", "observe.curves", "observe.lives", "observe.steps", "track.told", "track.about", "track.cursor", "guard.history", "cli.ps", "cli.report", quick=60, share=10)  # fmt: skip
+@reader(
+    "views",
+    "observe.status",
+    "observe.ledger",
+    "observe.report",
+    "observe.planned",
+    "observe.history",
+    "observe.curves",
+    "observe.lives",
+    "observe.steps",
+    "track.told",
+    "track.about",
+    "track.cursor",
+    "guard.history",
+    "cli.ps",
+    "cli.report",
+    quick=25,
+    share=10,
+)
 def views(folder: Path) -> Target:
-    """`ps`, `ps NAME`, `logs` and `report` of a damaged run: said in a sentence, and the good run beside it is shown."""
+    """`ps`, `ps NAME`, `logs` and `report` of a damaged run: said in a sentence; the run beside it is shown."""
     from shoal.errors import ShoalError
 
     workspace = folder / "w"
@@ -113,7 +139,7 @@ def make_other(workspace: Path) -> str:
     return "healthy"
 
 
-@reader("resume", "cli.resume", "guard.begin", "guard.lock", "spec.identity", "spec.history", quick=30, share=4)
+@reader("resume", "cli.resume", "guard.begin", "guard.lock", "spec.identity", "spec.history", quick=12, share=4)
 def resume(folder: Path) -> Target:
     """`resume` of a damaged run directory, up to where the workers would be started."""
     import shoal.cli.resume as verb
@@ -149,7 +175,7 @@ def resume(folder: Path) -> Target:
     return Target(generate, read, (ShoalError, OSError), lines=True)
 
 
-@reader("journal-index", "track.index", quick=100, share=20)
+@reader("journal-index", "track.index", quick=50, share=20)
 def journal_index(folder: Path) -> Target:
     """The columns beside a long journal: what does not fit is made anew."""
     from shoal.errors import ShoalError
@@ -219,7 +245,9 @@ def flights(folder: Path) -> Target:
     one = {"collective_seq_id": 5, "profiling_name": "nccl:all_reduce", "state": "started", "is_p2p": False}
     good = {"groups": {"0": {"ranks": [0, 1], "axis": "dp", "collectives": [one, one]}}}
     nccl = {
-        "version": "2.4", "pg_config": {"0": {"name": "0", "desc": "dp", "ranks": "[0, 1]"}}, "pg_status": {},
+        "version": "2.4",
+        "pg_config": {"0": {"name": "0", "desc": "dp", "ranks": "[0, 1]"}},
+        "pg_status": {},
         "entries": [{**one, "pg_id": 0, "process_group": ["0", "dp"], "record_id": 1, "time_created_ns": 5}],
     }
     file = folder / "rank-00000.flight"
@@ -285,7 +313,19 @@ def trace(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("small-files", "guard.lock", "guard.begin", "launch.job", "launch.slurm.notes", "launch.sweep", "track.cursor", "track.about", "launch.ray.node", quick=300, share=60)  # fmt: skip
+@reader(
+    "small-files",
+    "guard.lock",
+    "guard.begin",
+    "launch.job",
+    "launch.slurm.notes",
+    "launch.sweep",
+    "track.cursor",
+    "track.about",
+    "launch.ray.node",
+    quick=300,
+    share=60,
+)
 def small_files(folder: Path) -> Target:
     """What one process leaves for the next: locks, jobs, notes, sweeps, cursors."""
     from shoal.errors import ShoalError

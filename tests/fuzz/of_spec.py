@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {
 }
 
 
-@reader("run-file", "spec.yaml_text", "spec.resolve", "spec.layers", "spec.problems", "spec.write", quick=120, share=12)
+@reader("run-file", "spec.yaml_text", "spec.resolve", "spec.layers", "spec.problems", "spec.write", quick=50, share=12)
 def run_file(folder: Path) -> Target:
     """What is taken loads equal again when it is written."""
     import yaml
@@ -61,7 +61,7 @@ def yaml_text(folder: Path) -> Target:
     from shoal.errors import SpecError
     from shoal.spec.yaml_text import parse
 
-    good = b"a: 1\nb: [1, 2.5, .nan, 0x1F, 1e400]\nc: {d: &x e, f: *x, '<<': {g: null}}\nh: |\n  text\ni: !!python/name:os.system\n? j\n: k\n"
+    good = b"a: 1\nb: [1, 2.5, .nan, 0x1F, 1e400]\nc: {d: &x e, f: *x, '<<': {g: null}}\nh: |\n  text\ni: !!python/name:os.system\n? j\n: k\n"  # noqa: E501
     marks = (
         b"&a [*a]",
         b"*x",
@@ -154,7 +154,7 @@ def published(folder: Path) -> Target:
     from shoal.plan import published as p
 
     file = folder / "t.csv"
-    head = "row_id,source,gpu_type,n_gpus,layers,hidden,heads,seq,global_batch,microbatch,tp,pp,cp,ep,vpp,sharding,recompute,precision,tokens_s_gpu,step_time_s,mem_GB,software,fabric\n"
+    head = "row_id,source,gpu_type,n_gpus,layers,hidden,heads,seq,global_batch,microbatch,tp,pp,cp,ep,vpp,sharding,recompute,precision,tokens_s_gpu,step_time_s,mem_GB,software,fabric\n"  # noqa: E501
     row = "1,s,H100,64,32,4096,32,8192,128,1,1,1,1,1,1,fsdp,full,bf16,10000,5.2,60,torchtitan,\n"
 
     def read(data: bytes) -> None:

@@ -21,17 +21,43 @@ NOW = 1_800_000_000
 
 def record_body() -> dict[str, Any]:
     part = {
-        "peer": A, "round": 3, "blob": B, "size": 1000, "tokens": 64, "steps": 2, "used": [[0, 4], [8, 9]],
-        "loss": 2.5, "seconds": 1.5, "scores": {B: 0.5}, "signature": "ab" * 64, "targets": 60,
+        "peer": A,
+        "round": 3,
+        "blob": B,
+        "size": 1000,
+        "tokens": 64,
+        "steps": 2,
+        "used": [[0, 4], [8, 9]],
+        "loss": 2.5,
+        "seconds": 1.5,
+        "scores": {B: 0.5},
+        "signature": "ab" * 64,
+        "targets": 60,
     }
     ledger = {
-        "cursor": 9, "done": 5, "free": [[5, 7]], "held": {A: [[7, 8]]}, "away": {B: [[8, 9]]},
-        "lanes": [A, B], "mine": [A],
+        "cursor": 9,
+        "done": 5,
+        "free": [[5, 7]],
+        "held": {A: [[7, 8]]},
+        "away": {B: [[8, 9]]},
+        "lanes": [A, B],
+        "mine": [A],
     }
     return {
-        "kind": "round", "round": 3, "parents": [C], "members": [A, B], "took": [part], "state": "ab12",
-        "standing": {A: 0.5}, "ledger": ledger, "tokens": 640, "weights": [], "left": {C: "gone"},
-        "joined": [], "time": 1.8e9, "by": A,
+        "kind": "round",
+        "round": 3,
+        "parents": [C],
+        "members": [A, B],
+        "took": [part],
+        "state": "ab12",
+        "standing": {A: 0.5},
+        "ledger": ledger,
+        "tokens": 640,
+        "weights": [],
+        "left": {C: "gone"},
+        "joined": [],
+        "time": 1.8e9,
+        "by": A,
     }
 
 
@@ -39,8 +65,15 @@ def certified_body() -> dict[str, Any]:
     return {"record": record_body(), "term": 2, "signatures": {A: "ab" * 64, B: "cd" * 64}}
 
 
-@reader("swarm-messages", "fleet.swarm.messages", "fleet.swarm.training", "fleet.swarm.talk", "fleet.swarm.router",
-        quick=2500, share=1000)  # fmt: skip
+@reader(
+    "swarm-messages",
+    "fleet.swarm.messages",
+    "fleet.swarm.training",
+    "fleet.swarm.talk",
+    "fleet.swarm.router",
+    quick=1500,
+    share=1000,
+)
 def messages(folder: Path) -> Target:
     from shoal.fleet.swarm.messages import read, read_history
     from shoal.values import BadValue
@@ -49,7 +82,13 @@ def messages(folder: Path) -> Target:
     votes = {A: [2, "ab" * 64]}
     good: dict[str, Any] = {
         "pulse": {
-            "head": C, "round": 3, "ended": 2, "begun": 3, "wants": True, "leaving": False, "proposed": proposed,
+            "head": C,
+            "round": 3,
+            "ended": 2,
+            "begun": 3,
+            "wants": True,
+            "leaving": False,
+            "proposed": proposed,
             "weights": {"digest": "ab", "life": 1, "twice": False, "after": C},
             "status": {"loss": 2.5, "tokens_per_s": 100.0, "busy": 0.5},
             "links": [[B, "direct", 0.05, 1e6, 1e6], [C, None, None, None, None]],
@@ -93,7 +132,7 @@ def snapshots(folder: Path) -> Target:
 
 @reader("swarm-answers", "fleet.swarm.training", "fleet.swarm.snapshots", quick=300, share=60)
 def answers(folder: Path) -> Target:
-    """What others answer to a newcomer who asks for a state: the one who answers well is found, whoever else answers."""
+    """What others answer to a newcomer who asks for a state: the good one is found, whoever else answers."""
     import asyncio
     from types import SimpleNamespace
 
@@ -114,9 +153,13 @@ def answers(folder: Path) -> Target:
             linked=lambda: [A, B], message=lambda *_: None, odd=lambda *_, **__: None, blame=lambda *_, **__: None
         )
         training._node = SimpleNamespace(  # type: ignore[assignment]
-            snapshots=SimpleNamespace(before=lambda *_: None), chain=chain, talk=talk, endpoint=SimpleNamespace(ask=ask),
-            event=lambda *_, **__: None, me=C,
-        )  # fmt: skip
+            snapshots=SimpleNamespace(before=lambda *_: None),
+            chain=chain,
+            talk=talk,
+            endpoint=SimpleNamespace(ask=ask),
+            event=lambda *_, **__: None,
+            me=C,
+        )
         training.doubt = SimpleNamespace(trust=None, allows=lambda *_: True)  # type: ignore[assignment]
         training._useless = set()
         best, sources = loop.run_until_complete(training._newest_state())
@@ -308,13 +351,34 @@ def swarm_files(folder: Path) -> Target:
     me = identity(2)
     known = Roster(SWARM, identity(1).id, me, Admission.direct(SWARM, me.id, identity(1)))
     member = {
-        "peer": A, "name": "n", "loss": 2.0, "busy": 0.5, "tokens_per_s": 10.0, "way": "direct", "rtt_s": 0.1,
-        "up": 1e6, "down": 1e6, "lost": 0.0, "heard_s": 1.0, "share": 0.5, "state": "training",
+        "peer": A,
+        "name": "n",
+        "loss": 2.0,
+        "busy": 0.5,
+        "tokens_per_s": 10.0,
+        "way": "direct",
+        "rtt_s": 0.1,
+        "up": 1e6,
+        "down": 1e6,
+        "lost": 0.0,
+        "heard_s": 1.0,
+        "share": 0.5,
+        "state": "training",
     }
     status = {
-        "time": NOW, "round": 3, "members": [member], "done": 5, "total": 10, "round_s": 1.0, "exchange_s": 0.5,
-        "utilisation": 0.9, "predicted": 0.8, "split": {"round": 2, "sides": [[A], [B]]}, "topology": "star",
-        "events": [{"t": NOW, "kind": "round", "peer": A}], "links": {A: [[B, "direct", 0.1, 1.0, 1.0]]},
+        "time": NOW,
+        "round": 3,
+        "members": [member],
+        "done": 5,
+        "total": 10,
+        "round_s": 1.0,
+        "exchange_s": 0.5,
+        "utilisation": 0.9,
+        "predicted": 0.8,
+        "split": {"round": 2, "sides": [[A], [B]]},
+        "topology": "star",
+        "events": [{"t": NOW, "kind": "round", "peer": A}],
+        "links": {A: [[B, "direct", 0.1, 1.0, 1.0]]},
     }
     good: dict[str, Any] = {
         "s": settings,

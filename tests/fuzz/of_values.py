@@ -17,7 +17,7 @@ from tests.fuzz.samples import texts_of
 GOOD: dict[str, Any] = {"a": [1, 2.5, None, True, 'é[["\\'], "b": {"c": {"d": [[], {}]}}, "n": -5e-3, "big": 2**62}
 
 
-@reader("values", "values", quick=2500, share=1500)
+@reader("values", "values", quick=1500, share=1500)
 def values(folder: Path) -> Target:
     """What is taken is what json makes of it, and holds no number without an end."""
     from shoal import values as v

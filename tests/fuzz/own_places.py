@@ -32,7 +32,7 @@ OURS: dict[str, str] = {
     "fleet.inner:Inner.share": _RANKS,
     "fleet.net.tcp:counts": "the kernel's TCP_INFO",
     "fleet.swarm.trainer_link:Trainer._listen": _CHILD,
-    "fleet.trade:Trader.sum.expect": "a length in 4 bytes, of an island that knows the run's token; the header is `_parsed`",
+    "fleet.trade:Trader.sum.expect": "a length, of an island that knows the run's token; the header is `_parsed`",
     "launch.bundle:Bundle.tar": "written, not read",
     "launch.ray.driver:_secrets": "what the sender of this job has put aside for its driver",
     "launch.ray.submission:package": "written, not read",

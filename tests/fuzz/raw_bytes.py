@@ -1,4 +1,4 @@
-"""Changes bytes the way that disks, networks and hostile writers do: flips, cuts, splices, edges where lengths stand."""
+"""Changes bytes the way that disks, networks and hostile writers do: flips, cuts, splices, edges for lengths."""
 
 from __future__ import annotations
 

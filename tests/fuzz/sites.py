@@ -1,6 +1,6 @@
 """Where the product turns bytes of others into values: every call of a parser in src, found by reading the source.
 
-`read_by` says which generator reaches a place (measured by `python -m tests.fuzz reach`), `OURS` why a place needs none.
+`read_by` says which generator reaches a place (measured: `python -m tests.fuzz reach`), `OURS` why a place needs none.
 A place in neither, or an entry for a place that is gone, fails a test; `python -m tests.fuzz sites` lists both.
 """
 

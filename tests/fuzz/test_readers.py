@@ -32,6 +32,7 @@ def test_modules_that_generators_name_exist() -> None:
 
 
 def test_a_new_call_of_a_parser_is_found() -> None:
-    source = "class A:\n  def f(self):\n    def g(): return np.frombuffer(b'')\n    return map(json.loads, [tarfile.open('x')])\n"
+    source = "class A:\n  def f(self):\n    def g(): return np.frombuffer(b'')\n"
+    source += "    return map(json.loads, [tarfile.open('x')])\n"
     found = {(place, sites._parser(called)) for place, called in sites._calls(ast.parse(source), "")}
     assert {("A.f.g", "np.frombuffer"), ("A.f", "json.loads"), ("A.f", "tarfile.open")} <= found
