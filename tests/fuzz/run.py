@@ -212,7 +212,11 @@ def _work(works: Sequence[Work], shared: mmap.mmap, into: int, folder: Path, unt
     signal.signal(signal.SIGPROF, _too_long)
     for item, work in enumerate(works):
         _AT.pack_into(shared, 0, item, -1, time.process_time())
-        _item(item, work, READERS[work.reader], shared, into, folder / work.reader, until)
+        try:
+            _item(item, work, READERS[work.reader], shared, into, folder / work.reader, until)
+        except Exception:  # of the generator itself: it has to be mended, and the others are run all the same
+            what = traceback.format_exc()[-1500:]
+            _tell(into, found=Found(work.reader, "generator:failed", what, work.seed, 1 << 60).__dict__)
 
 
 def _item(
