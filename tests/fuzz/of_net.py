@@ -123,7 +123,7 @@ def secure(folder: Path) -> Target:
         loop.run_until_complete(asyncio.wait_for(listen(data), 5))
         raise Finding("a stranger without a key has been let in")
 
-    return Target(lambda rng: damaged(rng, good, head=60), read, (Broken,))
+    return Target(lambda rng: damaged(rng, good, head=60), read, (Broken,), refuses_all=True)
 
 
 @reader("wire", "wire", quick=500, share=100)

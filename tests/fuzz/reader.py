@@ -38,6 +38,7 @@ class Target:
     allowed: tuple[type[BaseException], ...] = ()  # with a message that passes `objection`
     silent: tuple[type[BaseException], ...] = ()  # whatever they say: callers show none of it to anybody
     lines: bool = False  # a message may list several things, a line each
+    refuses_all: bool = False  # what it generates must never be taken: no case of it has a valid signature
 
 
 @dataclass(frozen=True)

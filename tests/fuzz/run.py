@@ -251,7 +251,13 @@ def _item(
     _AT.pack_into(shared, 0, item, -1, time.process_time())
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     shutil.rmtree(folder, ignore_errors=True)
-    _tell(into, reader=work.reader, cases=done, taken=taken, cpu_s=time.process_time() - began)
+    _tell(
+        into,
+        reader=work.reader,
+        cases=done,
+        taken=done if target.refuses_all else taken,
+        cpu_s=time.process_time() - began,
+    )
 
 
 def _warm(target: Target, reader: Reader) -> Iterator[Any]:
