@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -293,7 +294,6 @@ def relay_client(folder: Path) -> Target:
 def quic_frames(folder: Path) -> Target:
     """The stream of a QUIC connection, cut into frames."""
     from shoal.fleet.net.frames import BadFrame
-    from shoal.fleet.net.pipe import Broken
     from shoal.fleet.net.quic import QuicPipe
 
     loop = asyncio.new_event_loop()
@@ -305,10 +305,11 @@ def quic_frames(folder: Path) -> Target:
 
         async def fill(count: int) -> None:
             if len(pipe._buffer) < count:
-                raise Broken("the stream has ended")
+                raise EOFError("the stream has ended")
 
         pipe._fill = fill  # type: ignore[method-assign]
-        for _ in range(1000):
-            loop.run_until_complete(pipe.receive())
+        with suppress(EOFError):
+            while True:
+                loop.run_until_complete(pipe.receive())
 
-    return Target(lambda rng: damaged(rng, good, head=4), read, (BadFrame, Broken))
+    return Target(lambda rng: damaged(rng, good, head=4), read, (BadFrame,))
