@@ -133,6 +133,7 @@ def parquet(folder: Path) -> Target:
     for packing in ("none", "snappy", "zstd"):
         for table in (
             {"text": ["one", "two", None, "é" * 50] * 5, "prompt": ["a", "b", "c", None] * 5},
+            {"text": ["one", "two"] * 200, "prompt": ["a", "b"] * 200},
             {"text": [b"one", b"\xff"], "prompt": ["a", "b"]},
             {"text": [1, 2], "prompt": [[1], [2, 3]]},
             {"other": ["x"]},
