@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.to_loss.settings import Curve, Setting, chosen, curves, table
 from benchmarks.to_loss.text import prepared
+from benchmarks.to_loss.trials import FULL
 
 BETAS = (0.95, 0.99, 0.999)
 NEAR = 0.005
@@ -26,9 +27,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--shape", default="88m", choices=FULL, help="which model learns (default: %(default)s)")
     parser.add_argument("--cache", type=Path, help="keep the prepared text there, and find it there")
     args = parser.parse_args()
-    trial, worst = chosen(args.tiny), 0.0
+    trial, worst = chosen(args.tiny, args.shape), 0.0
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(args.cache or Path(folder), trial.tokens, trial.vocab)
         for beta2 in BETAS:

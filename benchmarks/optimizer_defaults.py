@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.to_loss.settings import Setting, chosen, curves, table
 from benchmarks.to_loss.text import prepared
+from benchmarks.to_loss.trials import FULL
 
 MUON = {"name": "muon"}
 # The first of each group is what the others are compared with. The trials warm up for 5% unless a row says otherwise.
@@ -31,6 +32,21 @@ GROUPS = {
         Setting("min_ratio 0.1"),
         Setting("min_ratio 0.01", schedule={"min_ratio": 0.01}),
         Setting("min_ratio 0", schedule={"min_ratio": 0.0}),
+    ],
+    "rates": [
+        Setting("lr 1e-3"),
+        Setting("lr 2e-3", {"lr": 2e-3}),
+        Setting("lr 4e-3", {"lr": 4e-3}),
+    ],
+    "floor-4e-3": [
+        Setting("lr 4e-3, min_ratio 0.1", {"lr": 4e-3}),
+        Setting("lr 4e-3, min_ratio 0.01", {"lr": 4e-3}, {"min_ratio": 0.01}),
+        Setting("lr 4e-3, min_ratio 0", {"lr": 4e-3}, {"min_ratio": 0.0}),
+    ],
+    "warm-up-4e-3": [
+        Setting("lr 4e-3, warm-up 0", {"lr": 4e-3}, {"warmup_steps": 0}),
+        Setting("lr 4e-3, warm-up 2%", {"lr": 4e-3}, {"warmup_steps": "2%"}),
+        Setting("lr 4e-3, warm-up 5%", {"lr": 4e-3}, {"warmup_steps": "5%"}),
     ],
     "embeddings": [
         Setting("decay_embeddings true"),
@@ -57,11 +73,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default=",".join(GROUPS), help=f"some of {','.join(GROUPS)}")
+    parser.add_argument("--shape", default="88m", choices=FULL, help="which model learns (default: %(default)s)")
     parser.add_argument("--cache", type=Path, help="keep the prepared text there, and find it there")
     args = parser.parse_args()
     if unknown := [name for name in args.only.split(",") if name not in GROUPS]:
         parser.error(f"there is no {', '.join(unknown)}")
-    trial = chosen(args.tiny)
+    trial = chosen(args.tiny, args.shape)
     with tempfile.TemporaryDirectory() as folder:
         data = prepared(args.cache or Path(folder), trial.tokens, trial.vocab)
         for name in args.only.split(","):

@@ -12,8 +12,8 @@ short, many, and each begins in its own way. Held-out loss is asked in two ways:
 place in old data, where `sample` and other programs would begin) and without, from the second token on. `±` is half
 the distance between the seeds.
 
-Bars: with its start token, the new rule's first token costs less than the old's; from the second token on it costs at
-most 1% more than the old rule's without one.
+Bars: with its start token, the new rule's first token costs less than the old's; from the second token on, each asked
+as it was taught (the new one with the start token, the old one without), the new rule costs at most 1% more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RULES = {"old": ["--start", "none"], "new": []}
 AT_ONCE = 4
 NEAR = 0.01
 Places = Mapping[str, tuple[int, int | None]]  # the first and the last token of a document that count, from 1
-WITH_START: Places = {"first": (1, 1), "first 8": (1, 8), "first 64": (1, 64), "all": (1, None)}
+WITH_START: Places = {"first": (1, 1), "first 8": (1, 8), "first 64": (1, 64), "all": (1, None), "from 2": (2, None)}
 WITHOUT: Places = {"2 to 8": (2, 8), "2 to 64": (2, 64), "2 on": (2, None)}
 SIZES: dict[str, dict[str, Any]] = {
     "full": {
@@ -274,9 +274,9 @@ def judge(rows: Sequence[Mapping[str, Any]], claims: bool) -> int:
         return 0
     old, new = of["old"], of["new"]
     first = mean(new["first"]) < mean(old["first"])
-    rest = mean(new["2 on"]) <= mean(old["2 on"]) * (1 + NEAR)
+    rest = mean(new["from 2"]) <= mean(old["2 on"]) * (1 + NEAR)
     print(f"{'PASS' if first else 'MISS'}  first token: new {mean(new['first']):.4f}, old {mean(old['first']):.4f}")
-    print(f"{'PASS' if rest else 'MISS'}  from the second on: new {mean(new['2 on']):.4f}, old {mean(old['2 on']):.4f}")
+    print(f"{'PASS' if rest else 'MISS'}  the others: new {mean(new['from 2']):.4f}, old {mean(old['2 on']):.4f}")
     return int(not (first and rest))
 
 

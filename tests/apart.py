@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import selectors
@@ -30,6 +31,7 @@ from tests.durations import Took
 from tests.forked import fork
 from tests.lanes import Idle, Work, next_of, works
 
+COMPILER = ("torch._dynamo.backends.debugging", "torch._inductor.compile_fx", "functorch.compile")
 LOOK_S = 1.0  # how often, at least, it is looked whether cores are idle
 
 
@@ -52,9 +54,15 @@ def run_apart(session: pytest.Session, lanes: int) -> dict[str, Took]:
 
 
 def _warm() -> None:
-    """What every rank of every file would do first is done once, if there are any."""
-    if ranks := sys.modules.get("tests.ranks"):
-        ranks._warm()
+    """What every rank of every file would do first is done once, if there are any; a second of imports for each that
+    compiles too."""
+    ranks = sys.modules.get("tests.ranks")
+    if ranks is None:
+        return
+    ranks._warm()
+    with warnings.catch_warnings(action="ignore"):  # torch's own, about torch
+        for name in COMPILER:
+            importlib.import_module(name)
 
 
 class _Crew:

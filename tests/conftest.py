@@ -97,3 +97,19 @@ def own_memory() -> Iterator[None]:
         del os.environ["SHOAL_MEMORY"]
     else:
         os.environ["SHOAL_MEMORY"] = before
+
+
+@pytest.fixture(scope="module")
+def warm_starts() -> Iterator[None]:
+    """What the tests of a file start of Shoal, and what that starts, has nothing to import (tests/warm.py)."""
+    from tests.warm import Warm, possible
+
+    with pytest.MonkeyPatch.context() as patch:
+        if possible():
+            from shoal.checkpoint import persister  # noqa: F401  # imported here once, not by each that is started
+            from shoal.train import worker  # noqa: F401
+            from tests.ranks import _warm
+
+            _warm()
+            patch.setattr("subprocess.Popen", Warm)
+        yield

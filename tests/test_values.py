@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal import values
 from shoal.plain_file import read_object
 from shoal.values import BadValue, OutOfRange, inside, read_json
 
@@ -64,3 +65,31 @@ def test_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(BadValue, match=r"a\.json: a list where a JSON object belongs"):
         read_object(tmp_path / "a.json")
+
+
+def test_json_is_utf8_with_whole_characters() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+    with pytest.raises(BadValue, match="no JSON"):  # 400 digits, which would have been looked for in vain
+        read_json(("9" * 400).encode("utf-16"))
+    with pytest.raises(BadValue, match="half a character"):
+        read_json(b'{"a": ["\\ud800"]}')
+
+
+def test_fields_are_refused_at_their_names() -> None:
+    read = {"a": values.whole, "b": values.maybe(values.each(values.short))}
+    assert values.made(dict, {"a": 1, "b": ["x"]}, **read) == {"a": 1, "b": ["x"]}
+    for said, place in (
+        ({"a": True}, "a: True"),
+        ({"b": [1]}, "b: 1"),
+        ({"c": 1}, "c: it is not known"),
+        (5, "5 where"),
+    ):
+        with pytest.raises(BadValue, match=place):
+            values.made(dict, said, **read)
+    for path in ("../a", "/a", "a/../b", "", "a\0", "a\\b"):
+        with pytest.raises(BadValue):
+            values.below(path)
+    assert values.below("a/b.json") == "a/b.json"
+    for number in (0, -1, 1 << 23, True):
+        with pytest.raises(BadValue):
+            values.pid(number)

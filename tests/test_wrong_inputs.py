@@ -22,7 +22,9 @@ from shoal.track import journal
 from tests.patience import limit, until
 from tests.require import unavailable
 from tests.train.tiny import make_data
+from tests.warm import Executed
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 GOOD = """\
 name: demo
 model: {dim: 32, layers: 1, heads: 2}
@@ -225,6 +227,7 @@ def test_wrong_input_gets_one_sentence_and_its_exit_code(
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when the hub's client is imported, so in a process of its own
+    monkeypatch.setattr("subprocess.Popen", Executed)
     process = start(folder, "data prepare hf:nobody/nothing --out out")
     out, _ = process.communicate(timeout=limit(120))
     assert process.returncode == 78, out

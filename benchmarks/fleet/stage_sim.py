@@ -42,6 +42,8 @@ class Simulated:
         time.sleep(self._args.backward_s)
         return None if self._first else self._message
 
+    def check(self, kind: str, payload: bytes | memoryview) -> None: ...
+
     def part(self) -> bytes:
         return b"part"
 

@@ -204,5 +204,8 @@ def _attacked(way: Way, outer: Outer, round: int, part: bytes, random: np.random
 
 
 def _record(round: int, parts: dict[str, bytes]) -> dict[str, Any]:
-    took = [{"peer": n, "blob": hashlib.sha256(p).hexdigest(), "tokens": 1, "score": None} for n, p in parts.items()]
+    took = [
+        {"peer": n, "blob": hashlib.sha256(p).hexdigest(), "tokens": 1, "targets": 1, "score": None}
+        for n, p in parts.items()
+    ]
     return {"kind": "round", "round": round, "took": took}

@@ -84,8 +84,8 @@ class Trainer(StandIn):
         used = self.handed_in[one["round"]] = self.used(one)
         tokens = sum(b - a for a, b in used)
         self.soon(
-            kind="part", round=one["round"], path=str(path), tokens=tokens, used=used, steps=one["steps"],
-            seconds=one["steps"] * self.asked["step_s"], loss=None,
+            kind="part", round=one["round"], path=str(path), tokens=tokens, targets=tokens, used=used,
+            steps=one["steps"], seconds=one["steps"] * self.asked["step_s"], loss=None,
         )  # fmt: skip
         self.file.write(json.dumps({"round": one["round"], "t": time.time(), **self.times}) + "\n")
         self.file.flush()

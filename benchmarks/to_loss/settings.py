@@ -54,11 +54,11 @@ class Curve:
         return max(self.points[-1][1]) - min(self.points[-1][1])
 
 
-def chosen(tiny: bool) -> Trial:
-    """The shape of the claim; without a GPU a tiny one, to try the code."""
+def chosen(tiny: bool, shape: str = "88m") -> Trial:
+    """That shape; without a GPU a tiny one, to try the code."""
     if not tiny and not torch.cuda.is_available():
         print("no GPU here: the tiny model, to try the code", file=sys.stderr)
-    return (FULL if torch.cuda.is_available() and not tiny else TINY)["88m"]
+    return FULL[shape] if torch.cuda.is_available() and not tiny else TINY["88m"]
 
 
 def curves(trial: Trial, data: Path, settings: Sequence[Setting], seeds: int) -> Iterator[Curve]:

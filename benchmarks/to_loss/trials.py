@@ -46,6 +46,7 @@ class Job:
 
 
 _88M = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 4, "ffn_dim": 2048}
+_34M = {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 1408}
 _SMALL = {"dim": 256, "layers": 6, "heads": 4, "kv_heads": 2, "ffn_dim": 704}
 _TIED = {"dim": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 1408, "tie_embeddings": True}
 _DEEP = {"dim": 384, "layers": 24, "heads": 6, "kv_heads": 2, "ffn_dim": 1024, "tie_embeddings": True}
@@ -63,6 +64,7 @@ FULL = {
     one.name: one
     for one in (
         Trial("88m", _88M, 8192, 450, 64, 512, optimizers=("adamw", "muon")),
+        Trial("34m", _34M, 8192, 300, 32, 512, points=10),
         Trial("small", _SMALL, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
         Trial("tied", _TIED, 8192, 200, 32, 512, optimizers=("adamw", "muon")),
         Trial("deep", _DEEP, 8192, 200, 32, 512),

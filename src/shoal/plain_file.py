@@ -35,11 +35,14 @@ class NotPlain(OSError):
         return f"{self.filename} {self.strerror}"
 
 
-def open_plain(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read from. O_NONBLOCK keeps the open of a FIFO from waiting; on a plain file it has no effect."""
+def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor, to read from unless `flags` say more. O_NONBLOCK keeps the open of a FIFO from waiting; on a plain
+    file it has no effect."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:  # a socket cannot be opened at all
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
+    except OSError as e:  # a socket cannot be opened at all
+        if e.errno == errno.ELOOP:
+            raise NotPlain(path, "is a link that leads back to itself, where a file should be") from None
         if (what := _what(os.stat(path).st_mode)) is not None:
             raise NotPlain(path, f"is {what}, where a file should be") from None
         raise
@@ -56,6 +59,11 @@ def read_plain(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         if (size := os.fstat(fd).st_size) > most_bytes:
             raise NotPlain(path, f"has {size:,} bytes, where at most {most_bytes:,} are expected")
         return file.read(size)
+
+
+def read_words(path: str | os.PathLike[str], most_bytes: int = 1 << 20) -> str:
+    """A small file of text; what is no text in it is shown as such."""
+    return read_plain(path, most_bytes).decode(errors="replace")
 
 
 def read_object(path: str | os.PathLike[str], most_bytes: int = 16 << 20) -> dict[str, Any]:

@@ -13,10 +13,13 @@ import socket
 import time
 from typing import Any
 
+from shoal.values import BadValue, read_object
+
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # for a stranger to become a friend
 _NONCE_BYTES = _MAC_BYTES = 32
 _LENGTH_BYTES = 4
+MOST_PORT = (1 << 16) - 1
 
 
 class Broken(ConnectionError):
@@ -53,7 +56,8 @@ def _proof(token: bytes, role: bytes, servers: bytes, askers: bytes) -> bytes:
 
 
 def send(sock: socket.socket, message: dict[str, Any]) -> None:
-    text = json.dumps(message, separators=(",", ":")).encode()
+    """ValueError for what is infinite or no number: who reads it would refuse it."""
+    text = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     sock.sendall(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
 
 
@@ -62,12 +66,9 @@ def receive_message(sock: socket.socket, most_bytes: int) -> dict[str, Any]:
     if length > most_bytes:
         raise Broken(f"a message of {length} bytes, where at most {most_bytes} are allowed")
     try:
-        message = json.loads(receive(sock, length))
-    except (ValueError, RecursionError) as e:
-        raise Broken("a message that is no JSON") from e
-    if not isinstance(message, dict):
-        raise Broken("a message that is no JSON object")
-    return message
+        return read_object(receive(sock, length))
+    except BadValue as e:
+        raise Broken(f"a message that is none: {e}") from None
 
 
 def receive(sock: socket.socket, count: int, until: float | None = None) -> bytes:
@@ -89,7 +90,10 @@ def receive_into(sock: socket.socket, into: memoryview, until: float | None = No
 
 
 def address_of(text: str) -> tuple[str, int]:
+    """Of host:port. ValueError for what is none."""
     host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= MOST_PORT):
+        raise ValueError(f"{text[:80]!r} is no host:port")
     return host.strip("[]"), int(port)
 
 

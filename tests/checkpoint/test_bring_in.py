@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
+from safetensors.torch import load_file, save_file
 from tests.checkpoint.states import same_bits
 from tests.checkpoint.test_dcp import save as save_dcp
 from tests.checkpoint.titan import MODEL, titan
@@ -315,3 +316,29 @@ def test_memory_is_that_of_a_shard_and_not_of_the_checkpoint(tmp_path: Path) -> 
     (grown_mb,) = run_ranks(work, 1)
     assert newest(tmp_path / "out").bytes > 120e6
     assert grown_mb < 40
+
+
+def test_experts_of_several_dtypes_become_one_that_holds_them_all(tmp_path: Path) -> None:
+    experts = Experts(count=3, top_k=2, ffn_dim=8, balance_rate=0.0, balance_loss=0.0, z_loss=0.0)
+    model = made(shape_of(SMALL.model_copy(update={"family": "mixtral", "experts": experts})), 1)
+    save_folder(tmp_path / "hf", model.shape, model.state_dict())
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(file)
+    halves = {n: t.bfloat16() for n, t in tensors.items() if ".experts.1." in n}
+    save_file(tensors | halves, file, metadata={"format": "pt"})
+    taken_in(tmp_path / "hf", tmp_path / "out")
+    found = newest(tmp_path / "out")  # verified: its bytes are as many as its dtypes need
+    started, direct = started_from(tmp_path / "out", model.shape), made(model.shape, 2)
+    load_hf(direct, tmp_path / "hf")
+    assert {e.dtype for e in found.manifest.tensors.values()} == {"F32"}
+    assert all(torch.equal(a, b) for a, b in zip(started.parameters(), direct.parameters(), strict=True))
+
+
+def test_weights_that_are_no_numbers_leave_no_checkpoint_behind(tmp_path: Path) -> None:
+    model = made(shape_of(SMALL), 1)
+    with torch.no_grad():
+        model.norm.weight[3] = float("nan")
+    save_folder(tmp_path / "hf", model.shape, model.state_dict())
+    with pytest.raises(DataError, match="holds NaN or infinity"):
+        taken_in(tmp_path / "hf", tmp_path / "out")
+    assert checkpoint.newest(tmp_path / "out") is None

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from shoal.cli.main import main
-from shoal.data import readers, readers_bytes, units
+from shoal.data import readers_bytes, units
 from tests.data.preparing import make_texts, read_texts, small_bpe, write_jsonl
 from tests.patience import limit
 
@@ -258,14 +258,18 @@ def test_the_number_skipped_does_not_depend_on_the_workers(
 def test_a_record_too_long_for_memory_is_refused_or_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(readers_bytes.records, "__defaults__", (1000,))
-    monkeypatch.setattr(readers_bytes, "BLOCK_BYTES", 300)
-    write_jsonl(tmp_path / "a.jsonl", ["first", "x" * 5000, "last"])
+    monkeypatch.setattr(readers_bytes, "BLOCK_BYTES", 300_000)
+    write_jsonl(tmp_path / "a.jsonl", ["first", "x" * (1 << 20), "last"])
     arguments = ["data", "prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 78
-    assert f"{tmp_path}/a.jsonl:2 is longer than {readers.MAX_RECORD_BYTES >> 20} MiB" in capsys.readouterr().err
-    assert main([*arguments, "--skip-bad"]) == 0
+    assert main([*arguments, "--max-document-mb", "1"]) == 78
+    assert f"{tmp_path}/a.jsonl:2 is longer than 1 MiB; cut it, or allow it with" in capsys.readouterr().err
+    assert main([*arguments, "--max-document-mb", "1", "--skip-bad"]) == 0
     assert read_texts(tmp_path / "out") == ["first", "last"]
+    assert main([*arguments, "--max-document-mb", "2", "--overwrite"]) == 0
+    assert read_texts(tmp_path / "out") == ["first", "x" * (1 << 20), "last"]
+    for option in ("--max-document-mb", "--buffer-mb", "--max-growth"):
+        assert main([*arguments, option, "0"]) == 2
+        assert f"{option} is 0; it is a whole number from 1 to" in capsys.readouterr().err
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_noticed(

@@ -150,7 +150,7 @@ def test_sums_made_for_other_tokens_change_what_a_run_remembers_and_are_found_by
     """A forged set: the fingerprint of the old content, and checksums of pieces that fit the new."""
     before = TokenShards.open(data_set).index
     tokens = data_set / "shard-00000.tokens"
-    flip(tokens, 7)
+    flip(tokens, 6)
     sums = np.fromfile(data_set / "shard-00000.sums", "<u8")
     sums[0] = xxhash.xxh3_64_intdigest(tokens.read_bytes()[:PIECE_BYTES])
     sums.tofile(data_set / "shard-00000.sums")

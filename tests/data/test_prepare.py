@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from tokenizers import Tokenizer
 
 from shoal.cli.main import main
-from shoal.data import prepare_unit, readers_bytes, units
+from shoal.data import readers_bytes, units
+from shoal.data import tokenizer as tokenizer_module
 from shoal.data.prepare import Options, prepare
 from shoal.data.shards import TokenShards
-from shoal.data.tokenizer import load_tokenizer
 from shoal.data.units import Reading
 from shoal.errors import DataError, UsageError
 from tests.data.preparing import files_of, make_texts, read_texts, shoal, small_bpe, write_jsonl
@@ -128,14 +129,14 @@ def test_a_text_too_long_for_one_document_is_cut_at_line_ends_packed_or_not(
 def test_cutting_long_documents_for_the_tokenizer_changes_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_unit, "PIECE_CHARS", 100)
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 100)
     text = " ".join(make_texts(60))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "tokenizer.json").write_text(small_bpe("llama3").to_str())
     prepare([str(tmp_path / "a.txt")], tmp_path / "out", options(tokenizer=str(tmp_path)))
     shards = TokenShards.open(tmp_path / "out")
-    assert len(prepare_unit.pieces(text)) > 20
-    assert shards.read(0, shards.tokens)[0].tolist() == [0, *load_tokenizer(tmp_path).encode(text), 0]
+    whole = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert shards.read(0, shards.tokens)[0].tolist() == [0, *whole, 0]
 
 
 def test_parquet_and_datasets_give_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,12 +123,14 @@ def test_bit_flip_in_a_mask_is_found_by_verify(tmp_path: Path) -> None:
         TokenShards.open(tmp_path).verify()
 
 
-def test_ids_outside_the_vocabulary_are_found_by_verify(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary_are_found_on_first_touch_and_by_verify(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, "shard-00000", "uint16")
     writer.add([300, EOS])
     write_index(tmp_path, [writer.close()], vocab_size=257, eos_id=EOS, tokenizer="byte")
     with pytest.raises(DataError, match="outside the vocabulary of 257"):
         TokenShards.open(tmp_path).verify()
+    with pytest.raises(DataError, match=r"shard-00000\.tokens has the id 300 at token 0"):
+        TokenShards.open(tmp_path).read(1, 2)
 
 
 def test_a_truncated_or_missing_file_is_refused_when_opened(data_set: Path) -> None:
@@ -165,9 +167,9 @@ def test_a_folder_without_an_index_is_no_data_set(data_set: Path, tmp_path: Path
         ({"vocab_size": 70_000}, DataError, "does not fit uint16"),
         ({"eos_id": 257}, DataError, "outside the vocabulary"),
         ({"tokens": 1}, DataError, "totals differ"),
-        ({"dtype": "float32"}, DataError, "neither uint16 nor uint32"),
+        ({"dtype": "float32"}, DataError, "where one of uint16, uint32 belongs"),
         ({"fingerprint": "0" * 32}, DataError, "fingerprint is not that of its shards"),
-        ({"shards": [{"name": "x"}]}, DataError, "lacks the field"),
+        ({"shards": [{"name": "x"}]}, DataError, "shards: tokens: it is missing"),
     ],
 )
 def test_an_index_that_contradicts_itself_is_refused(data_set: Path, changes, error, says: str) -> None:

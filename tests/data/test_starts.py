@@ -108,7 +108,6 @@ def library(template: str | None = None) -> Tokenizer:
         ("<s> $A", {"bos_token": "<s>", "add_bos_token": False}, "<|endoftext|>"),  # and takes it away
         (None, {"bos_token": None, "add_bos_token": False}, "<|endoftext|>"),  # Qwen
         (None, {"bos_token": "<bos>"}, "<bos>"),
-        (None, {"bos_token": "<nowhere>"}, "<|endoftext|>"),
         (None, None, "<|begin_of_text|>"),  # nothing but the vocabulary: by its name
         ("$A <|endoftext|>", {}, "<|endoftext|>"),
     ],
@@ -275,6 +274,6 @@ def test_a_folder_that_an_older_shoal_prepared_is_not_replaced(tmp_path: Path) -
     prepared(tmp_path, TEXTS)
     plan = tmp_path / "out" / ".prepare" / "plan.json"
     plan.write_text(json.dumps({"digest": "of then", "version": 1}))
-    with pytest.raises(DataError, match=r"an older Shoal made, without start tokens; it can be trained on as it is"):
+    with pytest.raises(DataError, match=r"an older Shoal made by other rules; it can be trained on as it is"):
         prepared(tmp_path, TEXTS)
     assert prepared(tmp_path, TEXTS, overwrite=True).start_id == END

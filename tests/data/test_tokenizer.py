@@ -44,7 +44,7 @@ def test_looking_words_up_gives_the_ids_of_the_library(
     tokenizers: dict[str, JsonTokenizer], kind: str, parts: list[str]
 ) -> None:
     text = "".join(parts)
-    assert tokenizers[kind].exact_cut
+    assert tokenizers[kind].looks_words_up
     assert tokenizers[kind].encode_batch([text])[0].tolist() == tokenizers[kind].encode(text)
 
 
@@ -59,7 +59,7 @@ def test_a_tokenizer_whose_pieces_may_span_words_is_left_to_the_library(
     tokenizers: dict[str, JsonTokenizer], kind: str
 ) -> None:
     texts = make_texts(20)
-    assert not tokenizers[kind].exact_cut
+    assert not tokenizers[kind].looks_words_up
     assert [ids.tolist() for ids in tokenizers[kind].encode_batch(texts)] == [
         library_ids(tokenizers[kind], text) for text in texts
     ]
@@ -69,7 +69,7 @@ def test_a_tokenizer_whose_pieces_may_span_words_is_left_to_the_library(
 def test_an_added_token_that_reaches_over_a_space_turns_the_fast_way_off(added: AddedToken) -> None:
     tokenizer = JsonTokenizer(small_bpe(added=[added]).to_str(), "here")
     text = f"a whale {added.content} and\n {added.content}  more"
-    assert not tokenizer.exact_cut
+    assert not tokenizer.looks_words_up
     assert tokenizer.encode_batch([text])[0].tolist() == library_ids(tokenizer, text)
 
 
@@ -133,12 +133,13 @@ def test_the_folder_of_a_model_says_which_token_ends_a_text(tmp_path: Path) -> N
     assert load_tokenizer(tmp_path, eos="<|endoftext|>").eos_id == 0
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "added_tokens", "config"])
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"bos_token": ' * 100_000, "[1]", "no JSON"])
-def test_a_config_that_says_nothing_is_as_none(tmp_path: Path, text: str) -> None:
+def test_a_broken_file_beside_the_tokenizer_is_named(tmp_path: Path, name: str, text: str) -> None:
     small_bpe().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(text)
-    found = load_tokenizer(tmp_path)
-    assert (found.start_id, found.eos_id) == (0, 0)
+    (tmp_path / f"{name}.json").write_text(text)
+    with pytest.raises(DataError, match=f"{name}.json.*correct it, or take the file away"):
+        load_tokenizer(tmp_path)
 
 
 def test_without_a_known_end_of_text_one_has_to_be_named(tmp_path: Path) -> None:
@@ -166,9 +167,9 @@ def test_a_data_set_brings_its_tokenizer_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{}", "is no tokenizer that can be read"),
-        (b"not json", "is no tokenizer that can be read"),
-        (b'{"version": "1.0", "model": {"type": "Nonsense"}}', "is no tokenizer that can be read"),
+        (b"{}", "is no tokenizer that can be used"),
+        (b"not json", "is no tokenizer that can be used"),
+        (b'{"version": "1.0", "model": {"type": "Nonsense"}}', "is no tokenizer that can be used"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         (None, "there is no tokenizer at"),
     ],

@@ -142,7 +142,7 @@ def test_a_stranger_is_not_let_in(shore: Shore, expected: str) -> None:
     assert newest is not None
     for what in ("freeze", "join", "state", "status"):
         with pytest.raises(OSError, match=r"."):
-            ask(newest.first.control, b"x" * 32, {"for": what, "epoch": newest.number, "key": "x"})
+            ask(newest.first.control, b"x" * 32, {"for": what, "epoch": newest.number, "key": "x"}, dict)
     shore.wait()
     assert shore.check() == expected
 

@@ -34,7 +34,7 @@ def test_a_question_to_a_peer_that_is_stopped_takes_no_longer_than_it_may() -> N
     with socket.create_server((HERE, 0)) as stopped:
         watch = Stopwatch()
         with pytest.raises(OSError, match="timed out"):
-            ask(wire.text_of(stopped.getsockname()), TOKEN, QUESTION, 0.2)
+            ask(wire.text_of(stopped.getsockname()), TOKEN, QUESTION, dict, 0.2)
         assert watch.quiet_s() < wire.GREETING_S / 2
 
 
@@ -74,7 +74,7 @@ def test_a_process_without_free_file_descriptors_answers_again_once_it_has_some(
             with contextlib.suppress(TimeoutError):
                 first.recv(1)  # the kernel kept a descriptor for it, if the server was listening before all were taken
             with pytest.raises(OSError, match="timed out"):
-                ask(address, TOKEN, QUESTION, 0.5)
+                ask(address, TOKEN, QUESTION, dict, 0.5)
         (tmp_path / "go").touch()
         assert ask_until_answered(address) == {"well": True}
     finally:
@@ -86,7 +86,7 @@ def ask_until_answered(address: str) -> dict[str, bool]:
     watch = Stopwatch()
     while True:
         try:
-            return ask(address, TOKEN, QUESTION, limit(0.5))
+            return ask(address, TOKEN, QUESTION, dict, limit(0.5))
         except OSError:
             assert watch.quiet_s() < 20
             time.sleep(0.05)

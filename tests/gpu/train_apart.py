@@ -11,9 +11,13 @@ the same runs over gloo, which is how the file itself is tried.
 from __future__ import annotations
 
 import faulthandler
+import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from shoal.leaving import exit_code, leave_at_once
 from shoal.shared_gpu import SETTING
@@ -55,9 +59,35 @@ def rank(folder: Path, name: str) -> int:
     run_dir = RunDir.of(name, folder)
     run = load(run_dir.spec_file).run
     place = join(run)
-    work(run_dir, run, place, lambda: False)
+    with _compiles_counted() as graphs:
+        work(run_dir, run, place, lambda: False)
+    (run_dir.path / f"graphs-{place.rank}.json").write_text(json.dumps(graphs))
     leave(place)
     return 0
+
+
+def graphs_of(run_dir: RunDir, rank: int) -> list[int]:
+    """How many graphs this rank had compiled after each step, and at its end."""
+    return list(json.loads((run_dir.path / f"graphs-{rank}.json").read_text()))
+
+
+@contextmanager
+def _compiles_counted() -> Iterator[list[int]]:
+    from torch._dynamo.utils import counters
+
+    from shoal.train import loop
+
+    graphs: list[int] = []
+    step = loop.train_step
+
+    def counted(t: loop.Training, number: int) -> Any:
+        record = step(t, number)
+        graphs.append(counters["stats"]["unique_graphs"])
+        return record
+
+    loop.train_step = counted
+    yield graphs
+    graphs.append(counters["stats"]["unique_graphs"])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from tests.guard.drills import assert_accounted, drill, leftovers, make, start
 from tests.guard.fake import until
 from tests.patience import limit
+from tests.warm import Executed
 
 from shoal.cli.main import main
 from shoal.errors import UsageError
@@ -27,6 +28,7 @@ from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.track.rundir import RunDir
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 BATCH = 4
 
 
@@ -261,12 +263,13 @@ def test_the_time_in_which_a_scheduler_had_not_started_the_run_again_is_accounte
 
 @pytest.mark.timeout(600)  # five starts of torch, on a machine that may be busy; half a minute when it is not
 def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwise_as_if_it_had_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("subprocess.Popen", Executed)  # as a person starts it
     make(tmp_path)
     args = ["--scenario", "kill,preempt,bitflip", "--count", "3", "--seed", "5", "--keep", "kept"]
     code, found = drill(tmp_path, *args, within_s=550)
-    assert code == 0, found
+    assert code == 0, json.dumps(found)
     assert found["passed"]
     assert found["seed"] == 5
     assert found["same_digest"] is True
@@ -298,7 +301,7 @@ def test_a_save_that_is_in_flight_when_a_bit_is_flipped_leaves_no_newer_checkpoi
     memory.mkdir()
     args = ["train", str(tmp_path / "run.yaml"), "--workspace", str(tmp_path), *ALONE, "train.steps=2000"]
     # It takes long to publish one, so that soon after it the next one is under way and a later one is waiting for it.
-    env = {"SHOAL_MEMORY": str(memory), "SHOAL_FAULT": "before-publish:sleep=2;step:pace=0.05"}
+    env = {"SHOAL_MEMORY": str(memory), "SHOAL_FAULT": "before-publish:sleep=2;step:pace=0.2"}
     live = Live(RunDir.of("small", tmp_path), args, env, 200.0, lambda: None)
     try:
         assert live.wait(lambda: len(live.of("checkpoint")) > 1, 200)

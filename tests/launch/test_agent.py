@@ -26,6 +26,7 @@ from shoal.spec import Run, dump, load
 from shoal.track.journal import Journal
 from shoal.track.rundir import RunDir
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 Make = Callable[..., Cluster]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.errors import UsageError
+from shoal.errors import NumericsError, UsageError
 from shoal.model.decoder import Decoder
 from shoal.model.generate import generate
 from shoal.spec.model import Model
@@ -65,3 +65,13 @@ def test_a_prompt_that_the_model_cannot_read_is_refused(model: Decoder) -> None:
         generate(model, [], 5)
     with pytest.raises(UsageError, match="token 40, but the model knows 40"):
         generate(model, [1, 40], 5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_weights_that_are_no_numbers_are_said_to_be_so(temperature: float) -> None:
+    model = Decoder(shape_of(Model(vocab_size=VOCAB, dim=32, layers=1, heads=2, ffn_dim=48)))
+    model.init_weights(3)
+    with torch.no_grad():
+        model.norm.weight[0] = float("nan")
+    with pytest.raises(NumericsError, match="after 2 tokens the model says what is no number"):
+        generate(model, [1, 2], 5, temperature=temperature)

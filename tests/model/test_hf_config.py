@@ -89,7 +89,7 @@ def test_dynamic_rope_is_written_with_the_length_it_stretches_from() -> None:
         (config(num_attention_heads=0), "num_attention_heads"),
         (config(hidden_act="gelu"), "hidden_act 'gelu'"),
         (config(quantization_config={"bits": 4}), "quantization_config"),
-        (config(num_local_experts=8), "mixture of experts with model_type 'llama'"),
+        (config(num_local_experts=8), "num_local_experts 8: transformers computes this family without experts"),
         (config(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (config(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}), "partial_rotary_factor"),
         (config(rope_scaling={"type": "longrope", "factor": 2.0}), "rope_type 'longrope'"),

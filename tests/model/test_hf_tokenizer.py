@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,10 +11,14 @@ import pytest
 import tests.model.families  # noqa: F401  # sets transformers offline before it is imported
 from shoal.cli.main import main
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
+from shoal.errors import DataError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import save_folder
+from shoal.model.hf_tokenizer import save_tokenizer
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
+from tests.data.preparing import write_jsonl
+from tests.data.tokenizer_kinds import kinds, texts_to_try
 
 TEXT = "Call me Ishmael. Some years ago — never mind how long\tprecisely —\n\nnaïve café, 鯨, 🐋  two  spaces, \x00\x7f"
 SHAPE = shape_of(Model(vocab_size=320, dim=16, layers=1, heads=2, ffn_dim=24, max_seq_len=99))
@@ -101,3 +106,70 @@ def test_a_template_of_the_tokenizers_own_is_carried_as_it_is_and_another_start_
         assert (written["post_processor"] == own["post_processor"]) is carried
         theirs = AutoTokenizer.from_pretrained(tmp_path / f"hf{start is None}")
         assert theirs(TEXT).input_ids == [ours.start_id, *ours.encode(TEXT)]
+
+
+@pytest.mark.parametrize(
+    "name", ["all the files", "llama 2 legacy", "qwen2", "unigram, t5 style", "tokens of the config"]
+)
+def test_a_tokenizer_is_the_same_after_a_data_set_and_an_export(name: str, tmp_path: Path) -> None:
+    """From a stranger's folder into a data set, from there into an exported model."""
+    from transformers import AutoTokenizer
+
+    from shoal.data.prepare import Options, prepare
+
+    folder = kinds()[name]().write(tmp_path / "theirs")
+    corpus = write_jsonl(tmp_path / "a.jsonl", ["a whale", "the sea"])
+    prepare([str(corpus)], tmp_path / "data", Options(tokenizer=str(folder), quiet=True))
+    before = AutoTokenizer.from_pretrained(folder)
+    export(tmp_path / "ours", load_tokenizer(tmp_path / "data"))
+    after = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert after.get_vocab() == before.get_vocab()
+    for text in texts_to_try().values():
+        ids = before(text, add_special_tokens=False).input_ids
+        assert after(text, add_special_tokens=False).input_ids == ids
+        assert after.decode(ids, skip_special_tokens=True) == before.decode(ids, skip_special_tokens=True)
+    assert after.eos_token_id == before.eos_token_id
+
+
+def test_a_fine_tuned_model_keeps_every_file_that_its_tokenizer_is_made_of(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    base = tmp_path / "base"
+    export(base, load_tokenizer("byte"))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (base / file).unlink()
+    kinds()["gpt2 of vocab and merges"]().write(base)
+    for file in ("special_tokens_map.json", "added_tokens.json"):
+        (base / file).write_text('{"<|later|>": 500}' if "added" in file else '{"pad_token": "<|pad|>"}')
+    export(tmp_path / "tuned", like=base)
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (base, tmp_path / "tuned"))
+    assert after.get_vocab() == before.get_vocab()
+    assert "<|later|>" in after.get_vocab()
+    assert [before(t).input_ids for t in texts_to_try().values()] == [
+        after(t).input_ids for t in texts_to_try().values()
+    ]
+
+
+def save(folder: Path, tokenizer: Tokenizer, family: str) -> Path:
+    """The files about text of an exported model of that family."""
+    folder.mkdir()
+    config = save_tokenizer(folder, dataclasses.replace(SHAPE, family=family), tokenizer, None)
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": family}))
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"])
+def test_every_family_is_exported_with_the_tokenizer_it_was_trained_with(family: str, tmp_path: Path) -> None:
+    """For Qwen 2 transformers would make another one of the same vocabulary."""
+    from transformers import AutoTokenizer
+
+    ours = load_tokenizer(kinds()["bytes as they are"]().write(tmp_path / "theirs"))
+    theirs = AutoTokenizer.from_pretrained(save(tmp_path / "hf", ours, family))
+    for text in texts_to_try().values():
+        assert theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids == ours.encode(text)
+
+
+def test_a_tokenizer_that_transformers_would_not_take_as_it_is_is_not_exported(tmp_path: Path) -> None:
+    ours = load_tokenizer(kinds()["unigram, t5 style"]().write(tmp_path / "t5"))
+    with pytest.raises(DataError, match="makes the tokenizer of every qwen2 model by rules of its own"):
+        save(tmp_path / "hf", ours, "qwen2")

@@ -19,7 +19,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
 from shoal.model.loads import biases
 from shoal.spec.hf_config import from_hf, to_hf
-from shoal.spec.model import Experts, Model
+from shoal.spec.model import Experts, Model, RopeScaling
 from shoal.spec.shape import Shape, shape_of
 from tests.model.families import logits, opened, random_model
 from tests.model.test_transformers import TOKENS, TOLERANCE, imported
@@ -112,6 +112,8 @@ def test_several_files_cut_between_experts(tmp_path: Path) -> None:
 def test_biases_that_the_class_cannot_hold_are_refused_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
     model = made(shape("mixtral"))
     save_folder(tmp_path / "even", model.shape, model.state_dict())  # nothing is lost
+    with pytest.raises(UsageError, match=r"nothing to leave out: .* this mixtral model has none"):
+        save_folder(tmp_path / "out", model.shape, model.state_dict(), drop_biases=True)
     model.blocks["1"].ffn.bias.copy_(torch.tensor([0.25, 0.0, -0.125, 0.0]))
     with pytest.raises(UsageError, match=r"MixtralForCausalLM has no place for the biases .*0\.375, in blocks\.1"):
         save_folder(tmp_path / "out", model.shape, model.state_dict())
@@ -128,6 +130,8 @@ def test_a_class_with_a_place_for_biases_keeps_them_to_the_bit(tmp_path: Path) -
     model = made(shape("dots1", normalize=True))
     for block in model.blocks.values():
         block.ffn.bias.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.3)
+    with pytest.raises(UsageError, match="this dots1 model keeps them"):
+        save_folder(tmp_path / "out", model.shape, model.state_dict(), drop_biases=True)
     save_folder(tmp_path / "out", model.shape, model.state_dict())
     tokens = TOKENS % 64
     with torch.no_grad():
@@ -306,3 +310,17 @@ def test_a_config_of_ours_says_what_it_must(tmp_path: Path) -> None:
     assert load_shape(tmp_path / "out").experts == Experts(
         **EXPERTS | {"dense_layers": 1, "balance_rate": 0.0, "balance_loss": 0.0, "z_loss": 0.0}
     )
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn"])
+def test_a_stretched_mixtral_of_the_usual_heads_is_opened_by_transformers(kind: str, tmp_path: Path) -> None:
+    """Its class declares a head_dim of null, with which those two kinds of RoPE fail."""
+    scaled = replace(
+        shape("mixtral"), rope_scaling=RopeScaling.model_validate({"kind": kind, "factor": 2.0}), max_seq_len=16
+    )
+    assert scaled.head_dim * scaled.heads == scaled.dim
+    model = made(scaled)
+    save_folder(tmp_path / "out", model.shape, model.state_dict())
+    with torch.no_grad():
+        mine = model(TOKENS % 64)
+    torch.testing.assert_close(logits(opened(tmp_path / "out"), TOKENS % 64), mine, rtol=0, atol=1e-5)

@@ -164,8 +164,9 @@ def test_one_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFi
     assert [run.name for run in runs_in(tmp_path)] == ["a", "b", "d"]
     assert main(["ps", "--workspace", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n{name} " in out for name in ("a", "b", "d"))
-    with pytest.raises(Exception, match="there is no run 'c'"):
+    assert all(f"\n{name} " in out for name in ("a", "b", "c", "d"))
+    assert "damaged: journal.jsonl: is a FIFO, where a file should be" in out
+    with pytest.raises(SetupError, match=r"run 'c' is damaged: .*journal\.jsonl is a FIFO"):
         find_run("c", tmp_path)
     with pytest.raises(SetupError, match="a FIFO, where a file should be"):
         records(RunDir.of("c", tmp_path).journal_file)

@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, caps
     assert main(["ps", "--json", "--workspace", str(tmp_path)]) == 0
     found = {s["name"]: s for s in json.loads(capsys.readouterr().out)}
     assert found["good"]["status"] == "finished"
-    assert found["newer"]["status"] == "unreadable"
+    assert found["newer"]["status"] == "damaged"
     assert "upgrade Shoal" in found["newer"]["why"]
     assert found["empty"]["status"] == "running"  # it was made this moment and has said nothing yet
 

@@ -162,5 +162,9 @@ def test_processes_take_the_memory_that_was_planned() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_every_mesh_that_is_measured() -> None:
-    measured(list(MESHES))
+def test_on_every_kind_of_mesh_that_is_measured() -> None:
+    """But not those of one axis over four processes, which `make bench` measures: that what is divided is divided by 4
+    as it is by 2 is tested above, of the formula."""
+    large = {"dp_shard 4", "tp 4", "pp 4"}
+    assert large < MESHES.keys()
+    measured([name for name in MESHES if name not in large | set(FEW)])

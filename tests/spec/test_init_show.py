@@ -107,7 +107,7 @@ def test_show_prints_each_value_with_its_origin_in_columns(capsys: pytest.Captur
     starts = {row.rindex(origin) for row in rows for origin in ("run.yaml:", "default") if row.endswith(origin)}
     assert len(starts) == 1
     assert empty == ""
-    assert rate == "rate from step 1: 0.0003, then cosine to 3e-05 at step 100"
+    assert rate == "rate from step 1: up to 0.0003 over 5 steps, then cosine to 3e-05 at step 100"
     assert size == "parameters: 8,030,261,248 (8.03B); vocabulary 128,256"
 
 

@@ -56,7 +56,8 @@ def test_a_share_has_one_spelling_and_an_old_number_its_old_meaning(tmp_path: Pa
         run = load(tmp_path / "run.yaml", [f"train.schedule.warmup_steps={given}"]).run
         assert run.train.schedule.warmup_steps == "5%"
     assert load(tmp_path / "run.yaml", ["train.schedule.warmup_steps=5"]).run.train.schedule.warmup_steps == 5
-    for given in ("100%", "1.5", "-5%", "auto"):
+    assert load(tmp_path / "run.yaml").run.train.schedule.warmup_steps == "auto"
+    for given in ("100%", "1.5", "-5%", "some"):
         with pytest.raises(SpecError, match="or a share of the run below 100%"):
             load(tmp_path / "run.yaml", [f"train.schedule.warmup_steps={given}"])
     with pytest.raises(SpecError, match="`auto`, a whole number of steps of at least 1"):
@@ -65,6 +66,7 @@ def test_a_share_has_one_spelling_and_an_old_number_its_old_meaning(tmp_path: Pa
 
 def test_shares_leave_room_in_a_run_of_any_length() -> None:
     assert [warmup_steps("5%", n) for n in (1, 10, 100, 1000)] == [0, 0, 5, 50]
+    assert [warmup_steps("auto", n) for n in (1, 10, 100, 1000, 100_000)] == [0, 0, 5, 50, 2_000]
     assert [decay_steps("20%", n) for n in (1, 10, 100)] == [1, 2, 20]
     assert [decay_steps("auto", n) for n in (1, 10, 104)] == [1, 2, 20]
     for steps in range(1, 60):

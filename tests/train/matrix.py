@@ -219,7 +219,8 @@ class Matrix:
         found = checkpoint.newest(run_dir.checkpoints)
         assert found is not None
         assert found.step == self.steps
-        run = decide(make_run(self.data, model=_model(case.model)), self.folder, 1).run
+        model = {key: v for key, v in case.changes.items() if key.startswith("model.")}
+        run = decide(make_run(self.data, model=_model(case.model), **model), self.folder, 1).run
         decoder = Decoder(shape_of(run.model))
         decoder.load_state_dict(checkpoint.read_full(found))
         tokens = torch.arange(64).reshape(2, 32) * 7 % 95

@@ -51,7 +51,7 @@ def test_in_200_steps_of_random_documents_nothing_is_compiled_after_the_second(t
 
         with pytest.MonkeyPatch.context() as patch:
             # What is traced, and how often, is the same with a backend that is quick.
-            patch.setattr(nn.Module, "compile", lambda self: compile_it(self, backend="eager"))
+            patch.setattr(nn.Module, "compile", lambda self, options: compile_it(self, backend="eager"))
             patch.setattr(loop, "train_step", counted)
             work(run_dir, decided, join(decided), lambda: False)
         return compiled, kinds

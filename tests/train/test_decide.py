@@ -422,20 +422,6 @@ def test_our_own_kernels_are_refused_on_a_processor(data: Path) -> None:
         on(make_run(data, **{"train.kernels": "triton"}))
 
 
-def test_8_bits_that_are_not_compiled_keep_to_torchs_own_kernels(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ours their gradients came out wrong."""
-    monkeypatch.setattr("shoal.devices.visible_gpus", lambda: 1)
-    monkeypatch.setattr("shoal.train.decide_device.vendor", lambda: "nvidia")
-    monkeypatch.setattr("shoal.devices.torch_build.build", lambda: "cuda")
-    eight = {"resources.device": "auto", "train.precision": "fp8", "mesh.micro_batch": 1}
-    kernels = [
-        decide(make_run(data, **{**eight, "train.compile": c}), Path.cwd()).run.train.kernels for c in (True, False)
-    ]
-    assert kernels == ["triton", "plain"]
-    with pytest.raises(SetupError, match=r"only in compiled blocks.* take kernels plain\."):
-        decide(make_run(data, **{**eight, "train.compile": False, "train.kernels": "triton"}), Path.cwd())
-
-
 def test_a_torch_for_other_gpus_is_told_before_the_start(data: Path, of_amd: pytest.MonkeyPatch) -> None:
     of_amd.setattr("shoal.devices.torch_build.build", lambda: "cuda")
     of_amd.setattr("shoal.devices.torch_build.version", lambda: "2.13.0+cu130")

@@ -15,6 +15,7 @@ from shoal.spec import dump, load
 from shoal.spec.history import as_begun, differences
 from shoal.spec.run import Optimizer
 from shoal.train.decide import decide
+from shoal.train.decide_length import with_steps
 from shoal.train.optim import Optimizers
 from tests.train.tiny import make_data, make_run
 
@@ -77,6 +78,14 @@ def test_a_run_that_began_with_a_rate_of_its_own_keeps_it(tmp_path: Path) -> Non
     assert differences(begun, again, auto_is_equal=True) == []
     assert as_begun(begun, again) == begun
     assert as_begun(again, begun) == begun  # changed on purpose
+
+
+def test_a_run_that_began_without_a_warm_up_goes_on_without_one(tmp_path: Path) -> None:
+    """0 was the default then, and its run file says nothing of it."""
+    begun = make_run(tmp_path, **{"train.schedule": {"warmup_steps": 0}, "train.steps": 100})
+    again = make_run(tmp_path, **{"train.schedule": {}, "train.steps": 100})
+    assert with_steps(again, tmp_path).train.schedule.warmup_steps == 5
+    assert differences(begun, with_steps(as_begun(begun, again), tmp_path), auto_is_equal=True) == []
 
 
 def test_embeddings_and_heads_decay_or_not() -> None:

@@ -12,7 +12,7 @@ from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 TOLERANCE = 1e-5  # relative, float32, at each step
 # Few steps, and large ones: a curve all the same, and what is wrong with a layout shows in the first two. Windows that
 # hold whole documents: with masked tokens they are packed by best fit, and a twelfth of what is read is padding.
-SHORT = {"data.seq_len": 64, "train.steps": 8, "train.optimizer.lr": 1e-2, "train.schedule.warmup_steps": 2}
+SHORT = {"data.seq_len": 64, "train.steps": 5, "train.optimizer.lr": 1e-2, "train.schedule.warmup_steps": 1}
 DATA = {"documents": False, "documents and masked tokens": True}
 
 # name: (processes, dp_replicate, dp_shard, micro-batch of 16 windows a step)

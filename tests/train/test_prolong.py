@@ -24,7 +24,7 @@ LR = 1e-2
 
 
 def run_of(steps: int, **schedule: Any) -> Run:
-    train = {"steps": steps, "optimizer": {"lr": LR}, "schedule": schedule}
+    train = {"steps": steps, "optimizer": {"lr": LR}, "schedule": {"warmup_steps": 0, **schedule}}
     return Run.model_validate({"name": "x", "data": {"train": "d"}, "train": train})
 
 

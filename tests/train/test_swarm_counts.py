@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.fleet.outer.robust import learned
 from shoal.fleet.swarm.offer import _part_objection
-from shoal.fleet.swarm.record import Part, Record
+from shoal.fleet.swarm.record import BadRecord, Part, Record
+from shoal.fleet.swarm.trainer_words import Handed, read
 from shoal.train.swarm_keeper import Work
 from shoal.train.swarm_mesh import Step
 from shoal.train.swarm_round import Round
 from shoal.train.swarm_samples import Samples
 from shoal.train.swarm_scoring import Pool, first_epoch
 from shoal.train.swarm_trainer import Logbook
+from shoal.values import BadValue
 from tests.train.tiny import make_data, make_run
 
 HIDDEN = {"peer": "a", "blob": "x", "tokens": 1000, "targets": 100, "loss": 2.0, "used": [[0, 8]]}
@@ -39,15 +42,18 @@ def test_a_part_says_its_targets_and_a_step_of_the_run_counts_them(tmp_path: Pat
     assert told[0]["loss"] == pytest.approx(0.1 * 2.0 + 0.9 * 4.0)  # the mean over targets
 
 
-def test_a_part_weighs_by_its_targets_and_an_older_one_by_its_tokens() -> None:
-    assert [learned(HIDDEN), learned(PLAIN), learned({"tokens": 7})] == [100, 900, 7]
-    part = Part("a" * 64, 1, "b" * 64, 10, 1000, 1, ((0, 8),))
-    assert part.learned == 1000
-    assert "targets" not in part.body()  # as it was signed
-    new = replace(part, targets=100)
-    assert new.learned == 100
-    assert Part.of(new.body()) == new
+def test_a_part_weighs_by_its_targets_and_one_that_does_not_say_them_is_refused() -> None:
+    assert [learned(HIDDEN), learned(PLAIN)] == [100, 900]
+    part = Part("a" * 64, 1, "b" * 64, 10, 1000, 1, ((0, 8),), targets=100)
     assert Part.of(part.body()) == part
+    silent = {key: value for key, value in part.body().items() if key != "targets"}
+    for said in (silent, {**silent, "targets": None}):
+        with pytest.raises(BadRecord, match="does not say how many targets"):
+            Part.of(said)
+    handed = {"kind": "part", "round": 1, "path": "x", "tokens": 9, "steps": 1, "used": [[0, 8]]}
+    with pytest.raises(BadValue, match="part: targets"):
+        read(json.dumps(handed).encode())
+    assert isinstance(read(json.dumps({**handed, "targets": 3}).encode()), Handed)
 
 
 def test_work_of_parts_that_came_back_keeps_its_targets() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.checkpoint.blocks import DIGEST_BYTES, File, file_of
 from shoal.checkpoint.grids import Cut, Dims, Grid
 from shoal.checkpoint.rows import ITEM_BYTES, Entry, Layout
+from shoal.values import MOST_PARTS, BadValue, fields_of, items, short, whole
 
 MOST = 1 << 53  # of any number in them
 MOST_DIMS = 64
@@ -46,12 +47,12 @@ def layout_fields(layout: Layout) -> dict[str, Any]:
 def layout_from(fields: dict[str, Any], world: int) -> Layout:
     """`ValueError`, or what indexing raises, where it cannot be."""
     if not 0 < world <= MOST_RANKS:
-        raise ValueError(f"a world of {world} ranks")
-    grids = [_grid_from(grid, world) for grid in fields["grids"]]
-    tensors = {name: _entry_from(entry, grids) for name, entry in fields["tensors"].items()}
+        raise BadValue(f"a world of {world} ranks")
+    grids = [_grid_from(grid, world) for grid in items(fields["grids"], MOST_PARTS)]
+    tensors = {name: _entry_from(entry, grids) for name, entry in fields_of(fields["tensors"]).items()}
     block_bytes = _whole(fields["block_bytes"], 1)
     if block_bytes % ALIGNED:
-        raise ValueError(f"blocks of {block_bytes} bytes, which is no multiple of {ALIGNED}")
+        raise BadValue(f"blocks of {block_bytes} bytes, which is no multiple of {ALIGNED}")
     return Layout(tensors, _whole(fields["piece_bytes"], 1), block_bytes)
 
 
@@ -67,9 +68,9 @@ def file_fields(file: File) -> dict[str, Any]:
 def file_from(fields: dict[str, Any], block_bytes: int) -> File:
     size, header_bytes = _whole(fields["bytes"]), _whole(fields["header_bytes"])
     digests = base64.b64decode(fields["blocks"], validate=True)
-    file = file_of(size, header_bytes, str(fields["header_xxh3_128"]), block_bytes, digests)
+    file = file_of(size, header_bytes, short(fields["header_xxh3_128"]), block_bytes, digests)
     if header_bytes > size or len(digests) != DIGEST_BYTES * len(file.starts):
-        raise ValueError(f"a file of {size} bytes has {len(digests)} bytes of checksums")
+        raise BadValue(f"a file of {size} bytes has {len(digests)} bytes of checksums")
     return file
 
 
@@ -94,38 +95,48 @@ def _spread(first: int, steps: Sequence[int], parts: Sequence[int]) -> Dims:
 
 
 def _grid_from(fields: dict[str, Any], world: int) -> Grid:
-    cuts = tuple(Cut(_whole(dim), _whole(parts, 1), _whole(split, 1)) for dim, parts, split in fields["cuts"])
+    cuts = tuple(
+        Cut(_whole(dim), _whole(parts, 1), _whole(split, 1)) for dim, parts, split in items(fields["cuts"], MOST_DIMS)
+    )
     places = math.prod(cut.parts for cut in cuts)
     if places > world or any(cut.split > world for cut in cuts) or len(cuts) > MOST_DIMS:
-        raise ValueError(f"a grid of {places} places for {world} ranks")
+        raise BadValue(f"a grid of {places} places for {world} ranks")
     ranks = fields["ranks"]
     if isinstance(ranks, dict):
-        first, steps = _whole(ranks["first"]), [_whole(step) for step in ranks["steps"]]
+        first, steps = _whole(ranks["first"]), _dims(ranks["steps"])
         grid = Grid(cuts, _spread(first, steps, [cut.parts for cut in cuts]))
     else:
-        grid = Grid(cuts, tuple(_whole(rank) for rank in ranks))
+        grid = Grid(cuts, _dims(ranks))
     if len(grid.ranks) != places or len(grid.places) != places or max(grid.ranks) >= world:
-        raise ValueError(f"a grid of {places} places whose ranks are not {places} of {world}")
+        raise BadValue(f"a grid of {places} places whose ranks are not {places} of {world}")
     return grid
 
 
 def _entry_from(fields: dict[str, Any], grids: Sequence[Grid]) -> Entry:
-    dtype, shape = fields["dtype"], tuple(_whole(n) for n in fields["shape"])
+    dtype, shape = fields["dtype"], _dims(fields["shape"])
     number, boxes = fields.get("grid"), fields.get("boxes")
-    if dtype not in ITEM_BYTES or len(shape) > MOST_DIMS:
-        raise ValueError(f"a tensor of dtype {dtype} and {len(shape)} dimensions")
+    if type(dtype) is not str or dtype not in ITEM_BYTES or len(shape) > MOST_DIMS:
+        raise BadValue(f"a tensor of {len(shape)} dimensions and dtype {dtype!r:.20}")
     grid = None if number is None else grids[_whole(number)]
     if grid is not None and any(cut.dim >= len(shape) for cut in grid.cuts):
-        raise ValueError(f"a grid that cuts a dimension which a tensor of {len(shape)} does not have")
+        raise BadValue(f"a grid that cuts a dimension which a tensor of {len(shape)} does not have")
     if boxes is None:
         return Entry(dtype, shape, grid)
     if grid is None or len(grid.ranks) != 1:
-        raise ValueError("a tensor in boxes of its own that are not all in one file")
-    listed = tuple((tuple(map(_whole, offset)), tuple(map(_whole, size))) for offset, size in boxes)
+        raise BadValue("a tensor in boxes of its own that are not all in one file")
+    listed = tuple((_dims(offset), _dims(size)) for offset, size in items(boxes, MOST_PARTS))
     return Entry(dtype, shape, grid, listed)
 
 
-def _whole(value: Any, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
-        raise ValueError(f"{value!r} is no whole number from {least} on")
-    return value
+def _dims(said: Any) -> Dims:
+    """In a plain loop: of a manifest most of the time goes here."""
+    if type(said) is not list:
+        raise BadValue("no list where sizes belong")
+    for n in said:
+        if type(n) is not int or not 0 <= n < MOST:
+            whole(n, MOST - 1)
+    return tuple(said)
+
+
+def _whole(said: Any, least: int = 0) -> int:
+    return whole(said, MOST - 1, least)

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 
+from shoal import values
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.seals import seal, sealed
+from shoal.checkpoint.seals import opened, seal, sealed
 from shoal.checkpoint.store import Store
 from shoal.errors import SetupError, ShoalError, TransientError
 
 LEDGER = "ledger"
-_CLAIM = re.compile(r"claim-(\d{5,})-from-(\d+|none)-([0-9a-f]+)\.json")
+_CLAIM = re.compile(r"claim-(\d{5,18})-from-(\d{1,18}|none)-([0-9a-f]{1,64})\.json")
 _TRIES, _WAIT_S = 8, (0.05, 0.3)
 _CHANCE = random.SystemRandom()  # starts that were given the same seed must not wait for equally long
 
@@ -168,15 +169,12 @@ def summary(store: Store, name: Name) -> Summary | None:
         data = store.read(_entry("published", name))
         if not sealed(data):
             return None
-        fields = json.loads(data)
-        loss = fields["eval_loss"]
-        return Summary(
-            int(fields["world"]),
-            int(fields["bytes"]),
-            int(fields["manifest_bytes"]),
-            None if loss is None else float(loss),
+        fields = opened(data)
+        world, size, of_manifest = (
+            values.field(fields, name, values.whole) for name in ("world", "bytes", "manifest_bytes")
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return Summary(world, size, of_manifest, values.field(fields, "eval_loss", values.maybe(values.real)))
+    except (OSError, EOFError, values.BadValue):
         return None
 
 
@@ -192,8 +190,8 @@ def quarantine(store: Store, name: Name, reason: str) -> None:
 
 def quarantine_reason(store: Store, name: Name) -> str:
     try:
-        return str(json.loads(store.read(_entry("quarantined", name)))["reason"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return values.field(values.read_object(store.read(_entry("quarantined", name))), "reason", values.short)
+    except (OSError, EOFError, values.BadValue):
         return "no reason is recorded"
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from shoal import values
 from shoal.checkpoint.blocks import File
+from shoal.checkpoint.extra import extra_of
 from shoal.checkpoint.faulty import Corrupt
-from shoal.checkpoint.fields import file_fields, file_from, layout_fields, layout_from
+from shoal.checkpoint.fields import MOST_RANKS, file_fields, file_from, layout_fields, layout_from
 from shoal.checkpoint.names import RANK_FILE, rank_file
 from shoal.checkpoint.rows import Derived, Entry, Layout, Listed, Rows
-from shoal.checkpoint.seals import seal, sealed
+from shoal.checkpoint.seals import opened, seal, sealed
 from shoal.checkpoint.version_1 import tables_of
 from shoal.errors import CheckpointError
 
@@ -72,34 +74,34 @@ def decode(data: bytes, checked: bool = False) -> Manifest:
     if not sealed(data):
         raise Corrupt("its manifest.json is damaged (its checksum does not match)")
     try:
-        fields = json.loads(data)
-        if fields["format"] != FORMAT:
-            raise ValueError(f"its format is {fields['format']}")
-        if fields["version"] > VERSION:
-            raise CheckpointError(
-                f"it is of format version {fields['version']}, from a newer Shoal: upgrade Shoal to read it"
-            )
-        world = int(fields["world"])
-        if fields["version"] == 1:
+        fields = opened(data)
+        values.field(fields, "format", lambda said: values.one_of(said, (FORMAT,)))
+        version = values.field(fields, "version", lambda said: values.whole(said, 1 << 30, 1))
+        if version > VERSION:
+            raise CheckpointError(f"it is of format version {version}, from a newer Shoal: upgrade Shoal to read it")
+        world = values.field(fields, "world", lambda said: values.whole(said, MOST_RANKS, 1))
+        if version == 1:
             files, layout, listed = tables_of(fields)
         else:
-            if world != len(fields["files"]):
-                raise ValueError(f"a world of {world} ranks and {len(fields['files'])} files")
+            if world != len(values.fields_of(fields["files"])):
+                raise values.BadValue(f"a world of {world} ranks and {len(fields['files'])} files")
             layout, listed = layout_from(fields, world), None
             files = {name: file_from(file, layout.block_bytes) for name, file in fields["files"].items()}
         manifest = Manifest(
-            step=int(fields["step"]),
-            term=int(fields["term"]),
+            step=values.field(fields, "step", values.whole),
+            term=values.field(fields, "term", values.whole),
             world=world,
-            saved_at=float(fields["saved_at"]),
-            extra=dict(fields["extra"]),
+            saved_at=values.field(fields, "saved_at", lambda said: values.real(said, values.LAST_YEAR, 0)),
+            extra=values.field(fields, "extra", extra_of),
             files=files,
             layout=layout,
             listed=listed,
             data=data,
         )
+    except values.BadValue as e:
+        raise Corrupt(f"its manifest.json cannot be understood ({e})") from e
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"its manifest.json cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("its manifest.json cannot be understood (something in it has another form)") from e
     if not checked:
         check(manifest)
     return manifest

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
-RANK_FILE = re.compile(r"rank-\d{5,}\.safetensors")
-_NAME = re.compile(r"step-(\d{8,})-term-(\d+)")
+RANK_FILE = re.compile(r"rank-\d{5,18}\.safetensors")
+_NAME = re.compile(r"step-(\d{8,18})-term-(\d{1,18})")
 
 
 @dataclass(frozen=True, order=True)

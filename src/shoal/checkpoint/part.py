@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from shoal import values
 from shoal.checkpoint import faults
 from shoal.checkpoint.blocks import File
-from shoal.checkpoint.fields import file_fields, file_from, layout_fields, layout_from
+from shoal.checkpoint.fields import MOST, MOST_RANKS, file_fields, file_from, layout_fields, layout_from
 from shoal.checkpoint.files import Item, digests_of, header_of, write
 from shoal.checkpoint.grids import Dims
 from shoal.checkpoint.manifest import Corrupt, seal, sealed
 from shoal.checkpoint.names import MANIFEST, Name, failed_file, part_file, rank_file
 from shoal.checkpoint.rows import Layout, key_of
+from shoal.checkpoint.seals import opened
 from shoal.checkpoint.store import Store, has
 from shoal.errors import ShoalError
 
@@ -103,10 +105,12 @@ def unpack(packed: str, world: int) -> Layout:
         inflate = zlib.decompressobj()
         text = inflate.decompress(base64.b64decode(packed, validate=True), MOST_LAYOUT_BYTES)
         if not inflate.eof:
-            raise ValueError("it is cut off, or too long")
-        return layout_from(json.loads(text), world)
+            raise values.BadValue("it is cut off, or too long")
+        return layout_from(opened(text), world)
+    except values.BadValue as e:
+        raise Corrupt(f"the layout that a rank says cannot be understood ({e})") from e
     except (zlib.error, LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"the layout that a rank says cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("the layout that a rank says cannot be understood (it has another form)") from e
 
 
 def write_part(
@@ -177,17 +181,25 @@ def encode_part(part: Part) -> bytes:
     return head + seal(head)
 
 
+def _count(said: object) -> int:
+    return values.whole(said, MOST_RANKS)
+
+
 def decode_part(data: bytes) -> Part:
     if not sealed(data):
         raise Corrupt("what a rank said of its file is damaged (its checksum does not match)")
     try:
-        fields = json.loads(data)
-        block_bytes = int(fields["block_bytes"])
-        if block_bytes < 1:
-            raise ValueError(f"blocks of {block_bytes} bytes")
-        return Part(int(fields["rank"]), int(fields["world"]), file_from(fields["file"], block_bytes), fields["layout"])
+        fields = opened(data)
+        block_bytes = values.field(fields, "block_bytes", lambda said: values.whole(said, MOST, 1))
+        rank, world = (
+            values.field(fields, name, lambda said: values.whole(said, MOST_RANKS)) for name in ("rank", "world")
+        )
+        layout = values.field(fields, "layout", lambda said: values.text(said, MOST_LAYOUT_BYTES))
+        return Part(rank, world, file_from(fields["file"], block_bytes), layout)
+    except values.BadValue as e:
+        raise Corrupt(f"the part of a rank cannot be understood ({e})") from e
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise Corrupt(f"the part of a rank cannot be understood ({type(e).__name__}: {e})") from e
+        raise Corrupt("the part of a rank cannot be understood (it has another form)") from e
 
 
 def encode_contents(contents: Contents) -> dict[str, object]:

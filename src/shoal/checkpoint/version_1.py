@@ -9,41 +9,43 @@ from typing import Any
 
 from shoal.checkpoint.blocks import DIGEST_BYTES, File
 from shoal.checkpoint.faulty import Corrupt
-from shoal.checkpoint.grids import tiles
+from shoal.checkpoint.grids import Dims, tiles
 from shoal.checkpoint.rows import ITEM_BYTES, Entry, Layout, Listed, Slice
+from shoal.values import MOST_PARTS, below, each, fields_of, items, short, whole
+
+MOST_DIMS = 64
 
 
 def tables_of(fields: dict[str, Any]) -> tuple[dict[str, File], Layout, Listed]:
     """The files, whose blocks are the slices in them; the tensors; and the slices. `Corrupt` where they do not fit."""
-    sizes = {name: (int(file["bytes"]), int(file["header_bytes"])) for name, file in fields["files"].items()}
+    known = fields_of(fields["files"])
+    sizes = {name: (whole(file["bytes"]), whole(file["header_bytes"])) for name, file in known.items()}
     tensors: dict[str, Entry] = {}
     slices: dict[str, tuple[Slice, ...]] = {}
     stretches: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for name, fields_of in fields["tensors"].items():
-        entry = Entry(str(fields_of["dtype"]), tuple(fields_of["shape"]))
+    for name, about in fields_of(fields["tensors"]).items():
+        entry = Entry(short(about["dtype"]), _dims(about["shape"]))
         if entry.dtype not in ITEM_BYTES:
             raise Corrupt(f"tensor '{name}' has the unknown dtype {entry.dtype}")
         rows = []
-        for row in fields_of["slices"]:
-            s = Slice(row["file"], row["key"], tuple(row["offset"]), tuple(row["shape"]), int(row["at"]))
+        for row in items(about["slices"], MOST_PARTS):
+            offset, shape = _dims(row["offset"]), _dims(row["shape"])
+            s = Slice(below(row["file"]), short(row["key"]), offset, shape, whole(row["at"]))
             count = math.prod(s.shape) * entry.item_bytes
             size, header_bytes = sizes.get(s.file, (0, 0))
             if s.at < header_bytes or s.at + count > size:
                 raise Corrupt(f"a slice of tensor '{name}' lies outside of its file {s.file}")
             rows.append(s)
-            stretches[s.file].append((s.at, count, row["xxh3_128"]))
+            stretches[s.file].append((s.at, count, short(row["xxh3_128"])))
         if not tiles(entry.shape, [(s.offset, s.shape) for s in rows]):
             raise Corrupt(f"the slices of tensor '{name}' do not cover it exactly once")
         tensors[name], slices[name] = entry, tuple(rows)
-    files = {
-        name: _file(name, fields_of, sorted(stretches[name], key=lambda s: s[0]))
-        for name, fields_of in fields["files"].items()
-    }
+    files = {name: _file(name, about, sorted(stretches[name], key=lambda s: s[0])) for name, about in known.items()}
     return files, Layout(tensors), Listed(tensors, slices)
 
 
 def _file(name: str, fields: dict[str, Any], stretches: list[tuple[int, int, str]]) -> File:
-    end = int(fields["header_bytes"])
+    header_bytes = end = whole(fields["header_bytes"])
     for at, count, _ in stretches:
         if at != end:
             raise Corrupt(f"the slices in {name} do not follow each other")
@@ -53,6 +55,8 @@ def _file(name: str, fields: dict[str, Any], stretches: list[tuple[int, int, str
     digests = b"".join(bytes.fromhex(digest) for _, _, digest in stretches)
     if len(digests) != DIGEST_BYTES * len(stretches):
         raise Corrupt(f"a checksum of {name} has another length than xxh3-128 has")
-    return File(
-        end, int(fields["header_bytes"]), str(fields["header_xxh3_128"]), [at for at, _, _ in stretches], digests
-    )
+    return File(end, header_bytes, short(fields["header_xxh3_128"]), [at for at, _, _ in stretches], digests)
+
+
+def _dims(said: object) -> Dims:
+    return tuple(each(whole, MOST_DIMS)(said))

@@ -26,7 +26,9 @@ _INPUTS = "text, JSONL (also .gz, .zst) or Parquet files, folders, patterns, wha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="prepare|tokenizer|info|look", required=True)
-    prepare = verbs.add_parser("prepare", help="turn text into token shards")
+    from shoal.data.memory import FORMULA
+
+    prepare = verbs.add_parser("prepare", help="turn text into token shards", epilog=FORMULA)
     prepare.add_argument("inputs", nargs="+", metavar="INPUT", help=_INPUTS)
     prepare.add_argument(
         "--out", required=True, metavar="DIR", help="folder of the data set; a rerun goes on where one stopped"
@@ -96,6 +98,23 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="NAME", help="configuration of a Hugging Face dataset")
     parser.add_argument("--revision", metavar="R", help="revision of a dataset on the hub (default: the newest)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out what cannot be read, and count it")
+    parser.add_argument(
+        "--max-document-mb", type=int, default=16, metavar="N", help="refuse longer documents (default: 16 MiB)"
+    )
+    parser.add_argument(
+        "--buffer-mb",
+        type=int,
+        default=128,
+        metavar="N",
+        help="refuse zstandard windows and Parquet pages that are larger (default: 128 MiB)",
+    )
+    parser.add_argument(
+        "--max-growth",
+        type=int,
+        default=200,
+        metavar="N",
+        help="refuse packed files that hold more than N times their size (default: 200)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +130,17 @@ def _reading(args: argparse.Namespace) -> Reading:
     if separator is not None:
         separator = separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     prompt = getattr(args, "prompt_field", None)
-    return Reading(args.text_field, prompt, separator, args.split, args.config, args.revision)
+    return Reading(
+        args.text_field,
+        prompt,
+        separator,
+        args.split,
+        args.config,
+        args.revision,
+        args.max_document_mb,
+        args.buffer_mb,
+        args.max_growth,
+    )
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -178,7 +207,7 @@ def _as_text(prepared: Prepared) -> str:
         lines.append(
             f"  in {duration(work.seconds)}: {work.text_bytes / work.seconds / 1e6:.1f} MB/s, "
             f"{count(work.tokens / work.seconds)} tokens/s; processes: {work.workers}, with at most "
-            f"{size(work.peak_rss_bytes)} of memory together"
+            f"{size(work.peak_rss_bytes)} of memory together (bound: {size(work.bound_bytes)})"
         )
     return "\n".join(lines)
 

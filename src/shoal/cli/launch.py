@@ -24,7 +24,7 @@ from shoal.launch.request import Request
 from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.observe.commands import command
 from shoal.spec import Run, load
-from shoal.spec.history import differences
+from shoal.spec.history import as_begun, differences
 from shoal.track.rundir import RunDir, workspace
 
 TAKES_OVERRIDES = True
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = [] if args.on is None else [f"launch.on={args.on}"]
     spec = load(args.file, [*args.overrides, *chosen]).run
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
+    if run_dir.exists():
+        spec = as_begun(load(run_dir.spec_file).run, spec)
     before = _same(run_dir, where_known(spec, run_dir.workspace) if run_dir.exists() else spec)
     request = request_of(checked(spec, begun=before is not None and before.saved_step > 0), run_dir.workspace)
     if args.render:

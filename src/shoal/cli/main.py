@@ -18,6 +18,8 @@ from shoal import __version__, streams
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, ShoalError, UsageError
 from shoal.leaving import leave_at_once
 from shoal.near import closest
+from shoal.plain_file import NotPlain
+from shoal.values import BadValue
 
 GROUPS = {
     "begin": {
@@ -63,7 +65,7 @@ new here? In an empty folder:
 VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["data", "look"], ["swarm", "status"])
 # What they did is in a run directory, where it can be seen when nothing could be printed.
 RUNS = ("train", "resume", "launch", "sweep", "drill", "swarm", "stop")
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)  # no retry helps
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no retry helps
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,6 +111,11 @@ def _code(argv: list[str]) -> int:
         return TOLD_TO_STOP
     except BrokenPipeError:  # `shoal logs | head`
         return 0
+    except (BadValue, NotPlain) as e:
+        if debug:
+            raise
+        print(f"shoal: {e}; mend it or move it away.", file=sys.stderr)
+        return WRONG_ENVIRONMENT
     except OSError as e:
         if debug:
             raise

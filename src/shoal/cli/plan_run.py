@@ -30,6 +30,7 @@ from shoal.plan.documents import WHOLE
 from shoal.plan.explain import CALLED, against, changes, words
 from shoal.plan.islands import shards
 from shoal.plan.verdict import Verdict, verdict
+from shoal.spec.hf_folder import notes_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +70,7 @@ def _lines(asked: Asked, where: Target, verdicts: list[Verdict], price: float | 
         "",
         *_about(best),
         _documents(asked),
+        *(f"Weights: {text}" for text in notes_of(asked.run.model.weights)),
         *_islands(asked, where, best),
         f"Price: {priced(where.device, price)}.",
         "",
@@ -136,6 +138,7 @@ def _as_json(asked: Asked, where: Target, verdicts: list[Verdict]) -> dict[str, 
         "islands": asked.run.fleet.islands,
         "precision": asked.precision,
         "documents": asked.seen.as_json(),
+        "notes": notes_of(asked.run.model.weights),
         "fabric": where.joined_by,
         "layouts": [as_json(each) for each in verdicts],
         "why": against(verdicts[0].found, verdicts[1].found) if len(verdicts) > 1 else None,

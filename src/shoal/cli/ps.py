@@ -13,6 +13,7 @@ import math
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,22 +71,27 @@ def _by(what: str, s: Status) -> tuple[bool, float | str]:
 
 def _all(folder: Path) -> list[tuple[Status, Seen | None]]:
     from shoal.launch.job import FILE
-    from shoal.observe.status import Status, statuses
+    from shoal.observe.status import damaged, statuses
 
     if not any((folder / "runs").glob(f"*/{FILE}")):
         return [(s, None) for s in statuses(folder)]
     from shoal.launch.watch import jobs_in, look  # and with it schedulers: others need not wait for them
 
     jobs, wrong = jobs_in(folder)
+    wrong = {name: why.replace(f"{folder / 'runs' / name}/", "") for name, why in wrong.items()}  # short: for a table
     launched = look(jobs.values(), folder)
     found: list[tuple[Status, Seen | None]] = [(s, None) for s in statuses(folder, without=jobs)]
     found += [(seen.status, seen) for seen in launched.values()]
-    known = {status.name for status, _ in found}
+    found = [(_with(status, wrong.pop(status.name, None)), seen) for status, seen in found]
     for name, why in wrong.items():
-        if name not in known:
-            written = (folder / "runs" / name).stat().st_mtime
-            found.append((Status(name, "unreadable", 0, None, None, None, written, written, why), None))
+        written = (folder / "runs" / name).stat().st_mtime
+        found.append((damaged(name, why, written), None))
     return sorted(found, key=lambda pair: pair[0].started)
+
+
+def _with(status: Status, wrong: str | None) -> Status:
+    """What its journal says, after what is wrong beside it."""
+    return status if wrong is None else replace(status, why=f"damaged: {wrong.rstrip('.')}; {status.why}")
 
 
 def _table(found: list[tuple[Status, Seen | None]]) -> None:

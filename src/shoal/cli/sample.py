@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch  # after the checks above: a typing mistake is answered at once
 
+    from shoal.data.decoding import continued
     from shoal.data.starts import begun
     from shoal.model.generate import generate
 
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     bounds = {"eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}
     new = generate(model.to(device), ids, args.max_tokens, **drawn, **bounds)
     if args.json:
-        told = {"step": step, "prompt": args.prompt, "prompt_tokens": ids, "text": tokenizer.decode(new), "tokens": new}
+        text = continued(tokenizer, ids, new)
+        told = {"step": step, "prompt": args.prompt, "prompt_tokens": ids, "text": text, "tokens": new}
         print(json.dumps(told))
     else:
         print(tokenizer.decode([*ids, *new]))  # decoded as one: a word may go across the seam

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.index import index_in
 from shoal.data.starts import said_of_run
 from shoal.errors import DataError, SetupError, SpecError, UsageError
+from shoal.plain_file import read_object
 from shoal.spec.describe import as_written
 from shoal.spec.layers import DEFAULT, leaves
 from shoal.spec.names import dotted
@@ -31,6 +32,7 @@ from shoal.track.rundir import RunDir, workspace
 from shoal.train.course import course
 from shoal.train.decide_length import measured, with_steps
 from shoal.train.prolong import prolonged
+from shoal.values import BadValue, field, whole
 
 if TYPE_CHECKING:
     from shoal.data.packs import Shares
@@ -196,6 +198,6 @@ def _shape(run: Run) -> Shape | None:
 def _vocabulary(run: Run) -> int | None:
     index = Path(run.data.train[0].path) / "index.json"
     try:
-        return int(json.loads(index.read_text(encoding="utf-8"))["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return field(read_object(index), "vocab_size", lambda said: whole(said, 1 << 31, 1))
+    except (OSError, BadValue):
         return None  # not prepared yet, or remote; showing a run file needs no data

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import add_workspace
 from shoal.errors import SetupError, UsageError
 from shoal.masking import INVITATION, hide_argument
+from shoal.plain_file import open_plain, read_words
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.config import NodeConfig
@@ -93,7 +94,7 @@ def read_line(text: str) -> Invitation:
         return Invitation.read(text)
     file = Path(given[1:]).expanduser()
     try:
-        with open(file, encoding="utf-8") as f:
+        with open(open_plain(file), encoding="utf-8") as f:
             line, mode = f.read(MOST_LINE), os.fstat(f.fileno()).st_mode
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"the invitation {file} cannot be read ({getattr(e, 'strerror', None) or e}).") from None
@@ -118,7 +119,7 @@ def kept(config: NodeConfig) -> list[Invitation]:
         files = sorted(config.invitations.glob("*.txt"), key=lambda f: f.stat().st_mtime)
     except OSError as e:
         raise SetupError(f"{config.invitations} cannot be read ({e.strerror}).") from None
-    return [Invitation.read(f.read_text()) for f in files]
+    return [Invitation.read(read_words(f, MOST_LINE)) for f in files]
 
 
 def free(config: NodeConfig) -> NodeConfig:

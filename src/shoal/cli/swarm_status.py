@@ -15,6 +15,8 @@ from shoal.cli.swarm_shared import find
 from shoal.errors import TransientError
 from shoal.observe.commands import command
 from shoal.observe.words import count, duration, short
+from shoal.plain_file import read_object
+from shoal.values import BadValue
 
 STALE_S = 10.0
 EVENTS = 8
@@ -66,10 +68,9 @@ def _draw(status: Status, file: Path) -> None:
 
 def read(file: Path) -> Status | None:
     try:
-        held = json.loads(file.read_bytes())
-    except (FileNotFoundError, ValueError):
+        return read_object(file)
+    except (FileNotFoundError, BadValue):
         return None
-    return held if isinstance(held, dict) else None
 
 
 def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:

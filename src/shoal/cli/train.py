@@ -19,7 +19,7 @@ from shoal.guard.supervise import supervise
 from shoal.observe.commands import command
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import Difference, differences
+from shoal.spec.history import Difference, as_begun, differences
 from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import decide
 from shoal.train.decide_length import with_steps
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)
     if run_dir.exists() and not args.fresh:
+        spec = as_begun(load(run_dir.spec_file).run, spec)
         return _go_on(run_dir, with_steps(spec, run_dir.workspace))
     return _begin(run_dir, spec, args.fresh)
 

@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal import values
 from shoal.errors import SetupError, SpecError
+from shoal.plain_file import NotPlain, open_plain
 
 SMALLEST_BYTES = 10_000_000
 # Free a tenth at once: counting the folder costs a stat a blob, so it should be rare.
@@ -63,8 +65,8 @@ class Cache:
     def read(self, key: str, size: int, offset: int = 0, length: int | None = None) -> bytes | None:
         """A part of the blob, or None when the cache has no blob of that name and size."""
         try:
-            fd = os.open(self.path(key), os.O_RDONLY)
-        except FileNotFoundError:
+            fd = open_plain(self.path(key))
+        except (FileNotFoundError, NotPlain):
             return None
         try:
             status = os.fstat(fd)
@@ -126,7 +128,7 @@ class Cache:
         used = sum(size for _, size, _ in blobs)
         for _, size, path in blobs:
             # A temporary file is being written, or is what a killed writer left.
-            if not _alive(int(path.split(".")[-2])) if path.endswith(".tmp") else used > target_bytes:
+            if not _alive(_writer(path)) if path.endswith(".tmp") else used > target_bytes:
                 Path(path).unlink(missing_ok=True)
                 used -= size
         return used
@@ -146,7 +148,7 @@ class Cache:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """One process and thread at a time. The kernel frees the lock of a process that dies."""
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)  # the folder may have been deleted meanwhile
+        fd = open_plain(self.folder / "lock", os.O_RDWR | os.O_CREAT)  # the folder may have been deleted meanwhile
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield fd
@@ -156,12 +158,13 @@ class Cache:
     def _count(self, lock: int) -> _Count:
         """As the file has it; counted anew for a new folder, and after a power cut that left nonsense."""
         try:
-            held = json.loads(os.pread(lock, _MOST_COUNT, 0))
+            held = values.read_json(os.pread(lock, _MOST_COUNT, 0))
             if type(held) is int:  # of an earlier version, which took no room
-                return _Count(held)
-            room = {int(pid): int(size) for pid, size in held["room"].items() if _alive(int(pid))}
-            return _Count(int(held["used"]), room)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                return _Count(values.whole(held))
+            told = values.field(held, "room", values.by_name(values.whole))
+            room = {pid: size for text, size in told.items() if _alive(pid := _pid(text))}
+            return _Count(values.field(held, "used", values.whole), room)
+        except values.BadValue:
             return _Count(self.used_bytes())
 
     def _set_count(self, lock: int, count: _Count) -> None:
@@ -176,7 +179,21 @@ class Cache:
         )
 
 
+def _pid(text: str) -> int:
+    return values.pid(int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0)
+
+
+def _writer(path: str) -> int:
+    """Who writes a temporary file; 0, which is nobody, where its name does not say."""
+    try:
+        return _pid((path.split(".")[-2:-1] or [""])[0])
+    except values.BadValue:
+        return 0
+
+
 def _alive(pid: int) -> bool:
+    if not pid:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

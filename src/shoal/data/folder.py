@@ -42,8 +42,8 @@ class Folder(Protocol):
         """A small file, whole: the index, the tokenizer."""
         ...
 
-    def holds(self, size_bytes: int) -> None:
-        """So much there is of it in all."""
+    def holds(self, index: Index) -> None:
+        """This is in it: to be known before the first shard is opened."""
         ...
 
     def look(self, index: Index) -> None:
@@ -55,6 +55,21 @@ class Folder(Protocol):
     def want(self, spans: Callable[[], Sequence[tuple[ShardInfo, int, int]]]) -> None:
         """These tokens [lo, hi) of shards are read next: a chance to fetch them all at once."""
         ...
+
+
+def first_beyond(ids: Array, vocab_size: int) -> int | None:
+    """The place of the first id that is none; None where all are. A checksum says nothing about that, and on a device
+    an id that is none ends the process in the midst of a kernel."""
+    if vocab_size > np.iinfo(ids.dtype).max or not len(ids) or int(ids.max()) < vocab_size:
+        return None
+    return int(np.argmax(ids >= vocab_size))
+
+
+def no_such_id(where: str, ids: Array, at: int, begin: int, vocab_size: int) -> DataError:
+    return DataError(
+        f"{where} has the id {int(ids[at])} at token {begin + at:,}, outside the vocabulary of {vocab_size}: it was "
+        "written with another tokenizer, so prepare the data set again."
+    )
 
 
 def check_ends(where: str, ends: Array, tokens: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from shoal.data.folder import Array, Shard, check_ends
+from shoal.data.folder import Array, Shard, check_ends, first_beyond, no_such_id
 from shoal.data.index import MOST_INDEX_BYTES, PIECE_BYTES, Index, ShardFile, ShardInfo, pieces_of
 from shoal.errors import DataError
 from shoal.plain_file import NotPlain, open_plain, read_plain
@@ -34,6 +34,7 @@ class LocalFolder:
         self.path = Path(path)
         self.where = str(path)
         self._touched: dict[str, _Touched] = {}  # by the name of the file
+        self._vocab_size: int | None = None
 
     def read(self, name: str) -> bytes:
         if not self.path.is_dir():
@@ -48,8 +49,8 @@ class LocalFolder:
         except NotPlain as e:
             raise DataError(f"{e}; {_AGAIN}.") from None
 
-    def holds(self, size_bytes: int) -> None:
-        """Nothing to do: it is all here."""
+    def holds(self, index: Index) -> None:
+        self._vocab_size = index.vocab_size
 
     def look(self, index: Index) -> None:
         """Finds what a broken copy left behind without reading a token. Many questions at a time: on a disk of other
@@ -87,7 +88,7 @@ class LocalFolder:
         sums = np.frombuffer(self._whole(shard.sums_file), "<u8")
         count, mask = pieces_of(shard.tokens_bytes), shard.mask_file
         return Shard(
-            tokens=self._checked(shard.tokens_file, shard.token_dtype, sums[:count]),
+            tokens=self._checked(shard.tokens_file, shard.token_dtype, sums[:count], self._vocab_size),
             ends=self._document_ends(shard),
             mask=None if mask is None else self._checked(mask, "u1", sums[count:]),
         )
@@ -95,10 +96,10 @@ class LocalFolder:
     def want(self, spans: Callable[[], Sequence[tuple[ShardInfo, int, int]]]) -> None:
         """Nothing to do: the page cache is as near as it gets."""
 
-    def _checked(self, file: ShardFile, dtype: str, sums: Array) -> Checked:
+    def _checked(self, file: ShardFile, dtype: str, sums: Array, vocab_size: int | None = None) -> Checked:
         path = self.path / file.name
         array = map_file(path, file, dtype)
-        return Checked(path, array, sums, self._state(file, len(sums)).pieces)
+        return Checked(path, array, sums, self._state(file, len(sums)).pieces, vocab_size)
 
     def _document_ends(self, shard: ShardInfo) -> Array:
         """Compared whole, once: it has no checksums of pieces, and is a hundredth of the tokens."""
@@ -139,10 +140,14 @@ class _Touched:
 
 
 class Checked:
-    """A mapped file that reads like an array, and compares each piece before the first slice of it is handed out."""
+    """A mapped file that reads like an array, and compares each piece before the first slice of it is handed out. Of
+    tokens it also looks that they are ids of the vocabulary: 8 µs a piece, where comparing it takes 46."""
 
-    def __init__(self, path: Path, array: Array, sums: Array, touched: bytearray) -> None:
+    def __init__(
+        self, path: Path, array: Array, sums: Array, touched: bytearray, vocab_size: int | None = None
+    ) -> None:
         self._path, self._array, self._sums, self._touched = path, array, sums, touched
+        self._vocab_size = vocab_size
         self._item_bytes = array.itemsize
 
     def __len__(self) -> int:
@@ -168,6 +173,11 @@ class Checked:
                 f"{self._path} is corrupt: bytes {begin:,} to {end:,} differ from what was prepared (their checksum is "
                 f"wrong); {_AGAIN}."
             )
+        if self._vocab_size is not None:
+            first = begin // self._item_bytes
+            ids = self._array[first : end // self._item_bytes]
+            if (at := first_beyond(ids, self._vocab_size)) is not None:
+                raise no_such_id(str(self._path), ids, at, first, self._vocab_size)
         self._touched[piece] = 1
 
 
@@ -191,16 +201,18 @@ def map_file(path: Path, file: ShardFile, dtype: str) -> Array:
         os.close(fd)
 
 
+_UNSEEN = memoryview(bytearray(PIECE_BYTES))  # what is read only to be in the page cache; all threads write into it
+
+
 def _warm(path: Path, begin: int, end: int) -> None:
     """Reads the bytes into the page cache. To touch a mapping that is not there holds the interpreter until the disk
     has answered, and where the disk cannot answer, or the file was cut, ends the process by SIGBUS; to read does not.
     """
-    buffer = np.empty(min(PIECE_BYTES, end - begin), np.uint8).data
     try:
         fd = open_plain(path)
         try:
             while begin < end:
-                if not (got := os.preadv(fd, [buffer[: end - begin]], begin)):
+                if not (got := os.preadv(fd, [_UNSEEN[: end - begin]], begin)):
                     raise DataError(f"{path} ends after {begin:,} bytes, and the index says more; {_AGAIN}.")
                 begin += got
         finally:

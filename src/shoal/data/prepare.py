@@ -21,6 +21,7 @@ from typing import Any
 from shoal import __version__
 from shoal.data.index import Index, ShardInfo, write_index
 from shoal.data.inputs import Input, expand
+from shoal.data.memory import check_limits, peak_bytes
 from shoal.data.prepare_folder import OutFolder, digest, writing_to
 from shoal.data.prepare_unit import WORK_FOLDER, Job, Progress
 from shoal.data.prepare_workers import peak_rss_bytes, run_here, run_in_workers
@@ -28,7 +29,7 @@ from shoal.data.problems import Problems
 from shoal.data.progress import ProgressLine
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import BYTE, TOKENIZER_FILE, Tokenizer, load_tokenizer
-from shoal.data.units import Reading, Unit, plan_units
+from shoal.data.units import TABLES, Reading, Unit, plan_units
 from shoal.errors import DataError, Stopped, UsageError
 
 DEFAULT_SHARD_TOKENS = 1 << 28
@@ -67,6 +68,8 @@ class Work:
     seconds: float = 0.0
     peak_rss_bytes: int = 0
     """Of this process and its workers, each at its own highest."""
+    bound_bytes: int = 0
+    """The most that it may be (shoal.data.memory)."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
         tokenizer=BYTE if tokenizer.name == BYTE else str(Path(out) / WORK_FOLDER / TOKENIZER_FILE),
         eos_id=tokenizer.eos_id,
         start_id=tokenizer.start_id,
-        special=options.special,
+        special=tokenizer.special,
         reading=reading,
         skip_bad=options.skip_bad,
         shard_tokens=options.shard_tokens,
@@ -123,6 +126,7 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
             sets = {side: (path, TokenShards.open(path).index) for side, path in folder.sides.items()}
             return Prepared(sets, Work(), already=True)
         tokenizer.save(folder.work)
+        tokenizer_bytes = 0 if tokenizer.name == BYTE else os.path.getsize(job.tokenizer)
         folder.sweep(units)
         done = [unit for unit in units if folder.record(unit) is not None]
         numbers = {unit.number for unit in done}
@@ -136,7 +140,14 @@ def _prepare(named: Sequence[str], out: str | os.PathLike[str], options: Options
             runner.run(job, [unit for unit in units if unit.number not in numbers])
             runner.fill_both_sides(job)
         sets = _publish(job, units, folder, tokenizer, found, _source(named, inputs, options, reading))
-        work = replace(runner.work, units=len(units), units_found_done=len(done), seconds=time.monotonic() - began_s)
+        pieces = sum(len(unit.pieces) for unit in units)
+        work = replace(
+            runner.work,
+            units=len(units),
+            units_found_done=len(done),
+            seconds=time.monotonic() - began_s,
+            bound_bytes=peak_bytes(reading, tokenizer_bytes, runner.work.workers, pieces),
+        )
         return Prepared(sets, work)
 
 
@@ -152,9 +163,10 @@ class _Runner:
 
     def run(self, job: Job, units: Sequence[Unit]) -> None:
         workers = min(self._workers, len(units))
-        if workers > 1:
+        # A process more would cost more than it brings, but readers that may crash stay out of this one.
+        if workers > 1 or any(piece.input.kind in TABLES for unit in units for piece in unit.pieces):
             rss_bytes = peak_rss_bytes() + run_in_workers(job, units, workers, self._folder.lock_fd, self._report)
-        else:  # a process more would cost more than it brings
+        else:
             rss_bytes = run_here(job, units, self._report)
         most = max(self.work.peak_rss_bytes, rss_bytes)
         self.work = replace(self.work, workers=max(self.work.workers, workers), peak_rss_bytes=most)
@@ -256,6 +268,7 @@ def _check(options: Options, out: str | os.PathLike[str]) -> None:
         raise UsageError(f"--shard-tokens {options.shard_tokens} leaves no room for a token; give 1 or more.")
     if options.workers is not None and options.workers < 1:
         raise UsageError(f"--workers {options.workers} is nobody to do the work; give 1 or more.")
+    check_limits(options.reading)
     if options.reading.separator == "":
         raise UsageError("--separator is empty; give what stands between two documents, such as '\\n\\n\\n'.")
 

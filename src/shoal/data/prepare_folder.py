@@ -24,11 +24,14 @@ import xxhash
 
 from shoal.data.index import INDEX_FILE, ShardInfo
 from shoal.data.prepare_unit import WORK_FOLDER, Job, record_file, write_json
+from shoal.data.problems import Problems
 from shoal.data.tokenizer import TOKENIZER_FILE, JsonTokenizer, Tokenizer
-from shoal.data.units import Unit
+from shoal.data.units import LIMITS, Unit
 from shoal.errors import DataError, SetupError
+from shoal.plain_file import read_object
+from shoal.values import items, text
 
-PLAN_VERSION = 2  # counts up when the same input and options begin to give other shards
+PLAN_VERSION = 3  # counts up when the same input and options begin to give other shards
 LOCK_WAIT_S = 10.0
 _OURS = re.compile(r"shard-\d{5,}(-\d+)?\.(tokens|docs|mask|sums)(\.tmp)?|\.?index\.json(\.tmp)?|tokenizer\.json")
 _RECORD = re.compile(r"unit-\d{5,}\.json(\.tmp)?")
@@ -69,16 +72,21 @@ class OutFolder:
     def record(self, unit: Unit) -> dict[str, Any] | None:
         """What a finished unit left behind; None when it has to be done (again)."""
         try:
-            record: dict[str, Any] = json.loads(record_file(self._job.out, unit.number).read_bytes())
-        except (OSError, ValueError):
-            return None
-        for side, folder in self.sides.items():
-            for shard in map(ShardInfo.from_json, record["shards"][side]):
-                for file in shard.files:
-                    path = folder / file.name
-                    if not path.is_file() or path.stat().st_size != file.size_bytes:
-                        return None
-        return record
+            record = read_object(record_file(self._job.out, unit.number))
+            record["hashes"] = [int(text(one, 17), 16) for one in items(record["hashes"], 2)]
+            below = record["eval_below"]
+            record["eval_below"] = None if below is None else int(text(below, 17), 16)
+            Problems(skip=True).add(record["skipped"])
+            files = [
+                (folder / file.name, file.size_bytes)
+                for side, folder in self.sides.items()
+                for shard in map(ShardInfo.from_json, record["shards"][side])
+                for file in shard.files
+            ]
+            there = all(path.is_file() and path.stat().st_size == size for path, size in files)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, DataError):
+            return None  # none, damaged, or of another Shoal
+        return record if there and len(record["hashes"]) == 2 else None
 
     def forget_records(self) -> None:
         for path in self.work.iterdir():
@@ -124,9 +132,10 @@ class OutFolder:
 
     def _settle(self) -> None:
         """Go on, or start over."""
+        before: str | None
         try:
-            plan = json.loads((self.work / "plan.json").read_bytes())
-            before, version = plan["digest"], plan.get("version")
+            plan = read_object(self.work / "plan.json")
+            before, version = text(plan["digest"], 64), plan.get("version")
         except (OSError, ValueError, KeyError):
             before = version = None
         if before != self._plan or self._overwrite:
@@ -135,9 +144,9 @@ class OutFolder:
                 if any((folder / INDEX_FILE).is_file() for folder in everywhere):
                     if version != PLAN_VERSION:
                         raise DataError(
-                            f"{self.path} holds a data set that an older Shoal made, without start tokens; it can be "
-                            "trained on as it is; to prepare it by today's rule, give --out another folder, or replace "
-                            "it with --overwrite."
+                            f"{self.path} holds a data set that an older Shoal made by other rules; it can be trained "
+                            "on as it is; to prepare it by today's, give --out another folder, or replace it with "
+                            "--overwrite."
                         )
                     raise DataError(
                         f"{self.path} holds a data set made from other input or with other options; give --out another "
@@ -167,7 +176,12 @@ def digest(job: Job, units: Sequence[Unit], tokenizer: Tokenizer) -> str:
     h = xxhash.xxh3_128(f"{PLAN_VERSION}\n".encode())
     if isinstance(tokenizer, JsonTokenizer):
         h.update(tokenizer.content.encode())
-    h.update(json.dumps({**job.to_json(), "out": "", "tokenizer": tokenizer.name}, sort_keys=True).encode())
+    settings = {**job.to_json(), "out": "", "tokenizer": tokenizer.name}
+    if not job.skip_bad:
+        # Within its limits or not, a unit that is finished came out the same: to raise one loses no work.
+        reading = {name: value for name, value in settings["reading"].items() if name not in LIMITS}
+        settings["reading"] = reading
+    h.update(json.dumps(settings, sort_keys=True).encode())
     for unit in units:
         h.update(json.dumps(unit.to_json(), sort_keys=True).encode())
     return h.hexdigest()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,11 @@ from shoal.data.readers import Document, documents
 from shoal.data.starts import NO_START, Frame
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.data.units import Reading, Unit
-from shoal.data.words import BREAK
 from shoal.data.writer import ShardWriter
 
 WORK_FOLDER = ".prepare"
 BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 4096
-# The tokenizers library slows down and needs hundreds of bytes a character in long texts (9.6 GB for one of 40 MB).
-PIECE_CHARS = 1 << 18
 REPORT_EVERY_S = 0.25
 
 
@@ -81,14 +79,27 @@ def record_file(out: str, unit: int) -> Path:
     return Path(out) / WORK_FOLDER / f"unit-{unit:05d}.json"
 
 
-def process(job: Job, unit: Unit, tokenizer: Tokenizer, report: Report) -> None:
-    """Do the unit. Raises DataError at bad input unless the job says to skip it."""
+def process(
+    job: Job,
+    unit: Unit,
+    tokenizer: Tokenizer,
+    report: Report,
+    begins: Callable[[int], object] = lambda number: None,
+    left_out: Mapping[int, Sequence[str]] | None = None,
+) -> None:
+    """Do the unit. Raises DataError at bad input unless the job says to skip it. `begins` hears which piece is read;
+    `left_out` are pieces that an earlier try could not survive: reason, what, advice (`Problems.found`)."""
     problems = Problems(job.skip_bad)
     sides = {name: Side(folder, unit.number, job, tokenizer) for name, folder in job.sides().items()}
     tally = Tally(report)
     lowest, highest = 1 << 64, -1
     try:
-        for piece in unit.pieces:
+        for number, piece in enumerate(unit.pieces):
+            if left_out and number in left_out:
+                reason, what, advice = left_out[number]
+                problems.found(reason, partial(str, piece.input.path), what, advice)
+                continue
+            begins(number)
             for document in documents(piece, job.reading, problems, tally.read):
                 key = document_hash(document)
                 lowest, highest = min(lowest, key), max(highest, key)
@@ -107,8 +118,9 @@ def process(job: Job, unit: Unit, tokenizer: Tokenizer, report: Report) -> None:
         "shards": {name: [s.to_json() for s in infos] for name, infos in shards.items()},
         "skipped": problems.to_json(),
         "text_bytes": tally.text_bytes,
-        "hashes": [lowest, highest],
-        "eval_below": job.eval_below,
+        # As texts: JSON that others can read has no whole numbers of 64 bits.
+        "hashes": [f"{lowest:x}", f"{highest:x}"],
+        "eval_below": None if job.eval_below is None else f"{job.eval_below:x}",
     }
     write_json(record_file(job.out, unit.number), record)
 
@@ -141,12 +153,11 @@ class Side:
         pending, self._pending, self._chars = self._pending, [], 0
         if not pending:
             return 0, 0
-        cut = [(pieces(d.prompt or ""), pieces(d.text)) for d in pending]
-        ids = iter(self._tokenizer.encode_batch([piece for both in cut for part in both for piece in part]))
+        ids = iter(self._tokenizer.encode_batch([part for d in pending for part in (d.prompt or "", d.text)]))
         tokens, masks, ends, total = [], [], [], 0
-        for before, after in cut:
-            # A normalizer may leave nothing of a piece.
-            prompt, text = ([i for _ in part if (i := next(ids)).size] for part in (before, after))
+        for _ in pending:
+            # There may be no prompt, and a normalizer may leave nothing of a text.
+            prompt, text = ([part] if part.size else [] for part in (next(ids), next(ids)))
             whole, size, context = self._frame.around(prompt, text)
             tokens += whole
             total += size
@@ -210,29 +221,6 @@ class Tally:
         self._report(Progress(*self._new))
         self._new = [0, 0, 0]
         self._last_s = time.monotonic()
-
-
-def pieces(text: str) -> list[str]:
-    """A long text in pieces, cut before a space that follows a word where there is one (see shoal.data.words)."""
-    if len(text) <= PIECE_CHARS:
-        return [text] if text else []
-    return list(_pieces(text))
-
-
-def _pieces(text: str) -> Iterator[str]:
-    begin = 0
-    while len(text) - begin > PIECE_CHARS:
-        end = begin + PIECE_CHARS
-        at = text.rfind(" ", begin + 1, end)
-        while at > begin and not BREAK.match(text, at):
-            at = text.rfind(" ", begin + 1, at)
-        if at <= begin:
-            at = max(text.rfind("\n", begin + 1, end), begin)
-        if at <= begin:
-            at = end
-        yield text[begin:at]
-        begin = at
-    yield text[begin:]
 
 
 def document_hash(document: Document) -> int:

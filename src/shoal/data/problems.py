@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.data.broken import shown
 from shoal.errors import DataError
 
 
@@ -20,9 +21,9 @@ class Problems:
     def found(self, reason: str, where: Callable[[], str], what: str, advice: str = "correct it") -> None:
         """`where` is a function because counting lines up to a place costs a read of the file."""
         if not self.skip:
-            raise DataError(f"{where()} {what}; {advice}, or leave such input out with --skip-bad.")
+            raise DataError(f"{shown(where())} {what}; {advice}, or leave such input out with --skip-bad.")
         if reason not in self.counts:
-            self.first[reason] = where()
+            self.first[reason] = shown(where())
         self.counts[reason] = self.counts.get(reason, 0) + 1
 
     def to_json(self) -> dict[str, Any]:

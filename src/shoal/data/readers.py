@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
+from shoal import values
+from shoal.data.broken import TOO_LONG, Broken, Unreadable, some
 from shoal.data.problems import Problems
-from shoal.data.readers_bytes import (
-    BLOCK_BYTES,
-    MAX_RECORD_BYTES,
-    Broken,
-    file_blocks,
-    parts_of_a_document,
-    records,
-    unpacked,
-)
+from shoal.data.readers_bytes import BLOCK_BYTES, Growth, file_blocks, parts_of_a_document, records, unpacked
 from shoal.data.units import Piece, Reading
+from shoal.plain_file import open_plain
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# A value of a line of JSON takes up to 130 bytes as a Python object. Lines that are shorter than LONG_LINE_BYTES cannot
+# hold too many; of longer ones so many are read as take eight times the memory of the longest line.
+LONG_LINE_BYTES = 1 << 20
+BYTES_A_VALUE = 16
 _ONE_A_LINE = "write one object a line (`jq -c '.[]'` turns an array into that)"
 
 
@@ -35,7 +35,7 @@ def documents(
     """Every document of the piece that is not blank. `on_bytes` hears how much of `piece.size_bytes` has been read."""
     kind = piece.input.kind
     if kind == "text":
-        yield from _text(piece, reading.separator, problems, on_bytes)
+        yield from _text(piece, reading, problems, on_bytes)
     elif kind == "jsonl":
         yield from _jsonl(piece, reading, problems, on_bytes)
     else:
@@ -47,10 +47,9 @@ def documents(
                 yield document
 
 
-def _text(
-    piece: Piece, separator: str | None, problems: Problems, on_bytes: Callable[[int], None]
-) -> Iterator[Document]:
-    for n, begin, record in _records(piece, separator, problems, on_bytes):
+def _text(piece: Piece, reading: Reading, problems: Problems, on_bytes: Callable[[int], None]) -> Iterator[Document]:
+    separator = reading.separator
+    for n, begin, record in _records(piece, reading, separator, problems, on_bytes):
         if n == 1 and piece.start == 0:
             record = record.removeprefix(_BOM)
         text = _decoded(record, problems, piece, n, begin)
@@ -64,7 +63,7 @@ def _text(
 
 
 def _jsonl(piece: Piece, reading: Reading, problems: Problems, on_bytes: Callable[[int], None]) -> Iterator[Document]:
-    for n, begin, record in _records(piece, "\n", problems, on_bytes):
+    for n, begin, record in _records(piece, reading, "\n", problems, on_bytes):
         if n == 1 and piece.start == 0:
             record = record.removeprefix(_BOM)
         line = _decoded(record, problems, piece, n, begin)
@@ -73,7 +72,12 @@ def _jsonl(piece: Piece, reading: Reading, problems: Problems, on_bytes: Callabl
 
         where = partial(place, piece, n, begin)
         try:
+            if len(record) > LONG_LINE_BYTES:
+                values.look_at_count(record, reading.document_bytes // BYTES_A_VALUE)
             row = json.loads(line)
+        except values.BadValue as e:
+            problems.found("record too long", where, f"cannot be read ({e.reason})", TOO_LONG)
+            continue
         except (ValueError, RecursionError) as e:
             advice = _ONE_A_LINE if line.lstrip().startswith("[") else "correct it"
             reason = e.msg if isinstance(e, json.JSONDecodeError) else str(e)
@@ -85,6 +89,7 @@ def _jsonl(piece: Piece, reading: Reading, problems: Problems, on_bytes: Callabl
             problems.found("invalid JSON", where, what, _ONE_A_LINE)
             continue
         document = from_fields(row, reading, problems, where)
+        del record, line, row  # whoever works on the document now needs the room
         if document is not None:
             yield document
 
@@ -98,12 +103,13 @@ def from_fields(
             values.append(None)
             continue
         if name not in row:
-            has = ", ".join(map(str, list(row)[:8])) or "none"
-            problems.found(
-                "missing field", where, f"has no field '{name}' (it has {has})", f"name the right one with {option}"
-            )
+            what = f"has no field '{name}' (it has {some(row)})"
+            problems.found("missing field", where, what, f"name the right one with {option}")
             return None
         value = row[name]
+        if isinstance(value, Unreadable):
+            problems.found(value.reason, where, f"{value.what} in the field '{name}'", value.advice)
+            return None
         if not isinstance(value, str):
             what = f"has {_type(value)} in the field '{name}', where text is expected"
             problems.found("field is not text", where, what, f"name another with {option}")
@@ -123,29 +129,35 @@ def from_fields(
 
 
 def _records(
-    piece: Piece, separator: str | None, problems: Problems, on_bytes: Callable[[int], None]
+    piece: Piece, reading: Reading, separator: str | None, problems: Problems, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[int, int, bytes]]:
-    """(1, 2, 3 …; where it begins in the piece; bytes) of each record that could be read."""
+    """(1, 2, 3 …; where it begins in the piece; bytes) of each record that could be read. Blank ones may be missing."""
     path = piece.input.path
-    blocks = unpacked(file_blocks(path, piece.start, piece.stop, on_bytes), piece.input.packing)
+    blocks = file_blocks(path, piece.start, piece.stop, on_bytes)
+    blocks = unpacked(blocks, piece.input.packing, Growth.of(piece, reading), reading.buffer_bytes)
     n, begin = 0, 0
     try:
-        stream = parts_of_a_document(blocks) if separator is None else records(blocks, separator.encode())
-        for n, (begin, record) in enumerate(stream, start=1):
+        first = next(blocks, b"")
+        if not first:
+            problems.found("empty file", lambda: path, "is empty", "remove it")
+            return
+        blocks = chain((first,), blocks)
+        stream: Iterator[tuple[int, int, bytes | None]] = (
+            ((i, *part) for i, part in enumerate(parts_of_a_document(blocks), start=1))
+            if separator is None
+            else records(blocks, separator.encode(), reading.document_bytes)
+        )
+        for n, begin, record in stream:
             if record is None:
-                what = f"is longer than {MAX_RECORD_BYTES >> 20} MiB"
-                problems.found("record too long", partial(place, piece, n, begin), what, "cut it")
+                what = f"is longer than {reading.max_document_mb:,} MiB"
+                problems.found("record too long", partial(place, piece, n, begin), what, TOO_LONG)
             else:
                 yield n, begin, record
     except Broken as e:
         readable = f" after {n:,} readable records" if n and separator is not None else ""
-        problems.found("broken file", lambda: path, f"{e}{readable}", "fetch or write it again")
-        return
+        problems.found(e.reason, lambda: path, f"{e}{readable}", e.advice)
     except OSError as e:
         problems.found("unreadable file", lambda: path, f"cannot be read ({e.strerror})", "make it readable")
-        return
-    if n == 0:
-        problems.found("empty file", lambda: path, "is empty", "remove it")
 
 
 def _decoded(record: bytes, problems: Problems, piece: Piece, n: int, begin: int) -> str | None:
@@ -168,7 +180,7 @@ def place(piece: Piece, n: int, begin: int, in_bytes: bool = False) -> str:
         return f"{path}:{n}" if piece.input.kind == "jsonl" else f"{path} (record {n}, {byte})"
     at = piece.start + begin
     lines, left = 1, at
-    with open(path, "rb") as f:
+    with open(open_plain(path), "rb") as f:
         while left and (block := f.read(min(BLOCK_BYTES, left))):
             lines += block.count(b"\n")
             left -= len(block)

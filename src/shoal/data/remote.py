@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from shoal.data.cache import Cache
-from shoal.data.folder import Array, Shard, check_ends
+from shoal.data.folder import Array, Shard, check_ends, first_beyond, no_such_id
 from shoal.data.index import INDEX_FILE, PIECE_BYTES, Index, ShardFile, ShardInfo, parse_index, pieces_of
 from shoal.data.local import map_file
 from shoal.data.shards import DEFAULT_CACHE_BYTES, TokenShards
@@ -53,11 +53,12 @@ class RemoteFolder:
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._kept = 1.0  # share of the pieces
+        self._vocab_size, self._item = 1 << 32, np.dtype("<u4")
         self._passing: OrderedDict[str, memoryview] = OrderedDict()
 
-    def holds(self, size_bytes: int) -> None:
-        """What all pieces come to."""
-        self._kept = min(1.0, FILLED * self.cache.limit_bytes / max(1, size_bytes))
+    def holds(self, index: Index) -> None:
+        self._vocab_size, self._item = index.vocab_size, np.dtype(index.dtype).newbyteorder("<")
+        self._kept = min(1.0, FILLED * self.cache.limit_bytes / max(1, index.size_bytes))
 
     def look(self, index: Index) -> None:
         """Nothing to do: a request for each file of a bucket costs more than one that fails later."""
@@ -104,6 +105,7 @@ class RemoteFolder:
         else:  # the first use in this process: what a crash or a bad disk did to the cache must not reach the model
             whole = self.cache.read(_key(file, piece), size)
             if whole is not None and self._right_piece(file, piece, whole):
+                self._refuse_no_ids(file, piece, whole)
                 trusted[piece] = True
                 return whole[lo:hi]
         return bytes(self._download_piece(file, piece)[lo:hi])
@@ -112,6 +114,7 @@ class RemoteFolder:
         start = piece * PIECE_BYTES
         size = min(PIECE_BYTES, file.size_bytes - start)
         data = self._download(file, start, size, lambda d: self._right_piece(file, piece, d))
+        self._refuse_no_ids(file, piece, data)
         key = _key(file, piece)
         with self._lock:
             self._passing[key] = data
@@ -130,6 +133,15 @@ class RemoteFolder:
 
     def _right_piece(self, file: ShardFile, piece: int, data: bytes | memoryview) -> bool:
         return bool(xxhash.xxh3_64_intdigest(data) == self._sums[file.xxh3][piece])
+
+    def _refuse_no_ids(self, file: ShardFile, piece: int, data: bytes | memoryview) -> None:
+        """Tokens that the vocabulary has not; each piece is looked at when this process first trusts it."""
+        if not file.name.endswith(".tokens"):
+            return
+        ids = np.frombuffer(data, self._item)
+        if (at := first_beyond(ids, self._vocab_size)) is not None:
+            first = piece * PIECE_BYTES // self._item.itemsize
+            raise no_such_id(f"{self.where}/{file.name}", ids, at, first, self._vocab_size)
 
     def _download(self, file: ShardFile, start: int, size: int, right: Callable[[memoryview], bool]) -> memoryview:
         """Bytes of an object, tried again when they are too few or not those that were uploaded."""

@@ -81,7 +81,7 @@ class TokenShards:
     def of(cls, folder: Folder, index: bytes) -> TokenShards:
         """With an index that was read before."""
         found = parse_index(index, folder.where)
-        folder.holds(found.size_bytes)
+        folder.holds(found)
         return cls(folder, found)
 
     def look(self) -> None:

@@ -16,9 +16,7 @@ class Skips:
     """The batches that a run leaves out."""
 
     def __init__(self, spans: Iterable[Iterable[int]] = ()) -> None:
-        self.spans: Spans = []
-        for first, last in spans:
-            self.add(first, last)
+        self.spans: Spans = _merged([[first, last] for first, last in spans])
 
     def batch_of(self, step: int) -> int:
         """The batch that a step reads: the `step`-th of those that are not left out."""
@@ -31,13 +29,7 @@ class Skips:
 
     def add(self, first: int, last: int | None = None) -> None:
         """Leaves out the batches from `first` through `last` (`first` alone unless told)."""
-        merged: Spans = []
-        for a, b in sorted([*self.spans, [first, first if last is None else last]]):
-            if merged and a <= merged[-1][1] + 1:
-                merged[-1][1] = max(b, merged[-1][1])
-            else:
-                merged.append([a, b])
-        self.spans = merged
+        self.spans = _merged([*self.spans, [first, first if last is None else last]])
 
     def resume(self, saved: Iterable[Iterable[int]], step: int, heard: Iterable[Iterable[int]] = ()) -> None:
         """Goes on from a checkpoint of `step`: what it read and left out until then it alone knows (`saved`); of what
@@ -51,3 +43,13 @@ class Skips:
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.spans)
+
+
+def _merged(spans: Spans) -> Spans:
+    merged: Spans = []
+    for a, b in sorted(spans):
+        if merged and a <= merged[-1][1] + 1:
+            merged[-1][1] = max(b, merged[-1][1])
+        else:
+            merged.append([a, b])
+    return merged

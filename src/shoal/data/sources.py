@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.data.node_disk import cache_folder
 from shoal.data.shards import TokenShards
 from shoal.data.starts import NO_START, said
+from shoal.data.tokenizer_folder import spec_of, text_of
 from shoal.errors import DataError
 from shoal.spec.run import Data, Source
 
@@ -56,5 +56,6 @@ def _same_tokens(one: TokenShards, other: TokenShards) -> None:
 
 def _tokenizer(data: TokenShards) -> object:
     """What the tokenizer does, without the settings that do not change the ids of a document."""
-    value = json.loads(data.folder.read(data.tokenizer))
+    where = f"{data.where}/{data.tokenizer}"
+    value = spec_of(text_of(data.folder.read(data.tokenizer), where), where)
     return {k: v for k, v in value.items() if k not in ("truncation", "padding")}

@@ -61,8 +61,14 @@ def end_of(ids: Mapping[str, int], where: str, asked: str | int | None, config: 
     """The id that ends a document: as asked for, as `tokenizer_config.json` says, or by a usual name."""
     if asked is not None:
         return _named(ids, where, asked, "--eos")
-    for name in (_token(config, "eos_token"), *END_OF_TEXT):
-        if name is not None and name in ids:
+    if (named := _token(config, "eos_token")) is not None:
+        if named not in ids:
+            raise DataError(
+                f"{where} has no token '{named}', which its files name as eos_token; name another with --eos."
+            )
+        return ids[named]
+    for name in END_OF_TEXT:
+        if name in ids:
             return ids[name]
     raise DataError(
         f"{where} has none of the usual end-of-text tokens ({', '.join(END_OF_TEXT)}); "

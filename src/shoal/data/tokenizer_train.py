@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.inputs import expand
+from shoal.data.memory import check_limits
 from shoal.data.messages import from_error, to_error
 from shoal.data.prepare import pin_streams, told_to_stop
 from shoal.data.prepare_folder import writing_to
-from shoal.data.prepare_unit import document_hash, pieces
+from shoal.data.prepare_unit import document_hash
 from shoal.data.problems import Problems
 from shoal.data.progress import ProgressLine
 from shoal.data.readers import documents
-from shoal.data.tokenizer import TOKENIZER_FILE
+from shoal.data.tokenizer import PIECE_CHARS, TOKENIZER_FILE
+from shoal.data.tokenizer_library import is_panic
 from shoal.data.units import Reading, plan_units
+from shoal.data.words import BREAK
 from shoal.errors import DataError, TransientError, UsageError
 from shoal.signals import held_back
 
@@ -64,6 +67,7 @@ def train_tokenizer(lesson: Lesson, out: str | os.PathLike[str]) -> dict[str, An
         )
     if lesson.max_mb is not None and lesson.max_mb <= 0:
         raise UsageError(f"--max-mb {lesson.max_mb} leaves no text to learn from.")
+    check_limits(lesson.reading)
     learned = _in_a_child(lesson)
     path = _write(learned.pop("tokenizer"), Path(out))
     return {"path": str(path), **learned}
@@ -125,7 +129,7 @@ def learn(lesson: Lesson) -> dict[str, Any]:
     if size < lesson.vocab_size and not lesson.quiet:
         asked = f"where {lesson.vocab_size:,} were asked for"
         print(f"the text gives only {size:,} tokens {asked}; more text gives more", file=sys.stderr, flush=True)
-    tokens = sum(len(e.ids) for e in tokenizer.encode_batch(pieces(probe), add_special_tokens=False))
+    tokens = sum(len(e.ids) for e in tokenizer.encode_batch(list(pieces(probe)), add_special_tokens=False))
     return {
         "vocab_size": size,
         "text_bytes": text_bytes,
@@ -159,6 +163,25 @@ def _texts(lesson: Lesson, problems: Problems) -> Iterator[list[str]]:
             yield batch
 
 
+def pieces(text: str) -> Iterator[str]:
+    """A long text in pieces to learn from, cut before a space that follows a word where there is one. (Counts of pairs
+    do not change by it, but for one at a cut within a word.)"""
+    begin = 0
+    while len(text) - begin > PIECE_CHARS:
+        end = begin + PIECE_CHARS
+        at = text.rfind(" ", begin + 1, end)
+        while at > begin and not BREAK.match(text, at):
+            at = text.rfind(" ", begin + 1, at)
+        if at <= begin:
+            at = max(text.rfind("\n", begin + 1, end), begin)
+        if at <= begin:
+            at = end
+        yield text[begin:at]
+        begin = at
+    if text:
+        yield text[begin:]
+
+
 def _write(content: str, out: Path) -> Path:
     is_file = out.suffix == ".json"
     path = out if is_file else out / TOKENIZER_FILE
@@ -182,6 +205,10 @@ def main() -> None:
         answer = learn(Lesson(**{**value, "reading": Reading(**value["reading"])}))
     except Exception as e:
         answer = from_error(e)
+    except BaseException as e:
+        if not is_panic(e):
+            raise
+        answer = from_error(DataError(f"the tokenizers library gave up on the text ({e}); learn from other text."))
     json.dump(answer, sys.stdout)
 
 

@@ -15,11 +15,14 @@ from typing import Any
 from shoal.data.inputs import Input
 from shoal.data.problems import Problems
 from shoal.data.readers_bytes import BLOCK_BYTES, CUT_SEARCH_BYTES, MAX_DOCUMENT_BYTES, document_cut
+from shoal.plain_file import open_plain
 
 # Large enough that a shard is worth a file, small enough that a kill costs seconds; 64 units keep many cores busy.
 MIN_UNIT_BYTES = 4 << 20
 MAX_UNIT_BYTES = 256 << 20
 UNITS = 64
+TABLES = ("parquet", "hf-disk", "hf-stream")  # kinds whose readers are not ours, and stay out of this process
+LIMITS = ("max_document_mb", "buffer_mb", "max_growth")  # of Reading: what is refused, and not what is made of the rest
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,25 @@ class Reading:
     split: str = "train"
     config: str | None = None
     revision: str | None = None
+    max_document_mb: int = 16
+    """A longer record is refused: it has to fit into memory many times over (shoal.data.memory)."""
+    buffer_mb: int = 128
+    """The largest window of a zstandard file, or page of a Parquet file, that is taken."""
+    max_growth: int = 200
+    """A packed file that holds more than so many times its size is refused (shoal.data.readers_bytes.Growth)."""
+
+    @property
+    def fields(self) -> list[str]:
+        """Of a row, those that are read."""
+        return [f for f in (self.text_field, self.prompt_field) if f is not None]
+
+    @property
+    def document_bytes(self) -> int:
+        return self.max_document_mb << 20
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.buffer_mb << 20
 
 
 @dataclass(frozen=True)
@@ -68,11 +90,14 @@ class Unit:
 def plan_units(inputs: Sequence[Input], reading: Reading, problems: Problems) -> list[Unit]:
     total = sum(i.size_bytes for i in inputs)
     unit_bytes = min(max(total // UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    tables = [one for one in inputs if one.kind in TABLES]
+    looked = iter(_look(tables, reading, unit_bytes, problems))
     units: list[Unit] = []
     gathered: list[Piece] = []
     size = 0
     for one in inputs:
-        for piece in _pieces(one, reading, unit_bytes, problems):
+        cuts = next(looked) if one.kind in TABLES else _cuts(one, reading, unit_bytes, problems)
+        for piece in (Piece(one, *cut) for cut in cuts):
             gathered.append(piece)
             size += piece.size_bytes
             if size >= unit_bytes:
@@ -83,12 +108,18 @@ def plan_units(inputs: Sequence[Input], reading: Reading, problems: Problems) ->
     return units
 
 
-def _pieces(one: Input, reading: Reading, unit_bytes: int, problems: Problems) -> Iterator[Piece]:
-    if one.kind in ("parquet", "hf-disk", "hf-stream"):
-        from shoal.data.readers_tables import table_pieces
+def _look(
+    tables: Sequence[Input], reading: Reading, unit_bytes: int, problems: Problems
+) -> list[list[tuple[int, int, int]]]:
+    if not tables:
+        return []
+    from shoal.data.table_look import look_at_tables
 
-        yield from (Piece(one, lo, hi, size) for lo, hi, size in table_pieces(one, reading, unit_bytes, problems))
-        return
+    return look_at_tables(tables, reading, unit_bytes, problems)
+
+
+def _cuts(one: Input, reading: Reading, unit_bytes: int, problems: Problems) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, size) of the pieces of a file of text or JSONL."""
     if one.size_bytes == 0:
         problems.found("empty file", lambda: one.path, "is empty", "remove it")
         return
@@ -101,13 +132,13 @@ def _pieces(one: Input, reading: Reading, unit_bytes: int, problems: Problems) -
         else:
             cuts = _document_cuts(one.path, one.size_bytes)
     for lo, hi in pairwise(cuts):
-        yield Piece(one, lo, hi, hi - lo)
+        yield lo, hi, hi - lo
 
 
 def _cuts_after(path: str, size: int, separator: bytes, step: int) -> list[int]:
     """Offsets after a separator, at least `step` apart. What lies between two of them can be split by itself."""
     cuts = [0]
-    with open(path, "rb") as f:
+    with open(open_plain(path), "rb") as f:
         while cuts[-1] + 2 * step <= size:
             at = _find(f.fileno(), separator, cuts[-1] + step)
             if at is None or at + len(separator) >= size:
@@ -130,7 +161,7 @@ def _find(fd: int, separator: bytes, at: int) -> int | None:
 def _document_cuts(path: str, size: int) -> list[int]:
     """The same cuts that a reader of the stream makes, found without reading all of it."""
     cuts = [0]
-    with open(path, "rb") as f:
+    with open(open_plain(path), "rb") as f:
         while size - cuts[-1] > MAX_DOCUMENT_BYTES:
             end = cuts[-1] + MAX_DOCUMENT_BYTES
             tail = os.pread(f.fileno(), CUT_SEARCH_BYTES, end - CUT_SEARCH_BYTES)

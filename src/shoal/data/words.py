@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.data.tokenizer_library import flat
+
 # A space after a non-space. Python counts more characters as space than the tokenizers do (\x1c to \x1f), which costs a
 # cut and nothing else; U+180E was a space in older Unicode tables, so it counts as one too.
 BREAK = re.compile(" (?<=[^\\s\u180e] )")
@@ -59,23 +61,15 @@ class WordIds(dict[str, bytes]):
 
 def splits_before_spaces(spec: Mapping[str, Any]) -> bool:
     """Whether the tokenizer that this tokenizer.json describes always cuts between a non-space and a space."""
-    steps = _flat(spec.get("pre_tokenizer"), "pretokenizers")
+    steps = flat(spec.get("pre_tokenizer"))
     return (
         spec["model"].get("type") == "BPE"
         # NFC never joins a space to what stands before it. Other normalizers make or move spaces.
-        and all(n.get("type") == "NFC" for n in _flat(spec.get("normalizer"), "normalizers"))
+        and all(n.get("type") == "NFC" for n in flat(spec.get("normalizer")))
         and all(_known(step) for step in steps)
         and any(_cuts(step) for step in steps)
         and not any(_reaches_over_a_space(token) for token in spec.get("added_tokens") or [])
     )
-
-
-def _flat(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    if step is None:
-        return []
-    if step.get("type") != "Sequence":
-        return [step]
-    return [inner for part in step[key] for inner in _flat(part, key)]
 
 
 def _known(step: Mapping[str, Any]) -> bool:
@@ -90,5 +84,8 @@ def _cuts(step: Mapping[str, Any]) -> bool:
 
 
 def _reaches_over_a_space(token: Mapping[str, Any]) -> bool:
-    """Added tokens are found before anything is cut; a space inside one, or swallowed after it, must stay with it."""
-    return bool(token.get("rstrip")) or BREAK.search(token["content"]) is not None
+    """Added tokens are found before anything is cut; a space inside one, or swallowed after it, must stay with it; and
+    one that begins with a space and is to stand by itself must see what stands before it."""
+    content = token["content"]
+    alone = token.get("single_word") and content[:1].isspace()
+    return bool(token.get("rstrip") or alone) or BREAK.search(content) is not None

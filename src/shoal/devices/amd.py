@@ -7,14 +7,14 @@ has a render node in its /dev/dri. The tools are asked for names alone, and matc
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.devices.gpu import Gpu, Unanswered, ask, bus_id
+from shoal.devices.gpu import LARGEST_MEMORY, Gpu, Unanswered, ask, bus_id, whole_in
+from shoal.values import BadValue, read_json
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 AMD_SMI = ["amd-smi", "static", "--asic", "--bus", "--vram", "--json"]
@@ -102,9 +102,9 @@ def _product_name(gpu: Gpu, root: Path) -> str:
 def _named(limit_s: float) -> list[Gpu]:
     for command, understand in ((AMD_SMI, read_amd_smi), (ROCM_SMI, read_rocm_smi)):
         try:
-            if found := understand(json.loads(ask(command, limit_s))):
+            if found := understand(read_json(ask(command, limit_s).encode())):
                 return found
-        except (Unanswered, ValueError, RecursionError):
+        except (Unanswered, BadValue):
             continue
     return []
 
@@ -130,7 +130,7 @@ def read_rocm_smi(told: Any) -> list[Gpu]:
         series = fields.get("card series", "")
         within = _IN_BRACKETS.search(series)
         size = fields.get("vram total memory (b)", "")
-        memory = int(size) if size.isdecimal() else None
+        memory = whole_in(size)
         found.append(Gpu("amd", (within[1] if within else series) or card, memory, bus_id(fields.get("pci bus", ""))))
     return found
 
@@ -147,7 +147,8 @@ def _section(item: Any, name: str) -> dict[str, Any]:
 def _mib(size: Any) -> int | None:
     """`196592 MB`, or that as an object; the tool's MB are MiB."""
     value = str(size.get("value") if isinstance(size, dict) else size).split(" ")[0]
-    return int(value) << 20 if value.isdecimal() else None
+    mib = whole_in(value, LARGEST_MEMORY >> 20)
+    return None if mib is None else mib << 20
 
 
 def without_e4m3fn(name: str, arch: str) -> str | None:

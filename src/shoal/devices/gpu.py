@@ -16,6 +16,7 @@ CHOOSERS: dict[Vendor, tuple[tuple[str, ...], ...]] = {
     "amd": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
 }
 LARGEST_ANSWER = 1 << 22  # of a driver's tool, in characters: 64 GPUs take some KB
+LARGEST_MEMORY = 1 << 50
 ASK_S = 20.0
 _BUS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 
@@ -47,6 +48,12 @@ def ask(command: Sequence[str], limit_s: float = ASK_S) -> str:
         last = (told.stdout + told.stderr).strip().splitlines()[-1:]
         raise Unanswered(f"{command[0]} failed ({' '.join(last) or told.returncode})")
     return told.stdout[:LARGEST_ANSWER]
+
+
+def whole_in(text: str, most: int = LARGEST_MEMORY) -> int | None:
+    """A number of bytes, MiB or whatever a tool counts in; None where it is none that a GPU could have."""
+    plain = text.isascii() and text.isdecimal() and len(text) <= 20
+    return int(text) if plain and int(text) <= most else None
 
 
 def bus_id(text: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.devices.gpu import Gpu, Unanswered, ask, bus_id
+from shoal.devices.gpu import LARGEST_MEMORY, Gpu, Unanswered, ask, bus_id, whole_in
 
 QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,pci.bus_id,uuid", "--format=csv,noheader,nounits"]
 
@@ -27,8 +27,9 @@ def read(told: str) -> list[Gpu]:
         if len(fields) != 4 or not fields[0]:
             continue
         name, memory, bus, uuid = fields
-        size = int(memory) << 20 if memory.isdecimal() else None
-        found.append(Gpu("nvidia", name, size, bus_id(bus), uuid=uuid or None))
+        mib = whole_in(memory, LARGEST_MEMORY >> 20)
+        size = None if mib is None else mib << 20
+        found.append(Gpu("nvidia", name[:200], size, bus_id(bus), uuid=uuid or None))
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import socket
 import struct
@@ -20,6 +19,9 @@ import threading
 import time
 from pathlib import Path
 from weakref import WeakSet
+
+from shoal.plain_file import read_object
+from shoal.values import BadValue, items, real
 
 FILE = "SHOAL_FAULT_FILE"
 LOOK_S = 0.05
@@ -59,9 +61,9 @@ def _watch(path: Path, island: int) -> None:
 
 
 def _told(path: Path, island: int) -> bool:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = json.loads(path.read_bytes())
-        return island in said["cut"] and time.time() < said["until"]
+    with contextlib.suppress(OSError, BadValue):
+        said = read_object(path)
+        return island in items(said.get("cut"), 1 << 16) and time.time() < real(said.get("until"))
     return False
 
 

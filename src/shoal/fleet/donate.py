@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shoal import wire
+from shoal import values, wire
 from shoal.fleet.lines import MESSAGE_BYTES, Message
+from shoal.values import BadValue, items, text, whole
 
 STALL_S = 60.0  # without a byte of progress: the other side is gone, or as good as gone
 CHUNK_BYTES = 8 << 20
@@ -31,6 +32,7 @@ WAIT_S = 0.5
 AHEAD_BYTES, AHEAD = 2 << 30, 3  # gradients that may wait to be sent: so many bytes, and at least so many …
 SLOW_S = 4.0  # … with more, training waits for the newcomer, but not for one to which not a byte has gone for so long
 PIECE_BYTES = 1 << 20
+MOST_KEY, MOST_NOTES = 1024, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class Donor:
 
     def asked(self, sock: socket.socket, said: Message) -> None:
         """A newcomer's rank wants the state."""
+        key = text(said.get("key"), MOST_KEY)
         with self._lock:
-            if gift := self._gifts.get(str(said["key"])):
+            if gift := self._gifts.get(key):
                 gift.send_to(sock)
             else:
-                self._waiting[str(said["key"])] = sock
+                self._waiting[key] = sock
 
     def wanted(self) -> list[str]:
         with self._lock:
@@ -179,11 +182,14 @@ def receive(
     head = wire.receive_message(sock, MESSAGE_BYTES)
     own = {name: local(t) for name, t in tensors.items()}
     table = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
-    if head["tensors"] != table:
+    if head.get("tensors") != table:
         raise wire.Broken("the other island's state has other tensors")
+    with _readable():
+        step, notes = whole(head.get("step")), values.table(head.get("notes"), MOST_NOTES)
     for tensor in own.values():
         tensor.copy_(_receive_tensor(sock, torch.empty(tensor.shape, dtype=tensor.dtype)))
-    loaded(int(head["step"]), head["notes"])
+    loaded(step, notes)
+    most = sum(tensor.numel() for tensor in own.values())  # a gradient has no more numbers than the state
     while True:
         wait_s = 0.0
         while not select.select([sock], [], [], wait_s)[0]:
@@ -192,8 +198,18 @@ def receive(
         head = wire.receive_message(sock, MESSAGE_BYTES)
         if "end" in head:
             return
-        total = _receive_tensor(sock, torch.empty(int(head["count"])))
-        yield Entry(int(head["step"]), total, head["said"])
+        with _readable():
+            step, count = whole(head.get("step")), whole(head.get("count"), most)
+            said = [values.table(one, MOST_NOTES) for one in items(head.get("said"), MOST_NOTES)]
+        yield Entry(step, _receive_tensor(sock, torch.empty(count)), said)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except BadValue as e:
+        raise wire.Broken(f"no state of an island: {e}") from None
 
 
 def _gone(sock: socket.socket) -> bool:

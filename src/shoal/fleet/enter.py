@@ -6,19 +6,22 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.fleet.epoch import Card, Epoch, Fence, machine
 from shoal.fleet.lease import DEAD_S, Lease
-from shoal.fleet.lines import ask
+from shoal.fleet.lines import Message, ask
+from shoal.plain_file import read_object
+from shoal.values import BadValue, text, whole
 
 GATHER_S = 20.0  # for islands that were started together; with those that are there by then it begins
 LOOK_S = 0.1
 STATUS_S = 1.0
+MOST_HERE = 1 << 20
 
 
 class OldState(OSError):
@@ -66,46 +69,64 @@ def find(
 def _donor(newest: Epoch, card: Card, token: bytes) -> Card | None:
     """Of the living epoch, if there is one. Any of its members knows whether there is a newer one."""
     with contextlib.suppress(OSError):
-        reply = ask(newest.first.control, token, {"for": "join", "card": asdict(card)}, STATUS_S)
-        if "donor" in reply:
-            return Card.of(reply["donor"])
+        return ask(newest.first.control, token, {"for": "join", "card": asdict(card)}, _read_donor, STATUS_S)
     return None
+
+
+def _read_donor(reply: Message) -> Card | None:
+    return None if reply.get("donor") is None else Card.of(reply["donor"])
 
 
 def _gather(card: Card, fence: Fence, newest: Epoch | None, token: bytes, islands: int, waited_s: float) -> None:
     """Makes the first epoch, or the first after all had died, if it is this one's turn to do so."""
     ended = newest.number if newest is not None and newest.ends_life else 0
-    there = [found for found in _here(fence.folder) if found.get("ended") == ended]
+    there = [found for found in _here(fence.folder) if found.ended == ended]
     with ThreadPoolExecutor(len(there) or 1) as threads:
-        answers = list(threads.map(lambda found: found["key"] == card.key or _answers(found, token), there))
+        answers = list(threads.map(lambda found: found.card.key == card.key or _answers(found.card, token), there))
     there = [found for found, answer in zip(there, answers, strict=True) if answer]
-    if len({found["island"] for found in there}) < islands and waited_s < GATHER_S:
+    if len({found.card.island for found in there}) < islands and waited_s < GATHER_S:
         return
-    furthest = max(found["step"] for found in there)
-    digests = sorted(found["digest"] for found in there if found["step"] == furthest)
-    alike = [f for f in there if f["step"] == furthest and f["digest"] == digests[0]]
-    if alike and alike[0]["key"] == card.key:
+    furthest = max((found.step for found in there), default=-1)
+    digests = sorted(found.digest for found in there if found.step == furthest)
+    alike = [f for f in there if f.step == furthest and f.digest == digests[0]]
+    if alike and alike[0].card.key == card.key:
         number = 1 if newest is None else newest.number + 1
         life = 1 if newest is None else newest.life + 1
-        members = tuple(Card.of(found["card"]) for found in alike)
+        members = tuple(found.card for found in alike)
         fence.create(Epoch(number, members, furthest, joined=tuple(c.key for c in members), by=card.key, life=life))
 
 
-def _here(folder: Path) -> Iterator[dict[str, Any]]:
-    """Islands that look for others, in their order."""
+@dataclass(frozen=True)
+class _Looks:
+    """An island that looks for others, as its file says."""
+
+    card: Card
+    step: int
+    digest: str
+    ended: int
+
+    @staticmethod
+    def of(s: dict[str, Any]) -> _Looks:
+        return _Looks(Card.of(s.get("card")), whole(s.get("step")), text(s.get("digest"), 1024), whole(s.get("ended")))
+
+
+def _here(folder: Path) -> list[_Looks]:
+    """Islands that look for others, in their order. A file that cannot be read is of nobody."""
     found = []
     for path in sorted((folder / "here").iterdir()):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            said = json.loads(path.read_bytes())
-            found.append({**said, "key": said["card"]["key"], "island": said["card"]["island"]})
-    yield from sorted(found, key=lambda f: (f["island"], f["key"]))
+        with contextlib.suppress(OSError, BadValue):
+            found.append(_Looks.of(read_object(path, MOST_HERE)))
+    return sorted(found, key=lambda f: (f.card.island, f.card.key))
 
 
-def _answers(found: dict[str, Any], token: bytes) -> bool:
+def _answers(card: Card, token: bytes) -> bool:
     with contextlib.suppress(OSError):
-        reply = ask(found["card"]["control"], token, {"for": "status"}, STATUS_S)
-        return bool(reply.get("key") == found["key"] and reply.get("epoch") is None)
+        return ask(card.control, token, {"for": "status"}, lambda reply: _is_free(reply, card), STATUS_S)
     return False
+
+
+def _is_free(reply: Message, card: Card) -> bool:
+    return reply.get("key") == card.key and reply.get("epoch") is None
 
 
 class _Watched:

@@ -7,14 +7,17 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import SetupError
+from shoal.plain_file import read_object
+from shoal.values import BadValue, fields, items, real, table, text, whole
 
 TOKEN_BYTES = 32
+MOST_TEXT, MOST_WHY, MOST_RANKS, MOST_SHARDS = 1024, 1 << 14, 1 << 16, 1 << 20
+MOST_EPOCH = 64 << 20  # bytes of its file
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,12 @@ class Card:
     pid: int
 
     @staticmethod
-    def of(fields: Mapping[str, Any]) -> Card:
-        return Card(**{**fields, "data": tuple(fields["data"])})
+    def of(said: object) -> Card:
+        """BadValue for what is none."""
+        s = fields(said, Card.__dataclass_fields__)
+        data = tuple(text(at, MOST_TEXT) for at in items(s.get("data"), MOST_RANKS))
+        where = text(s.get("key"), MOST_TEXT), whole(s.get("island"), MOST_RANKS), text(s.get("control"), MOST_TEXT)
+        return Card(*where, data, text(s.get("host"), MOST_TEXT), whole(s.get("pid")))
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,22 @@ class Epoch:
         return self.keys.index(key)
 
     @staticmethod
-    def of(fields: Mapping[str, Any]) -> Epoch:
-        members = tuple(Card.of(card) for card in fields["members"])
-        return Epoch(**{**fields, "members": members, "joined": tuple(fields["joined"])})
+    def of(said: object) -> Epoch:
+        """BadValue for what is none."""
+        s = fields(said, Epoch.__dataclass_fields__)
+        have, left, back = table(s.get("have"), MOST_RANKS), table(s.get("left"), MOST_RANKS), s.get("back")
+        return Epoch(
+            number=whole(s.get("number")),
+            members=tuple(Card.of(card) for card in items(s.get("members"), MOST_RANKS)),
+            base=whole(s.get("base")),
+            have={key: [whole(n) for n in items(shards, MOST_SHARDS)] for key, shards in have.items()},
+            left={key: text(why, MOST_WHY) for key, why in left.items()},
+            joined=tuple(text(key, MOST_TEXT) for key in items(s.get("joined"), MOST_RANKS)),
+            by=text(s.get("by"), MOST_TEXT),
+            life=whole(s.get("life")),
+            noticed=real(s.get("noticed")),
+            back=None if back is None else table(back, MOST_RANKS),
+        )
 
 
 def machine() -> str:
@@ -95,9 +115,13 @@ class Fence:
 
     def read(self, number: int) -> Epoch | None:
         try:
-            return Epoch.of(json.loads(self._path(number).read_bytes()))
+            return Epoch.of(read_object(self._path(number), MOST_EPOCH))
         except FileNotFoundError:
             return None
+        except BadValue as e:
+            raise SetupError(
+                f"{self._path(number)} is damaged ({e}): end all islands of the run, and delete it."
+            ) from None
 
     def is_over(self, number: int) -> bool:
         return self._path(number + 1).exists()

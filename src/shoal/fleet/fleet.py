@@ -25,11 +25,12 @@ from shoal.checkpoint import peers
 from shoal.errors import Stopped
 from shoal.fleet import enter
 from shoal.fleet.donate import Donor, receive
-from shoal.fleet.epoch import Card, Epoch, Fence, machine
+from shoal.fleet.epoch import MOST_TEXT, Card, Epoch, Fence, machine
 from shoal.fleet.inner import Inner
 from shoal.fleet.lines import Message, Server, answer, ask, connect
 from shoal.fleet.member import Evicted, Member
 from shoal.fleet.trade import Gone, Offer, Over, Traded, Trader
+from shoal.values import text, whole
 
 MOST_PAUSE_S = 5.0  # before another try to join
 _WAYS: dict[type, str] = {Epoch: "epoch", Card: "donor"}
@@ -257,10 +258,11 @@ class Fleet:
             return self._incoming.pop((number, key))
 
     def _data_from(self, sock: socket.socket, said: Message) -> None:
+        by = whole(said.get("epoch")), text(said.get("key"), MOST_TEXT)
         with self._lock:
             for key in [key for key in self._incoming if key[0] < self._over]:
                 self._incoming.pop(key).close()
-            self._incoming[int(said["epoch"]), str(said["key"])] = sock
+            self._incoming[by] = sock
             self._lock.notify_all()
 
     def _drop_trader(self) -> None:
@@ -366,7 +368,8 @@ class Fleet:
             elif newest is not None and time.monotonic() - asked > 1.0:
                 asked = time.monotonic()
                 with contextlib.suppress(OSError):
-                    ask(newest.first.control, self._token, {"for": "ready", "card": asdict(self._card)})
+                    ready = {"for": "ready", "card": asdict(self._card)}
+                    ask(newest.first.control, self._token, ready, lambda reply: None)
 
         def waiting() -> None:
             """It does not begin before the donor's next step, and never if that is a member no more."""
@@ -399,5 +402,5 @@ class Fleet:
 
     def _ready_asked(self, sock: socket.socket, said: Message) -> None:
         if self._member and self._member.is_first:
-            self._member.ready(Card.of(said["card"]))
+            self._member.ready(Card.of(said.get("card")))
         answer(sock, {})

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import peers
+from shoal.values import read_json
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class Inner:
         """What the first rank says, on all of them."""
         if self.world == 1:
             return mine
-        text = json.dumps(mine).encode() if self.speaks else b""
+        text = json.dumps(mine, allow_nan=False).encode() if self.speaks else b""
         length = peers.from_rank_0(len(text))
         data = torch.zeros(length, dtype=torch.uint8)
         if self.speaks:
             data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         dist.broadcast(data, src=0)
-        return json.loads(bytes(data.tolist()))
+        return read_json(bytes(data.tolist()))
 
     def all(self, mine: bool) -> bool:
         return peers.total(int(mine)) == self.world

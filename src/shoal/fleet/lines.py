@@ -7,10 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal import wire
 from shoal.fleet.cut import may_cut, refuse_if_cut
+from shoal.values import BadValue
 
 HELLO = b"shoal fleet 1\n\0\0"
 Message = dict[str, Any]
@@ -18,6 +19,7 @@ Handler = Callable[[socket.socket, Message], None]  # it has a thread of its own
 MESSAGE_BYTES = 1 << 24
 CONNECT_S = 3.0
 MOST_STRANGERS = 256  # that may be at the greeting at a time; each has a thread and a socket
+T = TypeVar("T")
 WITHIN = "rank"  # a connection between two ranks of one island
 
 
@@ -59,8 +61,12 @@ class Server:
             said = self._admit(sock)
         finally:
             self._room.release()
-        if said is not None:
+        if said is None:
+            return
+        try:
             self._handlers[said["for"]](sock if said["for"] == WITHIN else may_cut(sock), said)
+        except BadValue:  # what it asks for makes no sense: it sees that nobody answers
+            sock.close()
 
     def _admit(self, sock: socket.socket) -> Message | None:
         """What a friend wants; None for a stranger."""
@@ -93,11 +99,16 @@ def connect(address: str, token: bytes, said: Message, timeout_s: float = CONNEC
     return sock if said.get("for") == WITHIN else may_cut(sock)
 
 
-def ask(address: str, token: bytes, said: Message, timeout_s: float = CONNECT_S) -> Message:
-    """One question, one answer. OSError where nobody answers in time."""
+def ask(address: str, token: bytes, said: Message, read: Callable[[Message], T], timeout_s: float = CONNECT_S) -> T:
+    """One question, and what `read` makes of the answer. OSError where nobody answers in time, or `read` raises
+    `BadValue`: an answer that cannot be read is none."""
     with connect(address, token, said, timeout_s) as sock:
         sock.settimeout(timeout_s)
-        return wire.receive_message(sock, MESSAGE_BYTES)
+        reply = wire.receive_message(sock, MESSAGE_BYTES)
+    try:
+        return read(reply)
+    except BadValue as e:
+        raise wire.Broken(f"an answer to {said.get('for')!r} that is none: {e}") from None
 
 
 def answer(sock: socket.socket, message: Message) -> None:
@@ -118,7 +129,7 @@ class Line:
         try:
             while True:
                 heard(wire.receive_message(self._sock, MESSAGE_BYTES))
-        except OSError:
+        except (OSError, BadValue):  # what makes no sense ends it, as if it had been closed
             pass
         finally:
             self.close()

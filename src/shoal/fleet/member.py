@@ -13,15 +13,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from socket import socket
-from typing import Any
 
-from shoal.fleet.epoch import Card, Epoch, Fence
+from shoal.fleet.epoch import MOST_RANKS, MOST_TEXT, MOST_WHY, Card, Epoch, Fence
 from shoal.fleet.lease import Lease
 from shoal.fleet.lines import Line, Message, answer, ask, connect
 from shoal.fleet.shards import deal
 from shoal.fleet.succession import State, succeed
+from shoal.values import flag, items, text, whole
 
 BEAT_S = 0.25
 SILENT_S = 4.0  # without a word of somebody: it has stopped, or the way to it is cut
@@ -34,6 +34,21 @@ LARGER_FIRST_S = SILENT_S + ANSWER_S + 1.0  # whoever may be on the smaller side
 
 class Evicted(Exception):
     """The others have gone on without this island. It may join again."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What a member answers when it is asked to freeze: its state and whom it hears, or that it is elsewhere."""
+
+    state: State | None
+    hears: frozenset[str]
+    unknown: bool  # it is in no such epoch
+
+    @staticmethod
+    def of(reply: Message) -> Frozen:
+        state, hears = reply.get("state"), items(reply.get("hears", []), MOST_RANKS)
+        names = frozenset(text(key, MOST_TEXT) for key in hears)
+        return Frozen(None if state is None else State.of(state), names, flag(reply.get("unknown", False)))
 
 
 class Member:
@@ -154,10 +169,11 @@ class Member:
     # What the others ask and say: each in a thread of its own.
 
     def asked_to_freeze(self, sock: socket, said: Message) -> None:
+        number = whole(said.get("epoch"))
         with self._lock:
-            if self.epoch is None or said["epoch"] > self.epoch.number:
+            if self.epoch is None or number > self.epoch.number:
                 reply: Message = {"unknown": True}
-            elif said["epoch"] < self.epoch.number:
+            elif number < self.epoch.number:
                 reply = {"newer": self.epoch.number}
             else:
                 self._freeze()
@@ -176,7 +192,7 @@ class Member:
             self._look()
 
     def line_from(self, sock: socket, said: Message) -> None:
-        key, line = str(said["key"]), Line(sock)
+        key, line = text(said.get("key"), MOST_TEXT), Line(sock)
         with self._lock:
             self._lines[key] = line
             self._heard_of[key] = time.monotonic()
@@ -246,12 +262,12 @@ class Member:
         for card, reply in self._ask_all(others, {"for": "freeze", "epoch": epoch.number}):
             if reply is None:
                 gone.setdefault(card.key, ("does not answer", time.monotonic()))
-            elif "state" in reply:
-                states[card.key] = State(**reply["state"])
+            elif reply.state is not None:
+                states[card.key] = reply.state
                 for key in heard_by:
-                    heard_by[key] += 1 if key in reply["hears"] else -1
+                    heard_by[key] += 1 if key in reply.hears else -1
             else:  # it is further, or it is not what it was
-                if "unknown" in reply:
+                if reply.unknown:
                     gone.setdefault(card.key, ("has another life", time.monotonic()))
                 self._look()
                 if self.epoch is not epoch:
@@ -292,7 +308,7 @@ class Member:
 
     def _refuses(self, card: Card) -> bool:
         try:
-            ask(card.control, self._token, {"for": "status"}, ANSWER_S)
+            ask(card.control, self._token, {"for": "status"}, lambda reply: None, ANSWER_S)
         except ConnectionRefusedError:
             return True
         except OSError:
@@ -437,18 +453,19 @@ class Member:
     def _hear(self, key: str, message: Message) -> None:
         with self._lock:
             self._heard_of[key] = time.monotonic()
-            match message["kind"]:
+            match message.get("kind"):
                 case "hold":
-                    self._hear_hold(key, int(message["epoch"]), int(message["steps"]))
+                    self._hear_hold(key, whole(message.get("epoch")), whole(message.get("steps")))
                 case "commit":
-                    state, number = self._state, int(message["epoch"])
+                    state, number, steps = self._state, whole(message.get("epoch")), whole(message.get("steps"))
                     ours = self.epoch is not None and number == self.epoch.number and self._frozen is None
-                    if ours and message["steps"] == state.held > state.applied:
+                    if ours and steps == state.held > state.applied:
                         self._state = State(state.held, state.held, [], behind=False)
                         self._lock.notify_all()
                 case "missing":
-                    if self.epoch is not None and message["epoch"] == self.epoch.number:
-                        self._missing(key, str(message["key"]), str(message["why"]))
+                    who, why = text(message.get("key"), MOST_TEXT), text(message.get("why"), MOST_WHY)
+                    if self.epoch is not None and message.get("epoch") == self.epoch.number:
+                        self._missing(key, who, why)
                 case "leave":
                     self._suspect(key, "left")
 
@@ -472,10 +489,10 @@ class Member:
                 return  # replaced or given up
             self._suspect(key, why)
 
-    def _ask_all(self, cards: Iterable[Card], message: Message) -> list[tuple[Card, dict[str, Any] | None]]:
-        def one(card: Card) -> dict[str, Any] | None:
+    def _ask_all(self, cards: Iterable[Card], message: Message) -> list[tuple[Card, Frozen | None]]:
+        def one(card: Card) -> Frozen | None:
             try:
-                return ask(card.control, self._token, message, ANSWER_S)
+                return ask(card.control, self._token, message, Frozen.of, ANSWER_S)
             except OSError:
                 return None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.fleet.epoch import Card, Epoch
+from shoal.fleet.epoch import MOST_SHARDS, Card, Epoch
+from shoal.values import fields, flag, items, whole
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,13 @@ class State:
     held: int  # steps, if the one that it holds counts; equal to `applied` when it holds none
     have: list[int]  # shards of the open step
     behind: bool  # it is new, and still receives what was decided before it came
+
+    @staticmethod
+    def of(said: object) -> State:
+        """BadValue for what is none."""
+        s = fields(said, State.__dataclass_fields__)
+        have = [whole(shard) for shard in items(s.get("have"), MOST_SHARDS)]
+        return State(whole(s.get("applied")), whole(s.get("held")), have, flag(s.get("behind")))
 
 
 def succeed(

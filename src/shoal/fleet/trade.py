@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fleet.tree import Forest, Node
+from shoal.fleet.tree import Forest, Node, path
+from shoal.values import BadValue, items, read_object, table, whole
 
 _LENGTH = struct.Struct("!I")
 MOST_HEADER_BYTES = 1 << 24
+MOST_SAID = 256  # fields
 BUFFER_BYTES = 4 << 20  # of a socket; the system may allow less
 
 
@@ -126,9 +128,7 @@ class Trader:
             peer.then.append(lambda: pieces(peer, text))
 
         def pieces(peer: _Peer, text: bytearray) -> None:
-            head = _parsed(peer.member, text, step)
-            said[peer.member] = head["says"]
-            nodes = [(int(a), int(b)) for a, b in head["nodes"]]
+            nodes, said[peer.member] = _parsed(peer.member, text, step, shards)
             parts = [self._buffer(peer.member, i, piece.numel()) for i in range(len(nodes))]
             if not parts:
                 brought(peer, nodes, parts)
@@ -144,7 +144,7 @@ class Trader:
             peer.then.append(lambda: setattr(peer, "done", True))
 
         head = {"step": step, "nodes": [list(node) for node in mine.nodes], "says": mine.says}
-        text = json.dumps(head, separators=(",", ":")).encode()
+        text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
         for peer in self._peers.values():
             peer.done = False
             expect(peer)
@@ -266,15 +266,26 @@ class _Adder:
         return True
 
 
-def _parsed(member: int, text: bytearray, step: int) -> dict[str, Any]:
+def _parsed(member: int, text: bytearray, step: int, shards: int | None) -> tuple[list[Node], dict[str, Any]]:
+    """What it brings, and what it says of it."""
     try:
-        head = json.loads(text)
-        wrong = head["step"] != step
-    except (ValueError, KeyError, TypeError) as e:
-        raise Gone(member, "sent a header that cannot be understood") from e
-    if wrong:
-        raise Gone(member, f"is at step {head['step']} where this one is at {step}")
-    return dict(head)
+        head = read_object(bytes(text))
+        at, says = whole(head.get("step")), table(head.get("says"), MOST_SAID)
+        nodes = [_node(node, shards) for node in items(head.get("nodes"), 1 if shards is None else shards)]
+    except BadValue as e:
+        raise Gone(member, f"sent a header that cannot be understood ({e})") from None
+    if at != step:
+        raise Gone(member, f"is at step {at} where this one is at {step}")
+    return nodes, says
+
+
+def _node(said: object, shards: int | None) -> Node:
+    """Of the tree over the shards; without one it means nothing."""
+    low, high = [*items(said, 2), None, None][:2]
+    node = whole(low), whole(high)
+    if shards is not None and (node[0] >= shards or node not in path(node[0], shards)):
+        raise BadValue("a node of no tree of ours")
+    return node
 
 
 def _bytes(vector: Tensor) -> memoryview:

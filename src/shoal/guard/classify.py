@@ -22,6 +22,7 @@ from shoal.guard.workers import Death
 from shoal.leaving import ENDED_BY
 from shoal.masking import mask
 from shoal.observe.causes import CAUSES
+from shoal.plain_file import open_plain
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 20
@@ -83,7 +84,7 @@ def culprit(failures: Iterable[Failure]) -> Failure | None:
 def last_words(log: Path) -> list[str]:
     """The lines that may say why: the last traceback, those it was chained to and all after it; else the last lines."""
     try:
-        with open(log, "rb") as f:
+        with open(open_plain(log), "rb") as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - TAIL_BYTES))
             text = f.read().decode(errors="replace")
     except OSError:

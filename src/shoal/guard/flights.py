@@ -7,7 +7,6 @@ it is seen in their records. Never imports torch.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal import values
 from shoal.observe.pulse_file import ask_file, flight_file
+from shoal.plain_file import NotPlain, read_object
+from shoal.values import BadValue
 
 WAIT_S = 2.0
 MOST_BYTES = 1 << 20
+MOST_RANKS = 1 << 20
 Flight = Mapping[str, Any]  # as shoal.parallel.flight makes it
 
 
@@ -50,13 +53,11 @@ def _ask(pipe: Path, answer: Path) -> bool:
 
 def _read(path: Path) -> Flight | None:
     try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        return dict(json.loads(data)) if len(data) <= MOST_BYTES else {}
+        return read_object(path, MOST_BYTES)
+    except (NotPlain, BadValue):
+        return {}
     except OSError:
         return None
-    except (ValueError, TypeError):
-        return {}
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def sentence(flights: Mapping[int, Flight]) -> str:
     stands: dict[tuple[str, tuple[int, ...]], dict[int, _Stand]] = {}
     axes: dict[tuple[str, tuple[int, ...]], str] = {}
     for rank, flight in sorted(flights.items()):
-        with suppress(KeyError, ValueError, TypeError, AttributeError):  # another version's format
-            for name, about in flight["groups"].items():
-                key = str(name), tuple(int(r) for r in about["ranks"])
-                axes[key] = str(about["axis"] or name)
-                if (stand := _stand(about["collectives"])) is not None:
+        with suppress(BadValue):  # another version's format, or damage
+            for name, about in values.field(flight, "groups", values.by_name(values.fields_of)).items():
+                key = name, tuple(values.field(about, "ranks", values.each(values.whole, MOST_RANKS)))
+                axes[key] = values.field(about, "axis", values.maybe(values.short)) or name
+                if (stand := _stand(values.field(about, "collectives", values.each(values.fields_of)))) is not None:
                     stands.setdefault(key, {})[rank] = stand
     waiting = {rank for group in stands.values() for rank, stand in group.items() if stand.state != "completed"}
     told = [_of_group(key[1], axes[key], group, flights.keys(), waiting) for key, group in stands.items()]
@@ -89,9 +90,10 @@ def _stand(collectives: Sequence[Mapping[str, Any]]) -> _Stand | None:
     for one in collectives:
         if one.get("is_p2p"):
             continue  # between two; the others of the group do not count them
-        number = int(one["collective_seq_id"])
+        number = values.field(one, "collective_seq_id", values.whole)
         if last is None or number >= last.number:
-            last = _Stand(number, str(one["profiling_name"]).removeprefix("nccl:"), str(one["state"]))
+            name = values.field(one, "profiling_name", values.short)
+            last = _Stand(number, name.removeprefix("nccl:"), values.field(one, "state", values.short))
     return last
 
 

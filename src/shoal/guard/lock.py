@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import UsageError
+from shoal import values
+from shoal.errors import SetupError, UsageError
 from shoal.observe.commands import command
+from shoal.plain_file import NotPlain, open_plain
 from shoal.track.rundir import RunDir
 
 _held: dict[Path, int] = {}
@@ -31,7 +33,10 @@ def hold(run_dir: RunDir) -> Iterator[Holder]:
     """Holds the run, or refuses because another process does."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     # The file stays when the run ends: unlinking it would let two processes lock two files of the same name.
-    fd = os.open(run_dir.pid_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = open_plain(run_dir.pid_file, os.O_RDWR | os.O_CREAT)
+    except NotPlain as e:
+        raise SetupError(f"{e}: move it away.") from None
     _held[run_dir.pid_file] = fd
     try:
         if not _lock(fd):
@@ -54,8 +59,11 @@ def holder(run_dir: RunDir) -> Holder | None:
     """Who runs it now; None when nobody does."""
     if not run_dir.supervised():
         return None
-    with open(run_dir.pid_file, "rb") as f:
-        return _read(f.fileno()) or Holder(0, "?", 0.0)
+    fd = open_plain(run_dir.pid_file)
+    try:
+        return _read(fd) or Holder(0, "?", 0.0)
+    finally:
+        os.close(fd)
 
 
 def _lock(fd: int) -> bool:
@@ -72,8 +80,9 @@ def _lock(fd: int) -> bool:
 
 def _read(fd: int) -> Holder | None:
     try:
-        return Holder(**json.loads(os.pread(fd, 4096, 0)))
-    except (ValueError, TypeError):  # its holder is writing it right now
+        said = values.read_object(os.pread(fd, 4096, 0))
+        return values.made(Holder, said, pid=values.pid, host=values.short, started=values.real)
+    except values.BadValue:  # its holder is writing it right now
         return None
 
 

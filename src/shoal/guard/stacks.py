@@ -18,6 +18,7 @@ from pathlib import Path
 from shoal.guard.signs import signs_of
 from shoal.observe.pulse import short
 from shoal.observe.pulse_file import dump_file, read_beat
+from shoal.plain_file import open_plain
 
 WAIT_S = 0.5
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -66,7 +67,7 @@ def _size(path: Path) -> int:
 
 def _from(path: Path, offset: int) -> str:
     try:
-        with open(path, errors="replace") as file:
+        with open(open_plain(path), errors="replace") as file:
             file.seek(offset)
             return file.read()
     except OSError:

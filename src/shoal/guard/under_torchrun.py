@@ -58,6 +58,8 @@ def main(argv: list[str]) -> int:
     trainable(run)
     local_inputs(run)
     run_dir = RunDir.of(run.name, workspace(args.workspace))
+    if rank == 0 and run_dir.exists():
+        run = as_begun(load(run_dir.spec_file).run, run)
     run = with_steps(run, run_dir.workspace, History.of(run_dir).step if rank == 0 else 0)
     decided = decide(run, run_dir.workspace, world)
     os.environ.update(allocator_env(os.environ))
@@ -120,7 +122,7 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
                 create(run_dir, decided.run)
         before, history = load(run_dir.spec_file).run, History.of(run_dir)
         _refuse_another_history(before, decided.run)
-        run = prolonged(before, as_begun(before, decided.run), history.step)
+        run = prolonged(before, decided.run, history.step)
         with writing(run_dir):
             if run != before:
                 write_spec(run_dir, run)

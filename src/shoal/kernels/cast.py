@@ -62,4 +62,10 @@ def _cast_piece(  # type: ignore[no-untyped-def]
     tile = tl.minimum(tl.maximum(tile * tl.load(scale), -MOST), MOST).to(cast.dtype.element_ty)
     tl.store(cast + at + r[:, None] * cast_stride + c[None, :], tile, mask=there)
     across = (c[:, None] < columns) & (r[None, :] < rows)
-    tl.store(transposed + transposed_at + c[:, None] * transposed_stride + r[None, :], tl.trans(tile), mask=across)
+    if x.dtype.element_ty == tl.float32:
+        # Turned, such a tile came out wrong (Triton 3.6, launched alone, rows a multiple of 16): it is read again.
+        turned = tl.load(x + r[None, :] * stride + c[:, None], mask=across, other=0.0)
+        turned = tl.minimum(tl.maximum(turned * tl.load(scale), -MOST), MOST).to(cast.dtype.element_ty)
+    else:
+        turned = tl.trans(tile)
+    tl.store(transposed + transposed_at + c[:, None] * transposed_stride + r[None, :], turned, mask=across)

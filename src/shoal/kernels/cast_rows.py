@@ -106,7 +106,12 @@ def _cast_piece(  # type: ignore[no-untyped-def]
     scaled = tile * tl.load(by_row + row + r, mask=r < rows, other=0.0)[:, None]
     scaled = tl.minimum(tl.maximum(scaled, -MOST), MOST).to(cast.dtype.element_ty)
     tl.store(cast + (row + r[:, None]) * all_columns + column + c[None, :], scaled, mask=there)
-    scaled = tile * tl.load(by_column + column + c, mask=c < columns, other=0.0)[None, :]
-    scaled = tl.minimum(tl.maximum(scaled, -MOST), MOST).to(cast.dtype.element_ty)
     across = (c[:, None] < columns) & (r[None, :] < rows)
-    tl.store(transposed + (column + c[:, None]) * all_rows + row + r[None, :], tl.trans(scaled), mask=across)
+    of_column = tl.load(by_column + column + c, mask=c < columns, other=0.0)
+    if x.dtype.element_ty == tl.float32:  # as in shoal.kernels.cast
+        scaled = tl.load(x + r[None, :] * stride + c[:, None], mask=across, other=0.0) * of_column[:, None]
+        turned = tl.minimum(tl.maximum(scaled, -MOST), MOST).to(cast.dtype.element_ty)
+    else:
+        scaled = tile * of_column[None, :]
+        turned = tl.trans(tl.minimum(tl.maximum(scaled, -MOST), MOST).to(cast.dtype.element_ty))
+    tl.store(transposed + (column + c[:, None]) * all_rows + row + r[None, :], turned, mask=across)

@@ -120,7 +120,12 @@ def _softmax_8(  # type: ignore[no-untyped-def]
     slope = tl.exp2(x * LOG2_E + (shift - total * LOG2_E)[:, None]).to(slopes.dtype.element_ty)
     tl.store(slopes + row * vocab + column + r[:, None] * vocab + c[None, :], slope, mask=there)
     across = (column + c < vocab)[:, None] & (row + r < rows)[None, :]
-    tl.store(transposed + column * apart + row + c[:, None] * apart + r[None, :], tl.trans(slope), mask=across)
+    if logits.dtype.element_ty == tl.float32:  # as in shoal.kernels.cast
+        x = tl.load(logits + row * stride + column + r[None, :] * stride + c[:, None], mask=across, other=0.0)
+        turned = tl.exp2(x * LOG2_E + (shift - total * LOG2_E)[None, :]).to(slopes.dtype.element_ty)
+    else:
+        turned = tl.trans(slope)
+    tl.store(transposed + column * apart + row + c[:, None] * apart + r[None, :], turned, mask=across)
 
 
 @triton.jit(do_not_specialize=["scale"])

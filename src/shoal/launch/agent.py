@@ -125,11 +125,9 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
     begun = run_dir.exists()
     history = History.of(run_dir)
     local_inputs(asked, begun=history.saved_step > 0)
-    length = measured(asked, run_dir.workspace, history.step)
-    asked = length.run
-    if begun:
-        before = load(run_dir.spec_file).run
-        asked = prolonged(before, as_begun(before, asked), history.step)
+    before = load(run_dir.spec_file).run if begun else None
+    length = measured(as_begun(before, asked) if before else asked, run_dir.workspace, history.step)
+    asked = prolonged(before, length.run, history.step) if before else length.run
 
     def laid_over(world: int) -> tuple[Run, tuple[Decision, ...]]:
         decided = decide(_for(asked, world), run_dir.workspace, world, processes * who.together)

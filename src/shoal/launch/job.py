@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal import values
 from shoal.errors import SetupError
+from shoal.plain_file import NotPlain, read_plain
 from shoal.track.rundir import RunDir
 
 FILE = "job.json"
 RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here
+
+
+_MOST_BYTES = 1 << 20
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "run": values.below,
+    "backend": lambda said: values.one_of(said, ("local", "slurm", "kubernetes", "ray")),
+    "id": values.short,
+    "submitted": lambda said: values.real(said, least=0, most=values.LAST_YEAR),
+    "nodes": lambda said: values.whole(said, 1 << 20),
+    "gpus": lambda said: values.whole(said, 1 << 20),
+    "workspace": values.path,
+    "bundle": values.short,
+    "where": values.by_name(values.short, 100),
+    "stopped": values.maybe(values.real),
+}
 
 
 @dataclass(frozen=True)
@@ -41,12 +59,18 @@ def remembered(run_dir: RunDir) -> Job | None:
     """The newest job of that run; None when it was never launched."""
     path = run_dir.path / FILE
     try:
-        said: dict[str, Any] = json.loads(path.read_bytes())
-        return Job(**said)
-    except FileNotFoundError:
+        job = values.made(Job, values.read_object(read_plain(path, _MOST_BYTES)), **_FIELDS)
+        if run_dir.name.startswith(f"{job.run}.old-"):  # set aside: the job was of the name, not of this folder
+            return None
+        if job.run != run_dir.name:  # what is asked of the scheduler and shown would be another run's
+            raise values.BadValue(f"it is of run '{job.run}'", "run")
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError) as e:
-        raise SetupError(f"{path} cannot be read ({e}); move it away and launch the run again.") from e
+    except NotPlain as e:
+        raise SetupError(f"{e}: move it away and launch the run again.") from None
+    except values.BadValue as e:
+        raise SetupError(f"{path} cannot be read ({e}); move it away and launch the run again.") from None
+    return job
 
 
 def launched(name: str, workspace: Path) -> Job | None:

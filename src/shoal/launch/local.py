@@ -22,6 +22,7 @@ from shoal.launch.job import Job
 from shoal.launch.local_script import ENDED, SCRIPT, folder_of, script
 from shoal.launch.request import Request
 from shoal.observe.logs import Reader
+from shoal.plain_file import open_plain, read_words
 
 LOOK_EVERY_S = 0.2
 LAST_WORDS_BYTES = 8 * 1024
@@ -99,8 +100,8 @@ class Local:
 
 
 def _logs(folder: Path) -> dict[int, Path]:
-    found = {int(path.stem.removeprefix("node-")): path for path in folder.glob("node-*.log")}
-    return dict(sorted(found.items()))
+    numbers = ((path.stem.removeprefix("node-"), path) for path in folder.glob("node-*.log"))
+    return dict(sorted((int(number), path) for number, path in numbers if number.isdecimal() and len(number) < 10))
 
 
 def _state(job: Job) -> State:
@@ -111,7 +112,7 @@ def _state(job: Job) -> State:
         return State("running", f"pid {_pid(job)} on this machine", nodes, started=job.submitted)
     folder = folder_of(job.workspace, job.run)
     try:
-        pid, code = map(int, (folder / ENDED).read_text().split())
+        pid, code = map(int, read_words(folder / ENDED, 1000).split())
         ended = (folder / ENDED).stat().st_mtime
     except (OSError, ValueError):
         pid, code, ended = 0, 0, None
@@ -134,7 +135,7 @@ def _how(code: int, folder: Path) -> tuple[Phase, str]:
 def _last_words(log: Path) -> str | None:
     """The sentence that Shoal ends with, else the last line."""
     try:
-        with open(log, "rb") as f:
+        with open(open_plain(log), "rb") as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - LAST_WORDS_BYTES))
             lines = [line.strip() for line in f.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -145,17 +146,21 @@ def _last_words(log: Path) -> str | None:
 
 
 def _pid(job: Job) -> int:
-    return int(job.id.partition("-")[0])
+    """Its own; 0 where what stands there is none, and must not be sent a signal."""
+    number = job.id.partition("-")[0]
+    return int(number) if number.isdecimal() and 0 < len(number) < 10 else 0
 
 
 def _alive(job: Job) -> bool:
     """A number alone may be another process by now, so its start is asked too, and whether the machine is the same."""
     if _elsewhere(job) or job.where.get("boot") != _boot():
         return False
-    pid, _, began = job.id.partition("-")
+    pid, began = _pid(job), job.id.partition("-")[2]
+    if not pid:
+        return False
     with suppress(ChildProcessError):  # where this process started it: nobody else clears it away
-        os.waitpid(int(pid), os.WNOHANG)
-    return bool(began) and began == _began(int(pid))
+        os.waitpid(pid, os.WNOHANG)
+    return bool(began) and began == _began(pid)
 
 
 def _elsewhere(job: Job) -> str | None:

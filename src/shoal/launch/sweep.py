@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from shoal import values
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.launch.backend import Backend, Rendered, backend
 from shoal.launch.grid import Point
@@ -24,6 +25,7 @@ from shoal.launch.send import alone, remember_sent, send
 from shoal.launch.watch import Seen, look, visible
 from shoal.observe.commands import needs_mending
 from shoal.observe.words import json_number
+from shoal.plain_file import NotPlain, read_plain
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.track.tail import tail
@@ -81,15 +83,28 @@ class Sweep:
     def read(cls, name: str, workspace: Path) -> Sweep:
         file = file_of(name, workspace)
         try:
-            told = json.loads(file.read_bytes())
-            points = {run: tuple(point) for run, point in told["points"].items()}
-            return cls(told["name"], points, told["total"], told["early"], file, told["stopped"])
+            told = values.read_object(read_plain(file, 1 << 26))
+            points = values.field(told, "points", values.by_name(values.each(values.short)))
+            if name != told.get("name"):
+                raise values.BadValue(f"it is of another sweep than '{name}'", "name")
+            with values.inside("points"):
+                points = {values.below(run): point for run, point in points.items()}
+            return cls(
+                name,
+                {run: tuple(point) for run, point in points.items()},
+                values.field(told, "total", values.maybe(values.whole)),
+                values.field(told, "early", values.flag),
+                file,
+                values.field(told, "stopped", values.by_name(_stopped)),
+            )
         except FileNotFoundError:
             raise SpecError(
                 f"there is no sweep '{name}' in {workspace}; `shoal sweep RUN.yaml …` begins one."
             ) from None
-        except (ValueError, KeyError, AttributeError) as e:
-            raise SetupError(f"{file} cannot be read ({e}); move it away, the runs themselves are not in it.") from e
+        except NotPlain as e:
+            raise SetupError(f"{e}: move it away, the runs themselves are not in it.") from None
+        except values.BadValue as e:
+            raise SetupError(f"{file} cannot be read ({e}); move it away, the runs themselves are not in it.") from None
 
     def save(self) -> None:
         told = {k: getattr(self, k) for k in ("name", "points", "total", "early", "stopped")}
@@ -100,6 +115,11 @@ class Sweep:
             temporary.rename(self.file)
         except OSError as e:
             raise SetupError(f"cannot write {self.file} ({e.strerror}); mend that, or name another --workspace.") from e
+
+
+def _stopped(said: object) -> dict[str, Any]:
+    loss = values.field(said, "loss", lambda told: told if told in ("nan", "inf", "-inf") else values.real(told))
+    return {"step": values.field(said, "step", values.whole), "loss": loss}
 
 
 def file_of(name: str, workspace: Path) -> Path:

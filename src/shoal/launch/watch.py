@@ -19,6 +19,7 @@ from shoal.launch.backend import OVER, State, backend, remembering
 from shoal.launch.job import FILE, Job, on, remembered
 from shoal.observe.status import Status, status_of
 from shoal.track.rundir import RunDir
+from shoal.values import BadValue
 
 NAMES = {"done": "finished", "gone": "dead"}  # of phases, in the words of `shoal ps`
 ENDS = ("finished", "stopped", "failed")  # that a journal tells of
@@ -98,7 +99,9 @@ def visible(job: Job, workspace: Path) -> RunDir:
 def _seen(job: Job, state: State, workspace: Path, now: float) -> Seen:
     run_dir, told = visible(job, workspace), None
     if run_dir.exists():
-        with suppress(ShoalError):  # a journal that cannot be read: the scheduler still says something
+        with suppress(
+            ShoalError, OSError, BadValue
+        ):  # a journal that cannot be read: the scheduler still says something
             told = status_of(run_dir, now, alive=state.phase == "running")
     return Seen(job, state, merged(job, state, told))
 

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from shoal.model.attention import attend as attend_plainly
 from shoal.model.attention import attention_mask
 from shoal.model.decoder import Decoder
+from shoal.same_bits import same_bits
 
 BLOCK = 128
 
@@ -78,4 +79,4 @@ def _listed(which: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, options=same_bits())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.errors import UsageError
+from shoal.errors import NumericsError, UsageError
 from shoal.model.decoder import Decoder
 
 
@@ -39,7 +39,12 @@ def generate(
     whole = list(ids)
     for _ in range(max_new_tokens):
         context = torch.tensor([whole[-model.shape.max_seq_len :]], device=device)  # [1, seq]
-        token = _pick(model(context)[0, -1, :vocab_size].float().cpu(), temperature, top_k, generator)
+        logits = model(context)[0, -1, :vocab_size].float().cpu()
+        if not logits.isfinite().all():
+            raise NumericsError(
+                f"after {len(whole)} tokens the model says what is no number: its weights are damaged or have diverged."
+            )
+        token = _pick(logits, temperature, top_k, generator)
         if token == eos_id:
             break
         whole.append(token)

@@ -18,36 +18,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from shoal.errors import DataError, SetupError, UsageError
+from shoal.errors import DataError, UsageError
+from shoal.model.hf_files import INDEX, Held, check_holds, open_folder
 from shoal.model.hf_names import Piece, is_stacked, pieces, stacked_pieces, tensors_of
 from shoal.model.hf_tokenizer import save_tokenizer
 from shoal.model.init import Rows, clear_buffers, fill, fill_stack
 from shoal.spec.balancing import holds_bias
-from shoal.spec.hf_config import from_hf, to_hf
-from shoal.spec.model import Model
+from shoal.spec.hf_config import to_hf
+from shoal.spec.hf_folder import model_of_folder
 from shoal.spec.shape import Shape, shape_of
 
 if TYPE_CHECKING:
     from shoal.data.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
-INDEX = "model.safetensors.index.json"
 
 
 def load_shape(folder: str | os.PathLike[str]) -> Shape:
     """The shape that a folder's config.json states."""
-    file = Path(folder) / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SetupError(f"{file} is not there: give the folder of a Hugging Face model.") from None
-    except ValueError as e:
-        raise DataError(f"{file} cannot be read as JSON ({e}): get the model again.") from None
-    return shape_of(Model(**from_hf(config)))
+    return shape_of(model_of_folder(Path(folder)))
 
 
 def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
@@ -55,10 +47,8 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
     stretches = [model] if isinstance(model, nn.Module) else list(model)
     shape: Shape = stretches[0].shape  # type: ignore[assignment]  # a Decoder's
     with ExitStack() as stack:
-        held = open_folder(Path(folder), stack)
+        held, stored = open_weights(Path(folder), shape, stack)
         stacked = is_stacked(held, shape)
-        stored = stacked_pieces(shape) if stacked else pieces(shape)
-        _check(Path(folder), held, {piece.name: piece.shape for piece in stored})
         of = defaultdict(list)
         for piece in stored:
             of[piece.of].append(piece.name)
@@ -73,91 +63,36 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
                     fill(tensor, partial(_rows, held[of[name][0]], of[name][0]))
 
 
+def open_weights(folder: Path, shape: Shape, stack: ExitStack) -> tuple[dict[str, Held], list[Piece]]:
+    """The tensors of a folder that holds a model of this shape and nothing else, and what each of them is."""
+    held = open_folder(folder, stack)
+    stored = stacked_pieces(shape) if is_stacked(held, shape) else pieces(shape)
+    check_holds(folder, held, {piece.name: piece.shape for piece in stored})
+    return held, stored
+
+
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
-def _rows(file: Any, name: str, _: torch.Size, rows: slice) -> Tensor:
-    part: Tensor = file.get_slice(name)[rows]
-    return part
+def _rows(file: Held, name: str, _: torch.Size, rows: slice) -> Tensor:
+    return file.read(name, rows)
 
 
-def _alone(held: dict[str, Any], names: list[str], _: str, expert: int) -> Rows:
+def _alone(held: Mapping[str, Held], names: list[str], _: str, expert: int) -> Rows:
     """One expert, whose matrix is a tensor of its own."""
     return partial(_rows, held[names[expert]], names[expert])
 
 
-def _in_stack(held: dict[str, Any], names: list[str], ours: str, expert: int) -> Rows:
+def _in_stack(held: Mapping[str, Held], names: list[str], ours: str, expert: int) -> Rows:
     """One expert of a stack; `up` lies below `gate` in the same matrix."""
-    stack = held[names[0]].get_slice(names[0])
 
     def rows_of(shape: torch.Size, rows: slice) -> Tensor:
         first = shape[0] if ours.endswith(".up") else 0
-        part: Tensor = stack[expert, first + rows.start : first + rows.stop]
-        return part
+        return held[names[0]].read(names[0], (expert, slice(first + rows.start, first + rows.stop)))
 
     return rows_of
-
-
-def open_folder(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Every tensor's name to the open file that holds it."""
-    if not folder.is_dir():
-        raise SetupError(f"{folder} is not a folder here: give the folder of a Hugging Face model.")
-    index = folder / INDEX
-    if index.is_file():
-        try:
-            where = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        except (ValueError, KeyError, TypeError) as e:
-            raise DataError(f"{index} cannot be read as an index of weights ({e!r}): get the model again.") from None
-        if outside := [f for f in where.values() if Path(str(f)).name != f]:
-            raise DataError(f"{index} names {outside[0]!r}, which lies outside its folder: get the model again.")
-        files = sorted(set(where.values()))
-    elif (folder / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    elif pickled := sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)):
-        raise DataError(
-            f"{folder} has its weights in {pickled[0]}, a pickle, which could run code: convert it to safetensors."
-        )
-    else:
-        raise SetupError(f"{folder} has neither model.safetensors nor {INDEX}: get the model's weights.")
-    held: dict[str, Any] = {}
-    for name in files:
-        try:
-            file = stack.enter_context(safe_open(folder / name, framework="pt", device="cpu"))
-        except FileNotFoundError:
-            raise DataError(f"{index} names {name}, which is not there: get the model again.") from None
-        except SafetensorError as e:
-            raise DataError(f"{folder / name} is damaged ({e}): get the model again.") from None
-        held |= dict.fromkeys(file.keys(), file)
-    return held
-
-
-def _check(folder: Path, held: dict[str, Any], wanted: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a folder whose tensors are not exactly those of the model."""
-    if missing := [name for name in wanted if name not in held]:
-        raise DataError(
-            f"{folder} lacks the tensor {missing[0]}{_more(missing)}: its config.json describes another model."
-        )
-    extra = [name for name in held if name not in wanted and not name.endswith("rotary_emb.inv_freq")]
-    if extra == ["lm_head.weight"]:  # a tied head that was written all the same
-        embedding = "model.embed_tokens.weight"
-        if not torch.equal(held["lm_head.weight"].get_tensor("lm_head.weight"), held[embedding].get_tensor(embedding)):
-            raise DataError(
-                f"{folder} has a lm_head.weight of its own, but its config.json says that the head is tied."
-            )
-    elif extra:
-        raise DataError(
-            f"{folder} has the tensor {extra[0]}{_more(extra)}, which the model of its config.json has not."
-        )
-    for name, shape in wanted.items():
-        found = tuple(held[name].get_slice(name).get_shape())
-        if found != shape:
-            raise DataError(f"{folder}: {name} is {list(found)}, but the model needs {list(shape)}.")
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def save_folder(
@@ -183,8 +118,7 @@ def save_folder(
         if name not in tensors or tensors[name].shape != size:
             found = list(tensors[name].shape) if name in tensors else "missing"
             raise DataError(f"{name} is {found}, but a model of this shape needs {list(size)}: nothing was written.")
-    if not drop_biases:
-        _refuse_what_would_be_lost(shape, tensors)
+    _refuse_what_would_be_lost(shape, tensors, drop_biases)
     stored = str(dtype or tensors["embed.weight"].dtype).removeprefix("torch.")
     config = to_hf(shape) | {"dtype": stored, "torch_dtype": stored}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -199,12 +133,18 @@ def save_folder(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _refuse_what_would_be_lost(shape: Shape, tensors: Mapping[str, Tensor]) -> None:
+def _refuse_what_would_be_lost(shape: Shape, tensors: Mapping[str, Tensor], drop: bool) -> None:
     """A bias cannot be folded into a router without one: its input has no component that is the same for all tokens."""
-    if holds_bias(shape.family):
-        return
-    largest = {name: float(t.max() - t.min()) for name, t in tensors.items() if name.endswith("ffn.bias")}
-    if any(largest.values()):
+    largest: dict[str, float] = {}
+    if not holds_bias(shape.family):
+        largest = {name: float(t.max() - t.min()) for name, t in tensors.items() if name.endswith("ffn.bias")}
+    if drop and not any(largest.values()):
+        why = "keeps them" if holds_bias(shape.family) else "has none"
+        raise UsageError(
+            f"--drop-biases has nothing to leave out: of biases that balance experts this {shape.family} model {why}; "
+            "export without it."
+        )
+    if any(largest.values()) and not drop:
         name = max(largest, key=largest.__getitem__)
         raise UsageError(
             f"{to_hf(shape)['architectures'][0]} has no place for the biases that balanced the experts (they differ by "

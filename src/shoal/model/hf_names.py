@@ -82,6 +82,8 @@ def stacked_pieces(shape: Shape) -> list[Piece]:
 
 def is_stacked(held: Container[str], shape: Shape) -> bool:
     """Whether a folder that holds tensors of these names has its experts in stacks."""
+    if shape.experts is None:
+        return False
     return any(".experts." in piece.name and piece.name in held for piece in stacked_pieces(shape))
 
 

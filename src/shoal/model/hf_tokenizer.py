@@ -7,6 +7,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.tokenizer_classes import BACKEND, class_of
+from shoal.data.tokenizer_folder import TOKENIZER_FILES
+from shoal.errors import DataError
 from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
@@ -14,17 +17,7 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 # What a folder may hold about text; generation_config.json names the token ids that end an answer.
-_CARRIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+_CARRIED = (*TOKENIZER_FILES, "generation_config.json")
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -42,9 +35,10 @@ def save_tokenizer(folder: Path, shape: Shape, tokenizer: Tokenizer | None, like
     file = folder / "tokenizer.json"
     if not file.exists():
         file.write_text(json.dumps(_byte_tokenizer(), ensure_ascii=False), encoding="utf-8")
-    spec = json.loads(file.read_text(encoding="utf-8"))
+    content = file.read_text(encoding="utf-8")
+    spec = json.loads(content)
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": _taken_as_it_is(shape.family, content),
         "model_max_length": shape.max_seq_len,
         "clean_up_tokenization_spaces": False,
         "eos_token": _token_of(spec, tokenizer.eos_id),
@@ -60,6 +54,18 @@ def save_tokenizer(folder: Path, shape: Shape, tokenizer: Tokenizer | None, like
     )
     # Said outright, even where there is none: transformers would take Llama's 1 and 2 for granted.
     return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": None}
+
+
+def _taken_as_it_is(family: str, content: str) -> str:
+    """The class to name so that AutoTokenizer takes tokenizer.json as it is: for some model types (Qwen 2) transformers
+    does not believe the usual name, and makes a tokenizer by its own rules of the vocabulary alone."""
+    for name in ("PreTrainedTokenizerFast", "LlamaTokenizerFast"):
+        if class_of(family, "", None, name, '"ByteLevel"' in content) == BACKEND:
+            return name
+    raise DataError(
+        f"transformers makes the tokenizer of every {family} model by rules of its own, which are not those of this "
+        "tokenizer; train with one that is byte-level, or with another model.family."
+    )
 
 
 def _puts_first(step: dict[str, Any] | None, token: str) -> bool:
@@ -87,11 +93,9 @@ def _token_of(tokenizer: dict[str, Any], token_id: int) -> str | None:
         if added["id"] == token_id:
             return str(added["content"])
     vocabulary = tokenizer["model"].get("vocab", {})
-    return (
-        next((token for token, i in vocabulary.items() if i == token_id), None)
-        if isinstance(vocabulary, dict)
-        else None
-    )
+    if isinstance(vocabulary, list):  # Unigram: by place, with scores
+        return str(vocabulary[token_id][0]) if token_id < len(vocabulary) else None
+    return next((token for token, i in vocabulary.items() if i == token_id), None)
 
 
 def _byte_tokenizer() -> dict[str, Any]:

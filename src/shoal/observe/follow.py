@@ -116,4 +116,5 @@ def _started(record: Record) -> str:
     what = f"{words.count(record.get('params') or 0)} parameters in {record.get('precision')}"
     begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
     shared = f"; {record['sharing']}" if record.get("sharing") else ""
-    return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}{shared}"
+    notes = "".join(f"\nnote: {text}" for text in words.notes(record))
+    return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}{shared}{notes}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from shoal.errors import UsageError
 from shoal.observe.follow import Follower
 from shoal.observe.status import total_steps
+from shoal.plain_file import open_plain
 from shoal.track.rundir import RunDir
 from shoal.track.tail import is_closed
 
@@ -153,7 +154,7 @@ class Reader:
 
     def new_lines(self, flush: bool) -> Iterator[str]:
         if self._path.stat().st_size > self._offset:
-            with open(self._path, "rb") as f:
+            with open(open_plain(self._path), "rb") as f:
                 f.seek(self._offset)
                 text = self._half + f.read().decode(errors="replace")
                 self._offset = f.tell()
@@ -166,7 +167,7 @@ class Reader:
 
 def _timed(label: str, path: Path) -> Iterator[tuple[str, str, int, str]]:
     at = ""
-    with open(path, encoding="utf-8", errors="replace") as f:
+    with open(open_plain(path), encoding="utf-8", errors="replace") as f:
         for i, line in enumerate(f):
             if found := _TIME.match(line):
                 at = found[1].replace(" ", "T").replace(",", ".")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal import values
 from shoal.observe import phases, words
 from shoal.observe.steps import Steps, median, steps_of
 from shoal.observe.throughput import FIRST
@@ -71,10 +72,13 @@ def compared(
     """Words where nothing could be planned; None where nobody planned, or too little has been done to tell."""
     try:
         plan = read_object(run_dir.plan_file)
-    except (OSError, ValueError):
+        if "none" in plan:
+            return f"none: {values.field(plan, 'none', values.short)}"
+        _look_at(plan)
+    except OSError:
         return None
-    if "none" in plan:
-        return f"none: {plan['none']}"
+    except values.BadValue as e:
+        return f"none: plan.json is damaged ({e})"
     counted = steps_of(steps).settled(starts)
     if len(counted) < FIRST:
         return None
@@ -90,6 +94,18 @@ def compared(
         if name in planned
     )
     return Compared(plan, whole, parts)
+
+
+def _look_at(plan: Mapping[str, Any]) -> None:
+    """What is reckoned with below."""
+    for name in ("step_s", "step_low_s", "step_high_s"):
+        values.field(plan, name, lambda said: values.real(said, least=1e-12))
+    for name in ("device", "figures"):
+        values.field(plan, name, values.short)
+    values.field(plan, "parts_s", values.by_name(values.real))
+    for name in ("load", "cores"):
+        if name in plan:
+            values.field(plan, name, values.maybe(values.real))
 
 
 _CALLED = {

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from shoal import values
 from shoal.observe.beat import PHASES, Beat, ByPhase, Marks
+from shoal.plain_file import open_plain
 
 # number, pid, step, steps taken, marks, phase, since, slowest step, time of the device, spent in each phase, longest
 # stay in each, number
@@ -162,19 +164,19 @@ def sample_of(data: bytes, later_s: float = 0.0) -> Sample | None:
 def _facts(text: bytes) -> tuple[str | None, Groups]:
     """Nothing is known where the text makes no sense: it may be another machine's."""
     try:
-        found = json.loads(text)
-        excuse, groups = found.get("excuse"), found.get("groups") or {}
-        return None if excuse is None else str(excuse), {str(name): int(begun) for name, begun in groups.items()}
-    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        found = values.read_object(text)
+        groups = values.field(found, "groups", values.maybe(values.by_name(values.whole)), None)
+        return values.field(found, "excuse", values.maybe(values.short), None), groups or {}
+    except values.BadValue:
         return None, {}
 
 
 @lru_cache(maxsize=1024)  # all who wait at one place have the same
 def _stacks(text: bytes) -> tuple[Frames, Frames]:
     try:
-        stack, reader = json.loads(text) or ((), ())
-        return tuple(map(str, stack)), tuple(map(str, reader))
-    except (ValueError, TypeError, RecursionError):
+        stack, reader = values.each(values.each(values.short))(values.read_json(text)) or ((), ())
+        return tuple(stack), tuple(reader)
+    except ValueError:
         return (), ()
 
 
@@ -242,7 +244,10 @@ def news(data: bytes, before: tuple[int, int]) -> tuple[bytes, tuple[int, int]]:
 
 def _bytes(path: Path, at: int, size: int) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, at)
+        fd = open_plain(path)
+        try:
+            return os.pread(fd, size, at)
+        finally:
+            os.close(fd)
     except OSError:
         return b""

@@ -67,6 +67,7 @@ def as_json(r: Report) -> dict[str, Any]:
     return {
         **r.status.as_json(),
         "identity": r.identity,
+        "notes": words.notes(r.history.start),
         "sessions": r.history.sessions,
         "attempts": len(r.history.starts),
         "ledger": {
@@ -103,6 +104,7 @@ def as_json(r: Report) -> dict[str, Any]:
 def as_text(r: Report) -> str:
     sections = [
         f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
+        "\n".join(f"note: {text}" for text in words.notes(r.history.start)),
         f"the journal is damaged: {r.odd}." if r.odd.count else "",
         _time(r),
         _failures(r),
@@ -272,7 +274,7 @@ def _identity(run_dir: RunDir, found: History) -> str:
     """What ran, in one line: enough to tell two reports apart."""
     start, parts = found.start, []
     if start:
-        mesh = start.get("mesh") or {}
+        mesh = mesh if isinstance(mesh := start.get("mesh"), dict) else {}
         axes = [f"{name} {mesh[name]}" for name in AXES if mesh.get(name, 1) not in (1, "auto", None)]
         ways = [mesh.get(name) for name in ("schedule", "cp_method", "recompute")]
         ways += ["reduce micro_batch"] if mesh.get("reduce") == "micro_batch" else []
@@ -286,13 +288,13 @@ def _identity(run_dir: RunDir, found: History) -> str:
         known = read_object(run_dir.identity_file)
     except (OSError, ValueError):
         known = {}
-    git, data = known.get("git") or {}, known.get("data") or {}
-    if git.get("commit"):
-        parts.append(f"commit {git['commit'][:10]}" + (" (dirty)" if git.get("dirty") else ""))
-    if prints := [str(found)[:8] for found in data.values() if found]:
+    git, data = (part if isinstance(part := known.get(name), dict) else {} for name in ("git", "data"))
+    if isinstance(commit := git.get("commit"), str):
+        parts.append(f"commit {commit[:10]}" + (" (dirty)" if git.get("dirty") else ""))
+    if prints := [found[:8] for found in data.values() if isinstance(found, str)]:
         parts.append(f"data {', '.join(prints)}")
-    if known.get("seed") is not None:
-        parts.append(f"seed {known['seed']}")
+    if isinstance(seed := known.get("seed"), int):
+        parts.append(f"seed {seed}")
     return " · ".join(parts) or "not started"
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import yaml
 
-from shoal.errors import ShoalError
+from shoal import values
+from shoal.errors import SetupError, ShoalError
 from shoal.observe import words
 from shoal.observe.commands import going_on
 from shoal.observe.throughput import Rate, recent
 from shoal.plain_file import read_object, read_plain
-from shoal.track.journal import Record
-from shoal.track.rundir import RunDir, runs_in
+from shoal.track.journal import Odd, Record, read
+from shoal.track.rundir import RunDir, damaged_in, runs_in
 from shoal.track.tail import REMARKS, head, tail
 
 TAIL_BYTES = (8 * 1024, 512 * 1024)  # the second only where the first holds no step
@@ -31,7 +32,7 @@ _STEPS = re.compile(r"^train:\n(?:[ #].*\n|\n)*?  steps: *(\d+)", re.MULTILINE)
 @dataclass(frozen=True)
 class Status:
     name: str
-    status: str  # running, finished, stopped, failed, dead
+    status: str  # running, finished, stopped, failed, dead, damaged
     step: int
     total: int | None
     loss: float | None
@@ -47,7 +48,7 @@ class Status:
 def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) -> Status:
     """`alive`: somebody else knows that it is (a scheduler); locks do not reach from every node to here."""
     now = time.time() if now is None else now
-    first = head(run_dir.journal_file) or {"t": run_dir.journal_file.stat().st_mtime}  # nothing whole in it yet
+    first = head(run_dir.journal_file) or {"t": _begun(run_dir)}
     records = tail(run_dir.journal_file, TAIL_BYTES[0])
     if not any(r.get("kind") == "step" for r in records):
         records = tail(run_dir.journal_file, TAIL_BYTES[1])
@@ -61,6 +62,23 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
 
 
+def _begun(run_dir: RunDir) -> float:
+    """When a run began that has not written a whole line yet. A journal of lines that are no records is no such."""
+    odd = Odd()
+    next(read(run_dir.journal_file, odd=odd), None)
+    if odd.count:
+        raise SetupError(
+            f"{run_dir.journal_file.name}: none of its lines is a record, so nothing of the run is known; restore "
+            f"{run_dir.journal_file} from a copy, or move the run's directory away."
+        )
+    return run_dir.journal_file.stat().st_mtime
+
+
+def damaged(name: str, what: str, at: float) -> Status:
+    """In the place of one that cannot be read."""
+    return Status(name, "damaged", 0, None, None, None, at, at, f"damaged: {what}")
+
+
 def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
     """Every run of a workspace but those, the newest last; one that cannot be read does not hide the others."""
     now = time.time()
@@ -71,8 +89,9 @@ def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
         try:
             found.append(status_of(run_dir, now))
         except Exception as e:  # whatever is wrong with one of them
-            why = str(e) if isinstance(e, ShoalError) else f"it cannot be read ({type(e).__name__}: {e})"
-            found.append(Status(run_dir.name, "unreadable", 0, None, None, None, now, now, why))
+            kind = "" if isinstance(e, ShoalError | values.BadValue | OSError) else f"{type(e).__name__}: "
+            found.append(damaged(run_dir.name, f"{kind}{e}".replace(f"{run_dir.path}/", "", 1), now))
+    found += [damaged(name, what, now) for name, what in damaged_in(folder).items() if name not in without]
     return sorted(found, key=lambda s: s.started)
 
 
@@ -128,8 +147,9 @@ def _rate(said: list[Record]) -> Rate | None:
 def _holder(run_dir: RunDir) -> str:
     try:
         known = read_object(run_dir.pid_file)
-        return f"its supervisor (pid {known['pid']} on {known['host']})"
-    except (OSError, ValueError, KeyError, TypeError):
+        pid, host = values.field(known, "pid", values.pid), values.field(known, "host", values.short)
+        return f"its supervisor (pid {pid} on {host})"
+    except (OSError, values.BadValue):
         return "its supervisor"
 
 

@@ -98,3 +98,9 @@ def failure(record: Mapping[str, Any]) -> str:
     evidence = f" ({record['evidence']})" if record.get("evidence") else ""
     action = f"; {record['action']}" if record.get("action") else ""
     return f"{who}: {cause}{evidence}{action}"
+
+
+def notes(start: Mapping[str, Any]) -> list[str]:
+    """What a `start` record says that training leaves out."""
+    said = start.get("notes")
+    return [text for text in said if isinstance(text, str)] if isinstance(said, list) else []

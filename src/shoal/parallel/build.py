@@ -20,6 +20,7 @@ from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
 from shoal.parallel.tied import Tied
+from shoal.same_bits import same_bits
 from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.precision import evaluated_in
 from shoal.spec.run import Run
@@ -68,15 +69,6 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
     return Laid(place, tuple(decoders), module, method, pipeline, tied, eight_bits_rest=rest, one_mask=one_mask)
 
 
-def _same_kernels_everywhere() -> None:
-    """The compiler tries ways to add a row up and keeps the fastest: another process, or this one after a restart, may
-    find another one the fastest, whose last digits differ. It takes the first instead: the same bits everywhere."""
-    import torch._inductor.config as inductor  # slow, and loaded only where something is compiled
-
-    if hasattr(inductor, "deterministic"):
-        inductor.deterministic = True
-
-
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:
     """The stages that this process holds, and the layers of every stage."""
     if place.sizes.pp == 1:
@@ -96,12 +88,10 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)
-    if fast or run.train.compile is True:
-        _same_kernels_everywhere()
     recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
     if run.train.compile is True:
         for block in decoder.blocks.values():
-            block.compile()
+            block.compile(options=same_bits())
 
 
 def _autocast(decoder: Decoder, device: torch.device) -> None:

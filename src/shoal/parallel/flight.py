@@ -36,12 +36,13 @@ def flight_of(place: Place) -> Callable[[], dict[str, Any]] | None:
 def cut_down(dump: dict[str, Any], axis_of: dict[str, str]) -> dict[str, Any]:
     """`dump` is as torch writes it (its version 2.x); groups are named by their axis, where they have one."""
     groups: dict[str, dict[str, Any]] = {}
-    for name, about in dump.get("pg_config", {}).items():
-        axis = axis_of.get(name) or about.get("desc", "")
-        groups[name] = {"axis": axis, "ranks": _numbers(about.get("ranks", "")), "collectives": []}
-    for entry in dump.get("entries", []):
-        name = str(entry["process_group"][0])
-        if name in groups:
+    for name, about in _table(dump.get("pg_config")).items():
+        axis = axis_of.get(name) or str(_table(about).get("desc", ""))
+        groups[name] = {"axis": axis, "ranks": _numbers(_table(about).get("ranks", "")), "collectives": []}
+    entries = dump.get("entries")
+    for entry in entries if isinstance(entries, list) else ():
+        group = _table(entry).get("process_group")
+        if isinstance(group, list | tuple) and group and (name := str(group[0])) in groups:
             groups[name]["collectives"].append({field: entry[field] for field in FIELDS if field in entry})
     for about in groups.values():
         about["collectives"] = about["collectives"][-KEPT:]
@@ -50,4 +51,10 @@ def cut_down(dump: dict[str, Any], axis_of: dict[str, str]) -> dict[str, Any]:
 
 def _numbers(text: Any) -> list[int]:
     """Of `[0, 1, 2]`, which is a text in the dump."""
-    return [int(part) for part in str(text).strip("[] ").split(",") if part.strip()]
+    parts = [part.strip() for part in str(text).strip("[] ").split(",")]
+    return [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 10]
+
+
+def _table(said: Any) -> dict[str, Any]:
+    """Of another version of torch: what has another form is not said."""
+    return said if isinstance(said, dict) else {}

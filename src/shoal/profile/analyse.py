@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import DataError
 from shoal.profile import on_cpu, on_gpu
 from shoal.profile.kernels import Kernel, kernels
 from shoal.profile.kinds import COMMUNICATION, KINDS, UNACCOUNTED
@@ -98,6 +99,8 @@ def analysis_of(trace: Trace, file: Path, folders: Sequence[Path] = ()) -> Analy
     if clock_ns > seen_ns:
         tally.spend(UNACCOUNTED, None, clock_ns - seen_ns, "in the loop's clock, not in the trace")
     step_s = max(seen_ns, clock_ns) / tally.steps / 1e9
+    if step_s <= 0:
+        raise DataError(f"{file}: its steps take no time, so there is nothing to tell; profile again.")
 
     def a_step(of: dict[str, float]) -> dict[str, float]:
         return {name: ns / tally.steps / 1e9 for name, ns in sorted(of.items(), key=lambda item: -item[1])}

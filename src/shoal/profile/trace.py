@@ -6,8 +6,9 @@ Times are whole nanoseconds. Written for torch 2.11 to 2.13; what a trace lacks 
 from __future__ import annotations
 
 import gzip
-import json
+import io
 import re
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataError, UsageError
+from shoal.plain_file import NotPlain, read_plain
+from shoal.profile import said
+from shoal.values import BadValue, read_large
 
+MOST_BYTES = 4 << 30  # of a trace, unpacked
+MOST_PARTS = 1 << 27
 PREFIX = "shoal:"  # of the ranges that a profile of ours has
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -92,20 +98,34 @@ def read(file: Path) -> Trace:
         raise DataError(f"{file} is no trace of torch's profiler: it has no traceEvents.")
     try:
         return _trace(content, [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e])
+    except BadValue as e:
+        raise DataError(f"{file} is no trace of torch's profiler ({e}).") from None
     except (KeyError, TypeError, ValueError) as e:
-        raise DataError(f"{file} is no trace of torch's profiler ({type(e).__name__}: {e}).") from e
+        raise DataError(f"{file} is no trace of torch's profiler ({type(e).__name__}).") from e
 
 
 def _content(file: Path) -> Any:
     try:
-        raw = file.read_bytes()
-        return json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        raw = read_plain(file, MOST_BYTES)
+        return read_large(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw, MOST_PARTS, none_for_nan=True)
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist; --trace takes the trace of an earlier profile.") from None
-    except IsADirectoryError:
-        raise UsageError(f"{file} is a folder; --trace takes one trace in it, such as rank-00000.json.gz.") from None
-    except (ValueError, EOFError, gzip.BadGzipFile) as e:
+    except NotPlain as e:
+        if file.is_dir():
+            raise UsageError(
+                f"{file} is a folder; --trace takes one trace in it, such as rank-00000.json.gz."
+            ) from None
+        raise DataError(f"{e}; profile again.") from None
+    except (BadValue, EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise DataError(f"{file} is cut off or no trace ({e}); profile again.") from None
+
+
+def _unpacked(data: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        found = file.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise BadValue(f"it has more than {MOST_BYTES:,} bytes unpacked")
+    return found
 
 
 def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
@@ -116,16 +136,15 @@ def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
         cat = str(e.get("cat", ""))
         if cat not in (*GPU, *LAUNCHES, "cpu_op", "user_annotation"):
             continue
-        begin = round(float(e["ts"]) * 1000)
-        event = Event(
-            str(e["name"]), cat, begin, begin + round(float(e["dur"]) * 1000), e.get("tid"), e.get("args") or {}
-        )
+        begin = said.nanoseconds(e["ts"])
+        end = begin + max(0, said.nanoseconds(e["dur"]))
+        event = Event(str(e["name"]), cat, begin, end, _named(e.get("tid")), said.args(e.get("args")))
         if cat in GPU:
             gpu.append(event)
         elif cat in LAUNCHES:
-            launches[int(event.args.get("correlation", 0))] = event
+            launches[event.args.get("correlation", 0)] = event
         if cat not in GPU:
-            host[e.get("pid"), event.tid].append(event)
+            host[_named(e.get("pid")), event.tid].append(event)
     for thread in host.values():
         _nest(thread)
     steps, main = _steps(host)
@@ -133,7 +152,7 @@ def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
     gpu = sorted(_one_device(gpu), key=lambda e: e.begin)
     operators = [e for thread in host.values() for e in thread if e.cat == "cpu_op"]
     return Trace(
-        about=content["shoal"] if isinstance(content.get("shoal"), dict) else {},
+        about=said.about(content.get("shoal")),
         device=_device(content, bool(gpu)),
         steps=steps or (_whole(gpu, host),),
         phases=phases,
@@ -141,10 +160,15 @@ def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
         threads=dict(host),
         gpu=gpu,
         launches=launches,
-        by_id={int(e.args["External id"]): e for e in operators if "External id" in e.args},
+        by_id={e.args["External id"]: e for e in operators if "External id" in e.args},
         forward=_recorded(operators),
         phase_begins=[p.begin for p in phases],
     )
+
+
+def _named(thread: Any) -> Any:
+    """A number or a name; of something else, what it looks like."""
+    return thread if isinstance(thread, int | float | str | None) else repr(thread)[:80]
 
 
 def _nest(thread: list[Event]) -> None:
@@ -191,11 +215,11 @@ def _one_device(gpu: list[Event]) -> list[Event]:
 def _device(content: dict[str, Any], gpu: bool) -> str:
     if not gpu:
         return "cpu"
-    about = content.get("shoal")
-    if isinstance(about, dict) and about.get("device"):
-        return str(about["device"])
-    properties = content.get("deviceProperties") or [{}]
-    return str(properties[0].get("name", "GPU"))
+    if device := said.about(content.get("shoal")).get("device"):
+        return str(device)
+    properties = content.get("deviceProperties")
+    first = properties[0] if isinstance(properties, list) and properties else None
+    return str(first.get("name", "GPU"))[:200] if isinstance(first, dict) else "GPU"
 
 
 def _whole(gpu: list[Event], host: dict[Any, list[Event]]) -> Span:
@@ -213,6 +237,6 @@ def _recorded(operators: Iterable[Event]) -> dict[int, Event]:
         number = e.args.get("Sequence number")
         if number is None or e.args.get("Fwd thread id"):
             continue
-        if int(number) not in found or found[int(number)].begin <= e.begin:
-            found[int(number)] = e
+        if number not in found or found[number].begin <= e.begin:
+            found[number] = e
     return found

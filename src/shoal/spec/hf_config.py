@@ -7,15 +7,19 @@ computes something else is worse than none. A key that a config leaves out means
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import SpecError
 from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
+from shoal.spec.hf_fields import refuse_the_unknown, shown
+from shoal.spec.hf_rope import rope_from_hf, rope_to_hf
+from shoal.spec.hf_values import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
+from shoal.spec.hf_windows import window_from_hf
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import STD
+from shoal.values import BadValue, inside
 
 
 @dataclass(frozen=True)
@@ -48,49 +52,62 @@ FAMILIES = {
     "dots1": Family("Dots1ForCausalLM", 32, None, 4096, True, False, 2048, qk_norm=True, experts=True),
 }
 _ONE_WINDOW = ("mistral", "mixtral", "qwen3_moe")  # slide in every layer or in none
-_NO_HEAD_DIM = ("qwen2", "mixtral", "qwen3_moe", "dots1")
-_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_NO_HEAD_DIM = ("qwen2", "qwen3_moe", "dots1")  # their classes have no such key, and read it where it is
 
 
 def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `shoal.spec.model.Model` that a config.json states."""
+    """The fields of `shoal.spec.model.Model` that a config.json states. SpecError, in one sentence, where it says what
+    Shoal does not know or cannot compute. `shoal.spec.hf_folder` asks the rules of a run file besides."""
     kind = config.get("model_type")
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise SpecError(f"config.json has model_type {kind!r}, which Shoal does not know: it reads {known}.")
-    family = FAMILIES[kind]
-    for key in _NEEDED:
-        if not isinstance(config.get(key), int) or config[key] < 1:
-            raise SpecError(f"config.json gives no usable {key} ({config.get(key)!r}), so its shape is unknown.")
-    _refuse_the_unknown(config, family)
-    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
-    max_seq_len = _or(config.get("max_position_embeddings"), family.max_position)
-    theta, scaling = _rope_from_hf(config, max_seq_len, family.theta)
-    window, full_layers = _window_from_hf(config, kind, family, layers)
-    bias = bool(config.get("attention_bias", False)) if family.attention_bias else False
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        known, said = ", ".join(FAMILIES), repr(kind) if kind is None else repr(shown(kind))
+        raise SpecError(f"config.json has model_type {said}, which Shoal does not know: it reads {known}.")
+    try:
+        with inside("config.json"):
+            refuse_the_unknown(config, kind)
+            return _read(config, kind, FAMILIES[kind])
+    except BadValue as e:
+        raise SpecError(f"{e}.") from None
+
+
+def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any]:
+    act = config.get("hidden_act") or "silu"
+    if act not in ("silu", "swish"):
+        raise SpecError(
+            f"config.json has hidden_act {shown(act)!r}: Shoal's feed-forward layers are SwiGLU (silu) only."
+        )
+    dim = whole(config, "hidden_size", MOST_WIDE)
+    layers = whole(config, "num_hidden_layers", MOST_LAYERS)
+    heads = whole(config, "num_attention_heads", MOST_HEADS)
+    kv_heads = family.kv_heads if "num_key_value_heads" not in config else None
+    head_dim = family.head_dim if "head_dim" not in config else None
+    max_seq_len = whole(config, "max_position_embeddings", MOST_POSITIONS, family.max_position)
+    theta, scaling = rope_from_hf(config, max_seq_len, family.theta)
+    window, full_layers = window_from_hf(config, kind, family.sliding_window, layers)
+    bias = flag(config, "attention_bias") if family.attention_bias else False
     fields = {
         "family": kind,
-        "vocab_size": config["vocab_size"],
-        "dim": config["hidden_size"],
+        "vocab_size": whole(config, "vocab_size", MOST_TOKENS),
+        "dim": dim,
         "layers": layers,
         "heads": heads,
-        "kv_heads": _or(config.get("num_key_value_heads", family.kv_heads), heads),
-        "head_dim": _or(config.get("head_dim", family.head_dim), config["hidden_size"] // heads),
-        "ffn_dim": config["intermediate_size"],
+        "kv_heads": whole(config, "num_key_value_heads", MOST_HEADS, kv_heads or heads),
+        "head_dim": whole(config, "head_dim", MOST_WIDE, head_dim or max(dim // heads, 1)),
+        "ffn_dim": whole(config, "intermediate_size", MOST_WIDE),
         "max_seq_len": max_seq_len,
-        "norm_eps": float(config.get("rms_norm_eps", family.norm_eps)),
+        "norm_eps": real(config, "rms_norm_eps", family.norm_eps),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "qk_norm": family.qk_norm,
         "qkv_bias": bias or kind == "qwen2",
         "out_bias": bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)) if family.mlp_bias else False,
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "mlp_bias": flag(config, "mlp_bias") if family.mlp_bias else False,
+        "tie_embeddings": flag(config, "tie_word_embeddings"),
         "sliding_window": window,
         "full_attention_layers": full_layers,
-        "init_std": float(config.get("initializer_range") or STD),
+        "init_std": real(config, "initializer_range", STD) or STD,
     }
-    return fields | {"experts": experts_from_hf(config, kind)} if family.experts else fields
+    return fields | {"experts": experts_from_hf(config, kind, layers)} if family.experts else fields
 
 
 def to_hf(shape: Shape) -> dict[str, Any]:
@@ -115,16 +132,16 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": max_position,
-        "initializer_range": shape.init_std,
+        "initializer_range": min(shape.init_std, 1.0),  # transformers opens no Llama with more; it computes nothing
         "rms_norm_eps": shape.norm_eps,
         "tie_word_embeddings": shape.tie_embeddings,
         "attention_dropout": 0.0,
         # The older of the two spellings: transformers 5 reads it too, transformers 4 and most tools only this one.
         "rope_theta": shape.rope_theta,
-        "rope_scaling": _rope_to_hf(shape),
+        "rope_scaling": rope_to_hf(shape),
     }
     if shape.family in _NO_HEAD_DIM and shape.head_dim * shape.heads == shape.dim:
-        del config["head_dim"]  # not among their keys; read all the same when it says something else
+        del config["head_dim"]
     if family.attention_bias:
         config["attention_bias"] = shape.out_bias
     if family.mlp_bias:
@@ -136,110 +153,6 @@ def to_hf(shape: Shape) -> dict[str, Any]:
     if shape.family in ("qwen2", "qwen3", "dots1") and shape.sliding_window is not None:
         config["max_window_layers"] = shape.full_attention_layers
     return config | experts_to_hf(shape)
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _refuse_the_unknown(config: Mapping[str, Any], family: Family) -> None:
-    act = config.get("hidden_act", "silu")
-    if act not in ("silu", "swish"):
-        raise SpecError(f"config.json has hidden_act {act!r}: Shoal's feed-forward layers are SwiGLU (silu) only.")
-    if config.get("quantization_config"):
-        raise SpecError(
-            "config.json has a quantization_config: Shoal reads plain weights only; dequantise the model first."
-        )
-    if not family.experts and (config.get("num_local_experts") or config.get("num_experts")):
-        known = ", ".join(name for name, one in FAMILIES.items() if one.experts)
-        raise SpecError(
-            f"config.json describes a mixture of experts with model_type {config['model_type']!r}, which transformers "
-            f"computes without experts: Shoal reads mixtures of model_type {known}."
-        )
-
-
-def _rope_from_hf(config: Mapping[str, Any], max_seq_len: int, default: float) -> tuple[float, dict[str, Any] | None]:
-    """theta and `rope_scaling`, from the keys of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
-    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise SpecError("config.json has rope_parameters that differ between layers, which Shoal does not compute.")
-    if _or(rope.get("partial_rotary_factor", config.get("partial_rotary_factor")), 1.0) != 1.0:
-        raise SpecError("config.json has a partial_rotary_factor: Shoal's decoder rotates whole heads.")
-    theta = float(_or(rope.get("rope_theta", config.get("rope_theta")), default))
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind not in ("linear", "dynamic", "llama3", "yarn"):
-        raise SpecError(f"config.json has rope_type {kind!r}: Shoal knows default, linear, dynamic, llama3 and yarn.")
-    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    original = original or max_seq_len
-    factor = rope.get("factor")
-    if factor is None and kind == "yarn":
-        factor = max_seq_len / original
-    if not isinstance(factor, int | float):
-        raise SpecError(f"config.json has rope_type {kind!r} without a number for its factor.")
-    scaling: dict[str, Any] = {"kind": kind, "factor": float(factor)}
-    if kind == "llama3":
-        wanted = ("low_freq_factor", "high_freq_factor")
-        scaling |= {"original_max_seq_len": original, **{key: float(rope[key]) for key in wanted if key in rope}}
-    elif kind == "yarn":
-        if rope.get("truncate") is False:
-            raise SpecError("config.json has yarn with truncate false, which Shoal does not compute.")
-        scaling |= {"original_max_seq_len": original, "attention_factor": _yarn_attention_factor(rope, float(factor))}
-        scaling |= {key: float(rope[key]) for key in ("beta_fast", "beta_slow") if rope.get(key)}
-    return theta, scaling
-
-
-def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float | None:
-    """DeepSeek's two mscale keys come to one number; None means the paper's."""
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
-    if not (rope.get("mscale") and rope.get("mscale_all_dim")) or factor <= 1:
-        return None
-    above, below = (0.1 * rope[key] * math.log(factor) + 1.0 for key in ("mscale", "mscale_all_dim"))
-    return float(above / below)
-
-
-def _rope_to_hf(shape: Shape) -> dict[str, Any] | None:
-    scaling = shape.rope_scaling
-    if scaling is None:
-        return None
-    rope: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind in ("llama3", "yarn"):
-        rope["original_max_position_embeddings"] = scaling.original_max_seq_len or shape.max_seq_len
-    if scaling.kind == "llama3":
-        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        if scaling.attention_factor is not None:
-            rope["attention_factor"] = scaling.attention_factor
-    return rope
-
-
-def _window_from_hf(config: Mapping[str, Any], kind: str, family: Family, layers: int) -> tuple[int | None, int]:
-    """The sliding window, and how many leading layers ignore it."""
-    if kind == "llama":
-        return None, 0
-    window = config.get("sliding_window", family.sliding_window)
-    if kind == "qwen3_moe":  # in every layer or in none
-        return (window if config.get("use_sliding_window", False) else None), 0
-    if kind in ("mistral", "mixtral"):
-        if len(set(config.get("layer_types") or ())) > 1:
-            raise SpecError(
-                "config.json has layer_types that differ: in Shoal only Qwen mixes full and sliding layers."
-            )
-        return window, 0
-    if window is None or (kind != "dots1" and not config.get("use_sliding_window", False)):
-        return None, 0
-    full = min(config.get("max_window_layers", 62 if kind == "dots1" else 28), layers)
-    types = config.get("layer_types")
-    if types is not None:
-        full = types.count("full_attention")
-        if types != ["full_attention"] * full + ["sliding_attention"] * (layers - full):
-            raise SpecError(
-                "config.json has layer_types in an order Shoal does not compute (full first, then sliding)."
-            )
-    return (None, 0) if full == layers else (window, full)
 
 
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:

@@ -5,43 +5,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shoal import values
 from shoal.errors import SpecError
+from shoal.spec.hf_fields import shown
+from shoal.spec.hf_values import MOST_EXPERTS, MOST_LAYERS, MOST_WIDE, flag, whole
 from shoal.spec.shape import Shape
+from shoal.values import inside
 
-_COUNT = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "dots1": "n_routed_experts"}
-_DEFAULTS = {  # what transformers 5 takes for granted; none are needed from dots1
+_COUNTS = {  # the class's own name first
+    "mixtral": ("num_local_experts", "num_experts"),
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "dots1": ("n_routed_experts", "num_local_experts"),
+}
+_DEFAULTS: dict[str, dict[str, int]] = {  # what transformers 5 takes for granted; none are needed from dots1
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "dots1": {"moe_intermediate_size": 1408},
 }
 
 
-def experts_from_hf(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def experts_from_hf(config: Mapping[str, Any], kind: str, layers: int) -> dict[str, Any]:
     """The fields of `shoal.spec.model.Experts`.
 
     A model that comes in is trained as it is: no bias starts to move and no loss is added that it was not made with,
     so that what goes out again computes what was trained.
     """
-    known = {**_DEFAULTS[kind], **{key: value for key, value in config.items() if value is not None}}
-    if kind != "mixtral" and _COUNT[kind] not in config and "num_local_experts" in known:
-        known[_COUNT[kind]] = known["num_local_experts"]  # as transformers 5 writes it for all
+    defaults = _DEFAULTS[kind]
     width = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
-    for key in (_COUNT[kind], "num_experts_per_tok", width):
-        if not isinstance(known.get(key), int) or known[key] < 1:
-            raise SpecError(f"config.json gives no usable {key} ({known.get(key)!r}), so its experts are unknown.")
-    _refuse_the_unknown(known, kind)
     return {
-        "count": known[_COUNT[kind]],
-        "top_k": known["num_experts_per_tok"],
-        "ffn_dim": known[width],
-        "shared": known.get("n_shared_experts", 0) if kind == "dots1" else 0,
-        "dense_layers": _dense_layers(known, kind),
+        "count": _count(config, kind),
+        "top_k": whole(config, "num_experts_per_tok", MOST_EXPERTS, defaults.get("num_experts_per_tok")),
+        "ffn_dim": whole(config, width, MOST_WIDE, defaults.get(width)),
+        "shared": whole(config, "n_shared_experts", MOST_EXPERTS) if kind == "dots1" else 0,
+        "dense_layers": _dense_layers(config, kind, layers),
         "score": "sigmoid" if kind == "dots1" else "softmax",
-        "normalize": True if kind == "mixtral" else bool(known.get("norm_topk_prob", False)),
+        "normalize": True if kind == "mixtral" else flag(config, "norm_topk_prob"),
         "balance_rate": 0.0,
         "balance_loss": 0.0,
         "z_loss": 0.0,
     }
+
+
+def _count(config: Mapping[str, Any], kind: str) -> int:
+    """transformers knows the number by two names, of which the one that the class does not declare wins."""
+    said = {name: config[name] for name in _COUNTS[kind] if config.get(name) is not None}
+    if len(set(map(repr, said.values()))) > 1:
+        raise SpecError(
+            f"config.json has {' and '.join(f'{name} {shown(value)}' for name, value in said.items())}, which are two "
+            "names of one number: remove one."
+        )
+    name = next(iter(said), _COUNTS[kind][0])
+    return whole(config, name, MOST_EXPERTS, _DEFAULTS[kind].get(name))
 
 
 def experts_to_hf(shape: Shape) -> dict[str, Any]:
@@ -49,7 +63,7 @@ def experts_to_hf(shape: Shape) -> dict[str, Any]:
     e = shape.experts
     if e is None:
         return {}
-    config: dict[str, Any] = {_COUNT[shape.family]: e.count, "num_experts_per_tok": e.top_k}
+    config: dict[str, Any] = {_COUNTS[shape.family][0]: e.count, "num_experts_per_tok": e.top_k}
     if shape.family == "mixtral":
         return config | {"intermediate_size": e.ffn_dim}
     config |= {"moe_intermediate_size": e.ffn_dim, "norm_topk_prob": e.normalize}
@@ -81,27 +95,19 @@ def experts_problem(shape: Shape, has_experts: bool) -> str:
     return ""
 
 
-def _dense_layers(config: Mapping[str, Any], kind: str) -> int:
+def _dense_layers(config: Mapping[str, Any], kind: str, layers: int) -> int:
     """Leading layers without experts; any other arrangement is refused."""
     if kind == "mixtral":
         return 0
     if kind == "dots1":
-        return int(config.get("first_k_dense_replace", 0))
-    layers, step = config["num_hidden_layers"], config.get("decoder_sparse_step", 1)
-    only = config.get("mlp_only_layers", [])
-    dense = [i for i in range(layers) if i in only or (i + 1) % max(step, 1)]
+        return whole(config, "first_k_dense_replace", MOST_LAYERS, 0, least=0)
+    step = whole(config, "decoder_sparse_step", MOST_LAYERS, 1)
+    with inside("mlp_only_layers"):
+        only = {values.whole(i, MOST_LAYERS) for i in values.items(config.get("mlp_only_layers") or [], MOST_LAYERS)}
+    dense = [i for i in range(layers) if i in only or (i + 1) % step]
     if dense != list(range(len(dense))) or len(dense) == layers:
         raise SpecError(
-            f"config.json has decoder_sparse_step {step} and mlp_only_layers {only}, which make dense layers other "
-            "than the first few, or all: Shoal computes dense layers first, then those with experts."
+            f"config.json has decoder_sparse_step {step} and mlp_only_layers {shown(sorted(only))}, which make dense "
+            "layers other than the first few, or all: Shoal computes dense layers first, then those with experts."
         )
     return len(dense)
-
-
-def _refuse_the_unknown(config: Mapping[str, Any], kind: str) -> None:
-    if kind == "mixtral" and config.get("router_jitter_noise", 0):
-        raise SpecError("config.json has router_jitter_noise, which Shoal does not add: set it to 0 to train without.")
-    if kind == "dots1" and config.get("n_group", 1) != 1:
-        raise SpecError("config.json has n_group above 1: Shoal's routers choose among all experts, not within groups.")
-    if kind == "dots1" and config.get("routed_scaling_factor", 1.0) != 1.0:
-        raise SpecError("config.json has a routed_scaling_factor other than 1, which Shoal does not compute.")

@@ -96,12 +96,14 @@ def differences(old: Run, new: Run, auto_is_equal: bool) -> list[Difference]:
 
 
 def as_begun(old: Run, new: Run) -> Run:
-    """A run by its file, which goes on: a rate that the file leaves to `auto` is the one that it was begun with."""
-    optimizer, rate = new.train.optimizer, old.train.optimizer.muon_lr
-    if optimizer.muon_lr != "auto" or rate == "auto":
-        return new
-    kept = new.train.model_copy(update={"optimizer": optimizer.model_copy(update={"muon_lr": rate})})
-    return new.model_copy(update={"train": kept})
+    """A run by its file, which goes on: a rate or a warm-up that the file leaves to `auto` is the one that it was begun
+    with. Before its length is closed."""
+    optimizer, schedule = new.train.optimizer, new.train.schedule
+    if optimizer.muon_lr == "auto":
+        optimizer = optimizer.model_copy(update={"muon_lr": old.train.optimizer.muon_lr})
+    if schedule.warmup_steps == "auto":
+        schedule = schedule.model_copy(update={"warmup_steps": old.train.schedule.warmup_steps})
+    return new.model_copy(update={"train": new.train.model_copy(update={"optimizer": optimizer, "schedule": schedule})})
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,6 +14,8 @@ from shoal.spec.base import Says
 WAYS = (("train", "steps"), ("train", "epochs"), ("train", "tokens"))
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?) ?([kmbt]?)", re.ASCII | re.IGNORECASE)
+# `warmup_steps: auto`: the first steps of Adam are unsteady, the more the higher the rate. Docs: decision 062.
+USUAL_WARMUP, LONGEST_WARMUP = 0.05, 2_000
 _SHARE = r"^[0-9]{1,2}(\.[0-9]+)? ?%$"
 
 
@@ -44,10 +46,10 @@ Tokens = Annotated[
 _Share = Annotated[str, Field(pattern=_SHARE)]
 # Steps, or a share of all of them.
 Warmup = Annotated[
-    Annotated[int, Field(ge=0)] | _Share,
+    Annotated[int, Field(ge=0)] | Literal["auto"] | _Share,
     BeforeValidator(_as_share, json_schema_input_type=int | float | str),
     AfterValidator(_one_spelling),
-    Says("a whole number of steps of at least 0, or a share of the run below 100%, such as `5%` or `0.05`"),
+    Says("`auto`, a whole number of steps of at least 0, or a share of the run below 100%, such as `5%` or `0.05`"),
 ]
 Decay = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | _Share,
@@ -59,7 +61,11 @@ Decay = Annotated[
 
 def warmup_steps(warmup: int | str, steps: int) -> int:
     """Of a run of so many steps; a share is rounded, and leaves at least one step."""
-    return warmup if isinstance(warmup, int) else min(_share(warmup, steps), steps - 1)
+    if isinstance(warmup, int):
+        return warmup
+    if warmup == "auto":
+        return min(round(USUAL_WARMUP * steps), LONGEST_WARMUP)
+    return min(_share(warmup, steps), steps - 1)
 
 
 def decay_steps(decay: int | str, steps: int) -> int:

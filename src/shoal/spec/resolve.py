@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -130,25 +129,19 @@ def _base(stated: Layer) -> Layer:
 
 
 def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
-    from shoal.spec.hf_config import from_hf
+    from shoal.spec.hf_folder import CONFIG, model_of_folder
 
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (folder / CONFIG).exists():
         raise SetupError(
-            f"{where}: model.weights needs {file}, which is not there; give the folder of a Hugging Face model "
-            f"(`hf download NAME --local-dir FOLDER` gets one), or a checkpoint."
-        ) from None
-    except (OSError, ValueError) as e:
-        raise SetupError(f"{where}: {file} cannot be read as JSON ({e}); get the model again.") from None
-    if not isinstance(config, dict):
-        raise SetupError(f"{where}: {file} is not the config of a Hugging Face model; get the model again.")
-
+            f"{where}: model.weights needs {folder / CONFIG}, which is not there; give the folder of a Hugging Face "
+            f"model (`hf download NAME --local-dir FOLDER` gets one), or a checkpoint."
+        )
     try:
-        return from_hf(config)
+        return model_of_folder(folder).model_dump(exclude_unset=True)
     except SpecError as e:
-        raise SpecError(f"{where}: {folder}: {e}") from None
+        raise SpecError(f"{where}: {e}") from None
+    except ShoalError as e:
+        raise SetupError(f"{where}: {e}") from None
 
 
 def _shape_of_checkpoint(weights: str, where: str) -> dict[str, Any]:

@@ -20,8 +20,17 @@ def broken(run: Run) -> list[Broken]:
     return [found for rule in _RULES for found in rule(run)]
 
 
-def _heads(run: Run) -> Iterator[Broken]:
-    m = run.model
+def _model(run: Run) -> Iterator[Broken]:
+    yield from computable(run.model)
+
+
+def computable(m: Model) -> Iterator[Broken]:
+    """What must agree for a model to compute anything, whoever describes it: a run file or a folder of others."""
+    for rule in (_heads, _layers, _rope):
+        yield from rule(m)
+
+
+def _heads(m: Model) -> Iterator[Broken]:
     names = ("model.dim", "model.heads", "model.head_dim")
     if m.head_dim == "auto" and m.dim % m.heads:
         near = max(m.heads, round(m.dim / m.heads) * m.heads)
@@ -36,8 +45,7 @@ def _heads(run: Run) -> Iterator[Broken]:
         )
 
 
-def _layers(run: Run) -> Iterator[Broken]:
-    m = run.model
+def _layers(m: Model) -> Iterator[Broken]:
     if m.sliding_window and m.full_attention_layers > m.layers:
         yield (
             ("model.full_attention_layers", "model.layers"),
@@ -48,6 +56,15 @@ def _layers(run: Run) -> Iterator[Broken]:
             ("model.experts.top_k", "model.experts.count"),
             f"model.experts.top_k {m.experts.top_k} is more than the {m.experts.count} experts there are; lower it",
         )
+    if m.experts and m.experts.dense_layers >= m.layers:
+        yield (
+            ("model.experts.dense_layers", "model.layers"),
+            f"model.experts.dense_layers {m.experts.dense_layers} leaves no layer of {m.layers} sparse; lower it",
+        )
+
+
+def _routers(run: Run) -> Iterator[Broken]:
+    m = run.model
     if m.experts and m.experts.top_k == 1 and m.experts.normalize:
         # One weight, divided by itself: the loss would teach the router nothing.
         other = "set model.experts.normalize to false, or " if m.family != "mixtral" else ""  # which has it always
@@ -55,11 +72,6 @@ def _layers(run: Run) -> Iterator[Broken]:
             ("model.experts.top_k", "model.experts.normalize"),
             "model.experts.top_k 1 with model.experts.normalize true gives every expert the weight 1, whatever the "
             f"router says, so the router would learn nothing from the loss; {other}set model.experts.top_k to 2",
-        )
-    if m.experts and m.experts.dense_layers >= m.layers:
-        yield (
-            ("model.experts.dense_layers", "model.layers"),
-            f"model.experts.dense_layers {m.experts.dense_layers} leaves no layer of {m.layers} sparse; lower it",
         )
 
 
@@ -79,16 +91,17 @@ def _start(run: Run) -> Iterator[Broken]:
         )
 
 
-def _rope(run: Run) -> Iterator[Broken]:
-    scaling = run.model.rope_scaling
-    if scaling is None or scaling.kind != "llama3":
+def _rope(m: Model) -> Iterator[Broken]:
+    scaling, kind = m.rope_scaling, ("model.rope_scaling.kind",)
+    if scaling is None:
         return
-    if scaling.original_max_seq_len is None:
-        yield (
-            ("model.rope_scaling.kind",),
-            "model.rope_scaling of kind llama3 needs original_max_seq_len; add it",
-        )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
+    if scaling.kind == "dynamic" and _head_dim(m) <= 2:
+        yield kind, f"model.rope_scaling of kind dynamic needs heads wider than {_head_dim(m)}; raise model.head_dim"
+    if scaling.kind == "yarn" and m.rope_theta <= 1:
+        yield kind, f"model.rope_scaling of kind yarn needs a model.rope_theta above 1, not {m.rope_theta:g}; raise it"
+    if scaling.kind == "llama3" and scaling.original_max_seq_len is None:
+        yield kind, "model.rope_scaling of kind llama3 needs original_max_seq_len; add it"
+    if scaling.kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor:
         yield (
             ("model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"),
             f"model.rope_scaling.high_freq_factor {scaling.high_freq_factor:g} is not above low_freq_factor "
@@ -263,10 +276,9 @@ def _divisors(n: int) -> str:
 
 
 _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
-    _heads,
-    _layers,
+    _model,
+    _routers,
     _start,
-    _rope,
     _windows,
     _held_out,
     _precision,

@@ -32,7 +32,9 @@ class Schedule(Strict):
     """The learning rate over the run, as a multiple of its peak."""
 
     name: Shape = Field("cosine", description="`wsd`: warm-up, stable, decay.")
-    warmup_steps: Warmup = Field(0, description="Steps of linear warm-up, or a share of the run.")
+    warmup_steps: Warmup = Field(
+        "auto", description="Steps of linear warm-up, or a share of the run; `auto`: 5% of it, at most 2,000 steps."
+    )
     decay_steps: Decay = Field(
         "auto", description="wsd: steps of the final decay, or a share of the run; `auto`: a fifth of it."
     )

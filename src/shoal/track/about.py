@@ -52,9 +52,12 @@ def _identity(run_dir: RunDir) -> dict[str, str]:
     """What made this run what it is, by names that trackers can filter on; what is not known is left out."""
     try:
         known = _masked(read_object(run_dir.identity_file))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
-    git, packages, data = (known.get(part) or {} for part in ("git", "packages", "data"))
+    git, packages, data = (
+        of if isinstance(of := known.get(part), dict) else {} for part in ("git", "packages", "data")
+    )
+    argv = known.get("argv")
     found = {
         "version": known.get("shoal"),
         "git_commit": git.get("commit"),
@@ -63,7 +66,7 @@ def _identity(run_dir: RunDir) -> dict[str, str]:
         "python": known.get("python"),
         "torch": packages.get("torch"),
         "platform": known.get("platform"),
-        "command": " ".join(known.get("argv") or []),
+        "command": " ".join(map(str, argv)) if isinstance(argv, list) else "",
     }
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.plain_file import read_object
+from shoal import values
+from shoal.plain_file import NotPlain, read_object
 from shoal.track.rundir import RunDir
 
 
@@ -29,11 +30,15 @@ class Cursor:
         path = run_dir.track / f"{name}.json"
         try:
             known = read_object(path)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotPlain, values.BadValue):
             return cls(path, address)
         if known.get("address") != address:  # the run file names another server now: it has received nothing yet
             return cls(path, address)
-        return cls(path, address, int(known.get("offset", 0)), dict(known.get("remote", {})))
+        try:
+            offset = values.field(known, "offset", values.whole, 0)
+            return cls(path, address, offset, values.field(known, "remote", values.fields_of, {}))
+        except values.BadValue:  # what was sent is sent again: destinations take a step twice
+            return cls(path, address)
 
     def save(self) -> None:
         """Atomic: a crash leaves the old cursor or the new one, never half of one."""

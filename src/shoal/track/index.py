@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
+from shoal import values
 from shoal.errors import SetupError
 from shoal.plain_file import open_plain
 from shoal.track.journal import LONG_BYTES, lines, opened
@@ -143,7 +144,7 @@ class _File:
                 if block.begin != (blocks[-1].end if blocks else 0) or block.end <= block.begin:
                     return []
                 blocks.append(block)
-                self.end = at + int(header["payload"])
+                self.end = at + _whole(header, "payload")
             if header is not None and not known.is_of(header["journal"], f, blocks[-1].end):
                 return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -193,13 +194,17 @@ class _File:
         text = os.pread(self.fd, length, at)
         if _framed(text) != frame:
             return None
-        header = json.loads(text)
-        return (header, at + length) if 0 <= int(header["payload"]) <= size - at - length else None
+        header = values.read_object(text)
+        return (header, at + length) if 0 <= _whole(header, "payload") <= size - at - length else None
 
     def _block(self, header: dict[str, Any], at: int, journal: _File) -> Block:
-        rows, others, end = int(header["rows"]), int(header["others"]), at + int(header["payload"])
+        rows, others, end = _whole(header, "rows"), _whole(header, "others"), at + _whole(header, "payload")
+        begin_at, end_at = _whole(header, "begin"), _whole(header, "end")
+        kinds = values.field(header, "kinds", values.each(values.short))
+        islands = values.field(header, "islands", values.each(values.each(values.whole)))
+        odd = values.field(header, "odd", values.each(values.whole, 2))
         places: dict[str, tuple[int, str, int, str]] = {}
-        for name, digest in header["digests"].items():
+        for name, digest in values.field(header, "digests", values.by_name(values.short)).items():
             is_other = name.startswith("other.")
             kind, count = (OTHERS[name[6:]], others) if is_other else (missing(name)[0], rows)
             places[name] = (at, kind, count, digest)
@@ -214,22 +219,26 @@ class _File:
                 data = os.pread(self.fd, 8 * count, begin)
                 if xxhash.xxh3_64_hexdigest(data) == digest:
                     return np.frombuffer(data, dtype=kind)
-                anew.append(_read_again(journal.fd, int(header["begin"]), int(header["end"])))  # bits flip here, too
+                anew.append(_read_again(journal.fd, begin_at, end_at))  # bits flip here, too
             if (anew[0].rows, anew[0].others) != (rows, others):
                 raise SetupError("the journal was changed after its index was written: delete its `journal.index`.")
             return anew[0].load(name) if name in anew[0].arrays() else np.full(count, missing(name)[1], kind)
 
         return Block(
-            int(header["begin"]),
-            int(header["end"]),
+            begin_at,
+            end_at,
             rows,
             others,
-            [str(name) for name in header["columns"] if name in places],
-            [str(kind) for kind in header["kinds"]],
-            list(header["islands"]),
-            Odd(*map(int, header["odd"])),
+            [name for name in values.field(header, "columns", values.each(values.short)) if name in places],
+            kinds,
+            islands,
+            Odd(*odd),
             load,
         )
+
+
+def _whole(header: dict[str, Any], name: str) -> int:
+    return values.field(header, name, values.whole)
 
 
 def _read_again(journal_fd: int, begin: int, end: int) -> Block:

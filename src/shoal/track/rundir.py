@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import UsageError
+from shoal.errors import SetupError, UsageError
 from shoal.near import closest
 from shoal.plain_file import NotPlain, is_plain, open_plain
 
@@ -84,6 +84,18 @@ class RunDir:
     def exists(self) -> bool:
         return is_plain(self.journal_file)
 
+    def wrong(self) -> str | None:
+        """What stands in the place of its journal, in words; None where a file does, or nothing."""
+        try:
+            os.close(open_plain(self.journal_file))
+        except (FileNotFoundError, NotADirectoryError):
+            return None if not self.journal_file.is_symlink() else "is a link to nothing"
+        except NotPlain as e:
+            return str(e.strerror)
+        except OSError as e:
+            return f"cannot be opened ({e.strerror})"
+        return None
+
     def supervised(self) -> bool:
         """Whether a supervisor is alive: the kernel drops its lock the moment it dies, however it dies."""
         try:
@@ -101,12 +113,22 @@ class RunDir:
 
 def runs_in(folder: Path) -> list[RunDir]:
     """Every run of a workspace, by name."""
+    return [run for run in _all_in(folder) if run.exists()]
+
+
+def damaged_in(folder: Path) -> dict[str, str]:
+    """Of the run directories that have no journal, but something else in its place: what, by their names."""
+    found = ((run.name, run.wrong()) for run in _all_in(folder) if not run.exists())
+    return {name: f"{RunDir.of(name, folder).journal_file.name}: {why}" for name, why in found if why is not None}
+
+
+def _all_in(folder: Path) -> list[RunDir]:
     try:
         with os.scandir(folder / "runs") as entries:
             names = sorted(entry.name for entry in entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [run for run in (RunDir.of(name, folder) for name in names) if run.exists()]
+    return [RunDir.of(name, folder) for name in names]
 
 
 def find_run(name: str, folder: Path) -> RunDir:
@@ -114,6 +136,8 @@ def find_run(name: str, folder: Path) -> RunDir:
     run = RunDir.of(name, folder)
     if run.exists():
         return run
+    if "\0" not in name and (why := run.wrong()) is not None:
+        raise SetupError(f"run '{name}' is damaged: {run.journal_file} {why}; restore it from a copy, or move it away.")
     if os.sep in name and (there := RunDir(Path(name).resolve())).exists():
         return there
     known = [run.name for run in runs_in(folder)]

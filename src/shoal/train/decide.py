@@ -94,9 +94,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     if run.data.eval and evaluated != precision:
         choose("eval.precision", run.eval.precision, evaluated, "what fp8 has learned is used in 16 bits")
     compiled = choose("train.compile", run.train.compile, *_compiled(run, device, layout.schedule))
-    eager_fp8 = precision == "fp8" and not compiled
-    kernels = choose("train.kernels", run.train.kernels, *kernels_for(device, eager_fp8))
-    refuse_what_these_cannot(device, precision, kernels, eager_fp8)
+    kernels = choose("train.kernels", run.train.kernels, *kernels_for(device))
+    refuse_what_these_cannot(device, precision, kernels)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
     model = with_balancing(with_rule(run.model, run.train.optimizer.name))
     closed = run.model_copy(

@@ -13,11 +13,6 @@ from shoal.train.decision import Choices
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD"}
 NEEDS = {"nvidia": ("cuda", "CUDA"), "amd": ("rocm", "ROCm")}
-# Seen on an H200 (docs/guide/gpu-tests.md), and not understood: gradients of 1e19 in the first step of a model of 70M.
-TRITON_IN_EAGER_FP8 = (
-    "train.kernels triton and train.precision fp8 go together only in compiled blocks; otherwise gradients came out "
-    "wrong: leave train.compile and train.kernels auto, or take kernels plain."
-)
 TRITON_ON_A_CPU = (
     "train.kernels triton is for GPUs, and this run computes on the processor, where it would do nothing: "
     "take plain or auto."
@@ -56,23 +51,19 @@ def choose_device(run: Run, choices: Choices, started: bool) -> Chosen:
     return Chosen(device, usable)
 
 
-def kernels_for(device: str, eager_fp8: bool) -> tuple[str, str]:
+def kernels_for(device: str) -> tuple[str, str]:
     """The kernels that suit it, and why."""
     if device != "cuda":
         return "plain", "no GPU"
-    if eager_fp8:
-        return "plain", "8 bits that are not compiled"
     return ("plain", "GPUs of AMD, on which ours were never tried") if vendor() == "amd" else ("triton", "a GPU")
 
 
-def refuse_what_these_cannot(device: str, precision: str, kernels: str, eager_fp8: bool) -> None:
+def refuse_what_these_cannot(device: str, precision: str, kernels: str) -> None:
     """8 bits in a format that the GPUs here do not have, kernels that were not written for what is here."""
     if device == "cpu":
         if kernels == "triton":
             raise SetupError(TRITON_ON_A_CPU)
         return
-    if eager_fp8 and kernels == "triton":
-        raise SetupError(TRITON_IN_EAGER_FP8)
     if vendor() != "amd":
         return
     if kernels == "triton":

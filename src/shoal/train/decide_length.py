@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import DataError, SpecError
-from shoal.spec.length import steps_for_epochs, warmup_steps
+from shoal.spec.length import LONGEST_WARMUP, USUAL_WARMUP, steps_for_epochs, warmup_steps
 from shoal.spec.rules import broken, known_steps
 from shoal.spec.run import Run
 from shoal.train.decision import Choices, Decision
@@ -27,7 +27,9 @@ def measured(run: Run, workspace: Path, begun: int = 0) -> Measured:
     if isinstance(warmup, str):
         of = steps - begun if schedule.prolong == "rewarm" and begun < steps else steps
         found = warmup_steps(warmup, of)
-        choices.choose("train.schedule.warmup_steps", "auto", found, f"{warmup} of {of:,} steps")
+        most = ", at most that" if warmup == "auto" and found == LONGEST_WARMUP else ""
+        share = f"{USUAL_WARMUP:.0%}" if warmup == "auto" else warmup
+        choices.choose("train.schedule.warmup_steps", "auto", found, f"{share} of {of:,} steps" + most)
         schedule = schedule.model_copy(update={"warmup_steps": found})
     closed = {"steps": steps, "epochs": None, "tokens": None, "schedule": schedule}
     run = run.model_copy(update={"train": run.train.model_copy(update=closed)})

@@ -9,6 +9,7 @@ batch is left out, by all islands alike, since all decide from the same sum (`sh
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 
@@ -193,7 +194,8 @@ class Work:
             forget(self._t.model)
 
     def offer(self, clock: Clock) -> Offer:
-        says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": self._losses}
+        losses = [loss if math.isfinite(loss) else None for loss in self._losses]  # JSON has no NaN
+        says = {"shards": self._done, "targets": self._targets, "tokens": self._tokens, "losses": losses}
         seconds = {"data": clock.laps.get("data_s", 0.0), "forward": clock.laps.get("compute_s", 0.0)}
         says |= {"pairs": self._pairs, "island": self._t.fleet.island, "seconds": seconds}
         if self._counts is not None:

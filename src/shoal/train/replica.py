@@ -121,7 +121,9 @@ class Island:
         return self.state.tensors()
 
     def notes(self) -> dict[str, Any]:
-        return {"step": self.step, "past": asdict(self.numerics.standing())}
+        past = asdict(self.numerics.standing())
+        past["taken"] = [one for one in past["taken"] if all(map(math.isfinite, one))]  # JSON has no NaN
+        return {"step": self.step, "past": past}
 
     def stands_at(self, step: int, notes: dict[str, Any]) -> None:
         past = Past(**notes["past"])
@@ -144,7 +146,7 @@ class Island:
             raise NumericsError(
                 f"step {self.step + 1} has no target token: the data's loss mask hides every token of its batch."
             )
-        loss = math.fsum(loss for s in said for loss in s["losses"]) / targets
+        loss = math.fsum(math.nan if loss is None else loss for s in said for loss in s["losses"]) / targets
         self.flat.install(total)
         grad_norm, factor = self.model.norm(1 / targets, self.run.train.clip)
         norm = float(grad_norm)

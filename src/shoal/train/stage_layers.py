@@ -4,6 +4,7 @@ it as a `Work`, whose messages are bytes."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from safetensors import safe_open
-from safetensors.torch import load, save
+from safetensors import SafetensorError, deserialize, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Batch, Windows
-from shoal.errors import NumericsError, SpecError
+from shoal.errors import DataError, NumericsError, SpecError
 from shoal.fleet.codec import codec
 from shoal.fleet.flat import Flat
 from shoal.fleet.stages.routes import Commit
@@ -32,7 +33,9 @@ from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
+from shoal.values import BadValue
 
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 KEPT = 2  # saved states: a stage may be lost while the others save
 
 
@@ -136,14 +139,26 @@ class StageLayers:
         try:
             return self._squeeze.encode(values)
         except FloatingPointError as e:
-            raise NumericsError(f"In step {self._step + 1} {e}: lower train.optimizer.lr, or look at the data.") from e
+            raise self._no_numbers(str(e)) from e
+
+    def _no_numbers(self, what: str) -> NumericsError:
+        return NumericsError(f"In step {self._step + 1} {what}: lower train.optimizer.lr, or look at the data.")
+
+    def check(self, kind: str, payload: bytes | memoryview) -> None:
+        if kind == "part":
+            self._codec.check(payload, self._flat.count)
+        else:
+            self._squeeze.check(payload, self._rows * self.run.data.seq_len)
 
     def loss(self) -> float:
         return sum(self._losses[m] for m in sorted(self._losses))
 
     def part(self) -> bytes:
         self._left = self._residual.copy()  # a part may be made again, when there are more micro-batches in it
-        return self._codec.encode(self._flat.gather(self._flat.empty()).numpy(), self._left, 1.0)
+        try:
+            return self._codec.encode(self._flat.gather(self._flat.empty()).numpy(), self._left, 1.0)
+        except ValueError:  # this peer's own numbers
+            raise self._no_numbers("its gradient is infinite or no number") from None
 
     def total(self, parts: list[bytes] | None) -> float:
         if parts is None:
@@ -156,6 +171,8 @@ class StageLayers:
         return float(self._sum.double().square().sum())
 
     def factor(self, step: int, squares: float, loss: float) -> Commit:
+        if not (math.isfinite(squares) and math.isfinite(loss)):
+            raise self._no_numbers("the sum of all gradients, or the loss, is no number")
         targets = sum(self._batch(m).target_count for m in range(self.micro_batches))
         norm, limit = squares**0.5 / targets, self.run.train.clip
         clipped = 1.0 if limit is None else min(1.0, limit / (norm + TINY))
@@ -193,9 +210,24 @@ class StageLayers:
         return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}, about)
 
     def restore(self, step: int, state: bytes) -> None:
-        tensors = load(state)
-        for name, t in self._tensors().items():
-            t.copy_(tensors[name])
+        try:
+            found = dict(deserialize(state))
+        except SafetensorError as e:
+            raise BadValue(f"no state: {e}") from None
+        own, new = self._tensors(), dict[str, Tensor]()
+        if found.keys() != own.keys():
+            raise BadValue("a state of other tensors")
+        for name, t in own.items():
+            said = found[name]
+            if (said["dtype"], list(said["shape"])) != (_DTYPES[t.dtype], list(t.shape)):
+                raise BadValue("another shape or dtype", name)
+            new[name] = (
+                torch.frombuffer(said["data"], dtype=t.dtype).view(t.shape) if t.numel() else torch.empty_like(t)
+            )
+            if not torch.isfinite(new[name]).all():
+                raise BadValue("it holds what is no number", name)
+        for name, values in new.items():  # all of it is good: only now is any of it taken
+            own[name].copy_(values)
         self._forget(step)
 
     def save(self, step: int) -> None:
@@ -218,7 +250,12 @@ class StageLayers:
             self._file(newer).unlink()
         if step:
             self._refuse_another_schedule(self._file(step))
-            self.restore(step, self._file(step).read_bytes())
+            try:
+                self.restore(step, self._file(step).read_bytes())
+            except BadValue as e:
+                raise DataError(
+                    f"{self._file(step)} is damaged ({e}): delete it, and an older state is used."
+                ) from None
             return
         self.decoder.init_weights(self.run.seed)
         for t in self._optimizers.tensors().values():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -28,9 +27,10 @@ from shoal.fleet.net.api import Address, PeerId
 from shoal.fleet.net.endpoint import connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.peer import Peer
-from shoal.fleet.stages.routes import Layout
+from shoal.fleet.stages.routes import MOST_PEERS, Layout
 from shoal.fleet.stages.work import Work
 from shoal.leaving import exit_code
+from shoal.plain_file import read_plain
 from shoal.spec import load
 from shoal.spec.checks import trainable
 from shoal.spec.duration import seconds
@@ -41,6 +41,7 @@ from shoal.track.journal import Journal
 from shoal.train.decide_length import with_steps
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_local import run_here
+from shoal.values import BadValue, items, name, read_json, table, text
 
 
 def main(argv: list[str]) -> int:
@@ -95,10 +96,11 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def peers_of(file: Path, spec: Run) -> tuple[Layout, dict[PeerId, Address]]:
     try:
-        stages = json.loads(file.read_text())
-        layout = tuple(tuple(str(peer["id"]) for peer in stage) for stage in stages)
-        addresses = {p["id"]: Address(tcp=tuple(p["tcp"])) for stage in stages for p in stage}
-    except (OSError, ValueError, TypeError, KeyError) as e:
+        stages = [items(stage, MOST_PEERS) for stage in items(read_json(read_plain(file, 1 << 24)), MOST_PEERS)]
+        found = [[_peer(peer) for peer in stage] for stage in stages]
+        layout = tuple(tuple(peer for peer, _ in stage) for stage in found)
+        addresses = {peer: address for stage in found for peer, address in stage}
+    except (OSError, BadValue) as e:
         raise SpecError(f"{file} is no list of stages, each a list of peers with id and tcp ({e}).") from e
     if len(layout) != spec.swarm.stages.count or not all(layout):
         raise SpecError(
@@ -106,6 +108,14 @@ def peers_of(file: Path, spec: Run) -> tuple[Layout, dict[PeerId, Address]]:
             "each stage needs a peer at least."
         )
     return layout, addresses
+
+
+def _peer(said: object) -> tuple[PeerId, Address]:
+    s = table(said, 64)
+    at = tuple(text(one, 256) for one in items(s.get("tcp"), 16))
+    if not at:
+        raise BadValue("a peer without an address")
+    return name(s.get("id")), Address(tcp=at)
 
 
 async def train(

@@ -107,6 +107,11 @@ class State:
 
     def _refuse_another_run(self, found: checkpoint.Found) -> Run | None:
         """The spec that the checkpoint was written with, where it can be read."""
+        if "data" not in found.extra:
+            raise CheckpointError(
+                f"checkpoint {found.where} does not say what data it was trained on, so no run goes on from it; "
+                "start a new one from its weights (model.weights)."
+            )
         before, sums = found.extra["data"], found.extra.get("data_sums", self._sums)  # an older checkpoint has none
         if before != self._fingerprints or sums != self._sums:
             what = "its fingerprint" if before != self._fingerprints else "the checksums of its pieces"

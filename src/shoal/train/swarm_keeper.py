@@ -23,7 +23,11 @@ from shoal.fleet.outer.local import Local, Move
 from shoal.fleet.outer.merge import merge
 from shoal.fleet.outer.outer import Applied, Outer
 from shoal.fleet.outer.robust import Verdict, learned
+from shoal.fleet.swarm.ranges import parse
+from shoal.plain_file import read_object
+from shoal.values import real, whole
 
+MOST_SUM = 1e300
 KEPT = 16  # own parts that may still be returned
 Paths = Mapping[str, str]
 
@@ -38,6 +42,18 @@ class Work:
     seconds: float = 0.0
     loss_sum: float = 0.0  # over targets
     targets: int = 0
+
+    @staticmethod
+    def of(s: dict[str, Any]) -> Work:
+        """As it was written beside a part."""
+        return Work(
+            used=[list(r) for r in parse(s.get("used"))],
+            tokens=whole(s.get("tokens")),
+            steps=whole(s.get("steps")),
+            seconds=real(s.get("seconds")),
+            loss_sum=real(s.get("loss_sum"), MOST_SUM, -MOST_SUM),
+            targets=whole(s.get("targets")),
+        )
 
     def add(self, other: Work) -> None:
         self.used = [*other.used, *self.used]
@@ -164,8 +180,9 @@ class Keeper:
         path = self._own / f"{round}.part"
         if not path.exists():
             return  # too old, or handed in by an earlier life of this peer's that has lost its folder
+        work = Work.of(read_object(path.with_suffix(".json")))
         self._local.returned(round, path.read_bytes())
-        self._carried.add(Work(**json.loads(path.with_suffix(".json").read_text())))
+        self._carried.add(work)
         path.unlink()
 
     def _save(self, folder: Path) -> None:

@@ -15,8 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal.values import BadValue, read_object, text
+
 Message = dict[str, Any]
 CONNECT_S = 30.0
+MOST_LINE = 256 << 20
 
 
 class Gone(ConnectionError):
@@ -72,8 +75,10 @@ class Link:
         self._sock.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
-            for line in lines:
-                message = json.loads(line)
+        """A line that is no message ends it as its end would: what comes after it cannot be trusted."""
+        with contextlib.suppress(OSError, BadValue), self._sock.makefile("rb") as lines:
+            while line := lines.readline(MOST_LINE):
+                message = read_object(line)
+                text(message.get("kind"), 64)
                 self._heard.put(message)
         self._heard.put(None)

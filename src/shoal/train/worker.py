@@ -28,6 +28,7 @@ from shoal.parallel.standing import standing
 from shoal.parallel.ticks import ticks_of
 from shoal.spec import load
 from shoal.spec.flops import CONVENTION
+from shoal.spec.hf_folder import notes_of
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
@@ -183,6 +184,7 @@ class Parts:
             "flops_convention": CONVENTION,
             "peak_flops": peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
+            **({"notes": notes} if (notes := notes_of(run.model.weights)) else {}),
             **_through_memory(run, shape, device),
             **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),

@@ -52,6 +52,7 @@ def record(round: int, parts: dict[str, bytes], tokens: int = 100, **scores: flo
             "blob": hashlib.sha256(part).hexdigest(),
             "bytes": len(part),
             "tokens": tokens,
+            "targets": tokens,
             "steps": 4,
             "used": [],
             "loss": 1.0,

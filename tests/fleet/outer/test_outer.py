@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,3 +170,12 @@ def test_outer_rates_follow_the_codec_unless_they_are_said() -> None:
     said = Swarm(codec="2bit", outer_lr=0.5, outer_momentum=0.0, feedback=0.0)
     assert (Rule.of(said).lr, Rule.of(said).momentum, Rule.of(said).feedback) == (0.5, 0.0, 0.0)
     assert Rule.of(dense.stated(Swarm(codec="2bit"))) == dense
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_snapshot_that_holds_what_is_no_number_is_refused_with_its_own_digest(tmp_path: Path, wrong: float) -> None:
+    outer = Outer(np.ones(COUNT, np.float32), Rule())
+    outer.theta[3] = wrong
+    digest = save(outer, tmp_path / "state")
+    with pytest.raises(BadSnapshot, match=r"theta of .* holds what is no number"):
+        load(tmp_path / "state", Rule(), COUNT, digest)

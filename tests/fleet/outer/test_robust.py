@@ -24,7 +24,7 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def run(rule: Rule, attack: Attack | None, rounds: int = 8) -> tuple[float, list[Verdict]]:
+def run(rule: Rule, attack: Attack | None, rounds: int = 4) -> tuple[float, list[Verdict]]:
     """(loss, the last round's verdicts) of six honest peers and two that attack."""
     peers = [Peer(f"peer{i}", rule, i) for i in range(8)]
     random, verdicts = np.random.default_rng(3), []
@@ -60,7 +60,7 @@ def test_two_of_eight_hostile_peers_do_no_harm(rule: Rule) -> None:
 def test_without_the_checks_they_do() -> None:
     rule = Rule(lr=1.0, robust=False)
     honest, _ = run(rule, None)
-    assert run(rule, ATTACKS["scaled"], 4)[0] > 2 * honest
+    assert run(rule, ATTACKS["scaled"])[0] > 2 * honest
 
 
 def test_a_part_that_does_not_decode_or_makes_the_loss_worse_is_left_out() -> None:
@@ -89,7 +89,7 @@ def test_tokens_that_are_only_claimed_count_for_little() -> None:
         peer.train()
     parts = {peer.name: peer.part(0) for peer in peers}
     said = record(0, parts)
-    said["took"][0]["tokens"] = 10**15
+    said["took"][0]["targets"] = 10**15
     verdicts = peers[0].outer.apply(said, parts).verdicts
     assert max(v.weight for v in verdicts) == pytest.approx(0.5)
 

@@ -7,6 +7,7 @@ float64, and parts travel whole, so that every layout must give the weights of o
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from shoal.fleet.net.endpoint import Peers, connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import Commit, Layout
+from shoal.values import BadValue
 
 LR = 0.05
 Make = Callable[[int, PeerId], Any]
@@ -61,6 +63,10 @@ class Toy:
         self.grads[m] = g * self.inputs[m]
         return _bytes(g * self.w) if self.stage else None
 
+    def check(self, kind: str, payload: bytes | memoryview) -> None:
+        if len(payload) != 8 or not math.isfinite(_number(bytes(payload))):
+            raise BadValue(f"no number of a toy ({kind})")
+
     def part(self) -> bytes:
         return _bytes(sum(self.grads[m] for m in sorted(self.grads)))
 
@@ -84,6 +90,7 @@ class Toy:
         return _bytes(self.w)
 
     def restore(self, step: int, state: bytes) -> None:
+        self.check("state", state)
         self.w = _number(state)
 
     def save(self, step: int) -> None:

@@ -14,22 +14,26 @@ from typing import Any
 import pytest
 
 from shoal.errors import DataError, SetupError, UsageError
-from shoal.fleet.net.api import Address
+from shoal.fleet.net.api import Address, Message
 from shoal.fleet.net.identity import Identity, canonical
 from shoal.fleet.swarm import blob_folder
-from shoal.fleet.swarm.blob_fetch import _bits
+from shoal.fleet.swarm.blob_fetch import read_shown
 from shoal.fleet.swarm.charter import Charter, Input
-from shoal.fleet.swarm.gossip import _json, _summary
+from shoal.fleet.swarm.gossip import read_news, read_told
 from shoal.fleet.swarm.invite import Admission, Invitation
 from shoal.fleet.swarm.proposal import values_of
 from shoal.fleet.swarm.roster import Roster
 from shoal.spec import Run
+from shoal.values import BadValue
 
 SWARM = "5a" * 32
 ODD: list[Any] = [
     None, True, 0, -1, 1 << 70, 1.5, float("nan"), "", "\x00", "\ud800", "x" * 5000, "ab" * 32, [], {}, [[]], {"a": {}},
     [None] * 100, {"peer": 1},
 ]  # fmt: skip
+
+
+NEWS = {"entries": [{}], "revocations": [{}], "lies": [{}], "summary": {"ab" * 32: 3}, "revoked": ["a"]}
 
 
 def broken(value: Any, rng: random.Random) -> Any:
@@ -119,9 +123,13 @@ def test_broken_lines_charters_and_manifests(organiser: Identity) -> None:
         for text in (_dumps(broken(folder, rng)), noise(rng)):
             with contextlib.suppress(DataError):
                 assert all(not f.path.startswith(("/", "..")) for f in blob_folder.parse(text))
-        _summary(_json(noise(rng)))
-        _summary(rng.choice(ODD))
-        assert 0 <= _bits(rng.choice(ODD), 255) <= 255
+        fields = {key: rng.choice(ODD) for key in ("time", "same", "have", "size", "missing") if rng.random() < 0.5}
+        with contextlib.suppress(BadValue):
+            read_news(noise(rng))
+        with contextlib.suppress(BadValue):
+            read_told(Message("", fields, _dumps(broken(NEWS, rng)))).news.summary.items()
+        with contextlib.suppress(BadValue):
+            assert 0 <= (read_shown(Message("", fields)).have or 0) < 1 << (1 << 15)
 
 
 def _dumps(value: Any) -> bytes:

@@ -126,7 +126,7 @@ class Shore:
     def good(self) -> dict[str, dict[str, Any]]:
         record, liar = self.round(), self.liar
         vote = liar.sign(vote_text(SWARM, self.head.hash, 5)).hex()
-        part = Part(liar.id, 2, "ab" * 32, 10, 10, 1, ((0, 1),), 1.0, 1.0, {self.me.id: 0.5})
+        part = Part(liar.id, 2, "ab" * 32, 10, 10, 1, ((0, 1),), 1.0, 1.0, {self.me.id: 0.5}, targets=10)
         weights = {"after": self.head.hash, "digest": "ab", "life": 0, "twice": False}
         links = [[self.me.id, "tcp", 0.1, 1e6, 1e6]]
         proposal = self.proposed(record, liar)
@@ -347,7 +347,7 @@ def test_a_branch_that_one_peer_makes_up_is_not_merged_and_not_learnt_without_en
         for key in shore.keys[2:]:  # most are heard
             await shore.hears("pulse", json.dumps(shore.good()["pulse"]).encode(), key)
         shore.node.decider._born -= 100
-        tokens = Part(shore.liar.id, 3, "ab" * 32, 10, 1 << 39, 1, ((0, 1),))
+        tokens = Part(shore.liar.id, 3, "ab" * 32, 10, 1 << 39, 1, ((0, 1),), targets=1 << 39)
         branch = Record("branch", 2, (shore.head.hash,), (shore.liar.id,), by=shore.liar.id)
         forged = Record("round", 3, (branch.hash,), (shore.liar.id,), (tokens,), tokens=1 << 39, by=shore.liar.id)
         for record in (branch, forged):

@@ -27,7 +27,7 @@ class Branch:
             if peer not in absent and rng.random() < 0.8:
                 mine = first(self.ledger.held.get(peer, ()), rng.randrange(1, 120))
                 if mine:
-                    took.append(Part(peer, 1, "0" * 64, 1, 1, 1, mine))
+                    took.append(Part(peer, 1, "0" * 64, 1, 1, 1, mine, targets=1))
         for part in took:
             assert not within([part.used[0]], self.used)
             self.used = union(self.used, part.used)

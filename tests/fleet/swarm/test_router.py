@@ -41,7 +41,7 @@ async def exchange(made: list[Peer], routed: bool) -> tuple[int, list[Router]]:
         file = peer.blobs.store.folder.parent / f"{peer.endpoint.id}-{routed}"
         file.write_bytes(os.urandom(SIZE))
         name, size = peer.blobs.add_file(file)
-        own.append(Part(peer.endpoint.id, 1, name, size, 0, 1, ()))
+        own.append(Part(peer.endpoint.id, 1, name, size, 0, 1, (), targets=0))
     for me, router in enumerate(routers):
         for other, it in enumerate(routers):
             if other != me:
@@ -100,7 +100,7 @@ async def _a_gateway_that_brings_nothing_holds_nobody_up_for_long(tmp_path: Path
         file = tmp_path / "part"
         file.write_bytes(os.urandom(SIZE))
         name, size = owner.blobs.add_file(file)
-        part = Part(owner.endpoint.id, 1, name, size, 0, 1, ())
+        part = Part(owner.endpoint.id, 1, name, size, 0, 1, (), targets=0)
         router = Router(me.endpoint.id)
         found = router.choose([p.endpoint.id for p in made], {}, 0.0)
         choice = found.choice(me.endpoint.id, owner.endpoint.id)

@@ -61,6 +61,7 @@ class Cut:
 class Peer:
     def __init__(self, folder: Path, identity: Identity, run: Run, steps_per_s: float, attack: str = "") -> None:
         self.folder, self.identity, self.run_spec = folder, identity, run
+        self.wrap: Callable[[Any], Any] = lambda endpoint: endpoint  # what stands between the node and its links
         self.command = (
             sys.executable, "-m", "tests.fleet.swarm.toy_trainer", str(COUNT), str(steps_per_s), attack,
         )  # fmt: skip
@@ -69,7 +70,7 @@ class Peer:
     async def start(self) -> None:
         inner = connect(self.identity, lambda peer, proof: True, quic=False, host="127.0.0.1")
         await inner.start()
-        self.endpoint: Any = Cut(inner)
+        self.endpoint: Any = self.wrap(Cut(inner))
         self.node = Node(
             self.folder, SWARM, self.identity, self.endpoint, self.run_spec, self.command,
             admitted=lambda peer: True, event=self._event,
@@ -102,9 +103,16 @@ class Swarm:
         self.folder, self.run_spec = folder, run
         self.peers: list[Peer] = []
 
-    async def add(self, steps_per_s: float = 50.0, attack: str = "", identity: Identity | None = None) -> Peer:
+    async def add(
+        self,
+        steps_per_s: float = 50.0,
+        attack: str = "",
+        identity: Identity | None = None,
+        wrap: Callable[[Any], Any] = lambda endpoint: endpoint,
+    ) -> Peer:
         i = len(self.peers)
         peer = Peer(self.folder / str(i), identity or Identity.new(), self.run_spec, steps_per_s, attack)
+        peer.wrap = wrap
         await peer.start()
         self.peers.append(peer)
         self.introduce()

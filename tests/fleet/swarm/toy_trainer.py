@@ -118,8 +118,8 @@ class Toy(StandIn):
         path.write_bytes(payload)
         tokens = sum(b - a for a, b in used)
         self.say(
-            kind="part", round=one["round"], path=str(path), tokens=tokens, used=used, steps=one["steps"],
-            seconds=one["steps"] * self.step_s, loss=self.loss(self.weights),
+            kind="part", round=one["round"], path=str(path), tokens=tokens, targets=tokens, used=used,
+            steps=one["steps"], seconds=one["steps"] * self.step_s, loss=self.loss(self.weights),
         )  # fmt: skip
 
     def run(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from shoal import values
 from shoal.checkpoint.foreign import inert
 from shoal.checkpoint.foreign.inert import Global, Made, Persistent, Refused
 from shoal.checkpoint.grids import Dims
@@ -36,6 +37,7 @@ _NAMES = {
     ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"), ("torch", "Size"),
     ("torch.storage", "UntypedStorage"), ("collections", "OrderedDict"), *_STORAGES, *DTYPE_NAMES,
 }  # fmt: skip
+MOST_DIMS = 64
 _MOST_NODES = 10_000  # of a plain value: a pickle can name one list a thousand times, in a thousand lists
 _DAMAGED = (
     zipfile.BadZipFile, EOFError, AttributeError, KeyError, TypeError, ValueError, OverflowError, NotImplementedError,
@@ -165,12 +167,8 @@ def dims(value: Any) -> Dims:
     """A torch.Size, or the tuple it is made of."""
     if isinstance(value, Made):
         (value,) = value.args
-    if not isinstance(value, tuple | list):
-        raise TypeError("something else where a shape should be")
-    return tuple(map(whole, value))
+    return tuple(values.each(values.whole, MOST_DIMS)(value))
 
 
 def whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError("something else where a whole number should be")
-    return value
+    return values.whole(value)

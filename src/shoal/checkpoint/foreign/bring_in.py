@@ -18,7 +18,7 @@ from shoal.checkpoint.find import Root, published
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
 from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
-from shoal.checkpoint.foreign.shapes import model_of, model_of_config
+from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import check_fits
 from shoal.checkpoint.grids import Dims, alone
 from shoal.checkpoint.layout import bytes_of
@@ -29,9 +29,11 @@ from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import store_of
 from shoal.errors import CheckpointError, UsageError
+from shoal.spec.hf_folder import model_of_folder, notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 
+KIND = "a Hugging Face folder"
 _MOST_VALUES_BYTES = 64 << 10  # of what is no tensor; more than that is no setting but data
 
 
@@ -69,10 +71,11 @@ def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")):
-        from shoal.model.hf import open_folder
+        from shoal.model.hf import open_weights
 
-        held = of_safetensors(open_folder(folder, stack))
-        return Source("a Hugging Face folder", str(folder), held, model_of_config(folder / "config.json"))
+        model = model_of_folder(folder)
+        held, _ = open_weights(folder, shape_of(model), stack)
+        return Source(KIND, str(folder), of_safetensors(held), model, notes=tuple(notes_of(folder)))
     found, _ = place_of(text, workspace).take(lambda found: found, lambda words: None)
     return Source("a checkpoint", found.where, of_checkpoint(found), model_of(found), found.step, ours=True)
 

@@ -8,7 +8,6 @@ that `torch.save` has written, which is read in the same way (`blob`).
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,11 @@ from shoal.checkpoint.foreign.inert import Made, Refused
 from shoal.checkpoint.grids import Dims, tiles
 from shoal.checkpoint.layout import DTYPES
 from shoal.errors import CheckpointError
+from shoal.plain_file import NotPlain, is_plain, open_plain, read_plain
+from shoal.values import BadValue, below
 
 METADATA = ".metadata"
+MOST_BYTES = 1 << 30  # of it: ten million shards
 _THEIRS = "torch.distributed.checkpoint"
 _NAMES = {
     *((f"{_THEIRS}.metadata", name) for name in (
@@ -93,7 +95,7 @@ class Dcp:
     @contextmanager
     def _blob(self, name: str, shard: Shard) -> Iterator[Blob]:
         try:
-            with open(self.folder / shard.file, "rb", buffering=0) as f:
+            with open(open_plain(self.folder / shard.file), "rb", buffering=0) as f:
                 yield Blob(f.fileno(), shard.at, shard.bytes)
         except Refused as e:
             raise CheckpointError(
@@ -108,7 +110,9 @@ def is_dcp(folder: Path) -> bool:
 def open_dcp(folder: Path) -> Dcp:
     """Reads `.metadata` and looks that all files are there. Nothing of the tensors is read."""
     try:
-        data = (folder / METADATA).read_bytes()
+        data = read_plain(folder / METADATA, MOST_BYTES)
+    except NotPlain as e:
+        raise CheckpointError(f"{e}.") from None
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {METADATA}: it is no DCP checkpoint, or one whose save never ended."
@@ -167,10 +171,17 @@ def _stored(name: str, fields: Mapping[str, Any], placed: Mapping[Dims | None, t
 def _check_files(dcp: Dcp) -> None:
     needed: dict[str, int] = {}
     for shard in [*dcp.values.values(), *(s for stored in dcp.tensors.values() for s in stored.shards)]:
-        if os.path.basename(shard.file) != shard.file:
-            raise CheckpointError(f"{dcp.folder / METADATA} names {shard.file!r}, which lies outside of its folder.")
+        try:
+            _beside(shard.file)
+        except BadValue:
+            raise CheckpointError(
+                f"{dcp.folder / METADATA} names {shard.file[:80]!r}, which lies outside of its folder, or is no file's "
+                "name."
+            ) from None
         needed[shard.file] = max(needed.get(shard.file, 0), shard.at + shard.bytes)
     for file, count in sorted(needed.items()):
+        if (dcp.folder / file).exists() and not is_plain(dcp.folder / file):
+            raise CheckpointError(f"{dcp.folder / file} is no plain file: copy the whole folder again.")
         try:
             size = (dcp.folder / file).stat().st_size
         except FileNotFoundError:
@@ -182,6 +193,11 @@ def _check_files(dcp: Dcp) -> None:
                 f"{dcp.folder / file} has {size:,} bytes where its {METADATA} needs {count:,}: it was cut off, so copy "
                 "it again."
             )
+
+
+def _beside(file: str) -> None:
+    if "/" in below(file) or len(file.encode()) > 255 or file == ".":
+        raise BadValue("no name of a file")
 
 
 def _state(value: Any, name: str) -> Mapping[str, Any]:

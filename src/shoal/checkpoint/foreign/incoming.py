@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, reduce
 
 import torch
 
@@ -19,6 +18,9 @@ from shoal.checkpoint.foreign.dcp import Dcp
 from shoal.checkpoint.grids import Dims, Held, intersect, pieces
 from shoal.checkpoint.layout import TORCH_DTYPES, view_of
 from shoal.checkpoint.rows import PIECE_BYTES
+from shoal.model.hf_files import Held as Open
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,11 @@ def of_checkpoint(found: Found) -> dict[str, Incoming]:
     }
 
 
-def of_safetensors(held: Mapping[str, Any]) -> dict[str, Incoming]:
-    """Of open files, by the names of their tensors (`shoal.model.hf.open_folder`)."""
+def of_safetensors(held: Mapping[str, Open]) -> dict[str, Incoming]:
+    """Of open files, by the names of their tensors (`shoal.model.hf_files.open_folder`)."""
     incoming = {}
     for name, file in held.items():
-        stored = file.get_slice(name)
-        shape, dtype = tuple(stored.get_shape()), str(stored.get_dtype())
+        shape, dtype = file.shape(name), file.dtype(name)
         whole = Held((0,) * len(shape), shape, (0,) * len(shape))
         item_bytes = TORCH_DTYPES[dtype].itemsize
         cut = pieces(whole, item_bytes, PIECE_BYTES) if math.prod(shape) else ()
@@ -78,13 +79,15 @@ def of_safetensors(held: Mapping[str, Any]) -> dict[str, Incoming]:
 
 
 def stacked(parts: Sequence[Incoming]) -> Incoming:
-    """Tensors of one shape as one, along a new first dimension; a single one with that dimension is what it is."""
+    """Tensors of one shape as one, along a new first dimension; a single one with that dimension is what it is. Where
+    they have several dtypes it has the one that holds them all."""
+    dtype = reduce(torch.promote_types, (TORCH_DTYPES[part.dtype] for part in parts))
     boxes = [
-        Box((i, *box.offset), (1, *box.shape), partial(_unsqueezed, box.read))
+        Box((i, *box.offset), (1, *box.shape), partial(_unsqueezed, box.read, dtype))
         for i, part in enumerate(parts)
         for box in part.boxes
     ]
-    return Incoming(parts[0].dtype, (len(parts), *parts[0].shape), tuple(boxes))
+    return Incoming(_NAMES[dtype], (len(parts), *parts[0].shape), tuple(boxes))
 
 
 def narrowed(whole: Incoming, dim: int, begin: int, length: int) -> Incoming:
@@ -116,15 +119,13 @@ def half_split(interleaved: Incoming, head_dim: int) -> Incoming:
     return Incoming(interleaved.dtype, interleaved.shape, (box,))
 
 
-def _of_file(file: Any, name: str, piece: Held) -> torch.Tensor:
-    stored = file.get_slice(name)
+def _of_file(file: Open, name: str, piece: Held) -> torch.Tensor:
     box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.shape, strict=True))
-    part: torch.Tensor = stored[box] if box else file.get_tensor(name)
-    return part.contiguous()
+    return file.read(name, box).contiguous()
 
 
-def _unsqueezed(read: Callable[[], torch.Tensor]) -> torch.Tensor:
-    return read()[None]
+def _unsqueezed(read: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return read()[None].to(dtype)
 
 
 def _viewed(read: Callable[[], torch.Tensor], start: Dims, shape: Dims) -> torch.Tensor:

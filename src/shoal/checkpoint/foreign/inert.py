@@ -60,6 +60,34 @@ def read(data: bytes, names: Collection[tuple[str, str]]) -> Any:
 
 
 _MARK = object()
+# A pickle can name one tuple many times over: 64 of them, each of the one before it twice, have 2^64 parts, and Python
+# visits every one of them to make a key of it.
+MOST_PARTS = 1_000_000  # of one tuple, counted as if it were written out
+MOST_WORK = 20_000_000  # the same, of all keys together
+MOST_KEY = 1 << 60  # of numbers as keys: above, many can be had that Python's tables cannot tell apart quickly
+
+
+MOST_DEPTH = 100  # of tuples in tuples: Python makes a key of one by recursion, without a limit of its own
+
+
+class _Tuple(tuple[Any, ...]):
+    """Knows how many parts it has, down to the last, and how deep that is."""
+
+    parts: int
+    depth: int
+
+
+def _size(value: Any) -> tuple[int, int]:
+    value = value.key if isinstance(value, Persistent) else value
+    return (value.parts, value.depth) if isinstance(value, _Tuple) else (1, 0)
+
+
+def _tuple(values: list[Any]) -> _Tuple:
+    made, sizes = _Tuple(values), [_size(value) for value in values]
+    made.parts, made.depth = 1 + sum(parts for parts, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
+    if made.parts > MOST_PARTS or made.depth > MOST_DEPTH:
+        raise Refused(f"it has a tuple of more than {MOST_PARTS:,} parts when it is written out, or {MOST_DEPTH} deep")
+    return made
 
 
 class _Machine:
@@ -67,6 +95,7 @@ class _Machine:
         self.data, self.names = data, names
         self.at = 0
         self.stack: list[Any] = []
+        self.work = 0  # done for keys
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
@@ -116,7 +145,7 @@ class _Machine:
         return values
 
     def tuple_of(self, count: int) -> None:
-        self.push(tuple(reversed([self.pop() for _ in range(count)])))
+        self.push(_tuple([self.pop() for _ in range(count)][::-1]))
 
     def named(self, module: str, name: str) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
@@ -153,7 +182,22 @@ class _Machine:
         if not isinstance(table, dict):
             raise TypeError("items for what is no table")
         for key, value in zip(flat[::2], flat[1::2], strict=True):
-            table[key] = value
+            table[self.key(key)] = value
+
+    def key(self, value: Any) -> Any:
+        """A value that a table may have as its key, as long as that does not take for ever."""
+        self.work += _size(value)[0]
+        if self.work > MOST_WORK:
+            raise Refused(f"the keys of its tables have more than {MOST_WORK:,} parts")
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) > MOST_KEY):
+            raise Refused("it has a table by numbers that no checkpoint counts with")
+        return value
+
+    def kept_beside(self) -> None:
+        key = self.pop()
+        if isinstance(key, Persistent):
+            raise TypeError("a key of a key")
+        self.push(Persistent(key))
 
     def remember(self, key: int) -> None:
         if self.stack[-1] is _MARK:
@@ -192,7 +236,7 @@ _DO: dict[int, Callable[[_Machine], object]] = {
     0x85: lambda m: m.tuple_of(1),
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
-    ord("t"): lambda m: m.push(tuple(m.since_mark())),
+    ord("t"): lambda m: m.push(_tuple(m.since_mark())),
     ord("]"): lambda m: m.push([]),
     ord("a"): lambda m: m.append([m.pop()]),
     ord("e"): lambda m: m.append(m.since_mark()),
@@ -209,5 +253,5 @@ _DO: dict[int, Callable[[_Machine], object]] = {
     ord("R"): lambda m: m.make(),
     0x81: lambda m: m.make(),  # NEWOBJ
     ord("b"): lambda m: m.build(),
-    ord("Q"): lambda m: m.push(Persistent(m.pop())),
+    ord("Q"): lambda m: m.kept_beside(),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.locate import place_of
-from shoal.errors import SetupError, SpecError, UsageError
-from shoal.spec.hf_config import from_hf
+from shoal.errors import SpecError, UsageError
+from shoal.spec.hf_folder import model_of_config
 from shoal.spec.model import Model
 
 _SOURCES = ("preset", "weights", "init")  # where a shape and its weights came from; no part of it
@@ -56,13 +55,3 @@ def model_like(path: Path) -> Model:
     from shoal.spec import load
 
     return Model(**without_sources(load(path).run.model.model_dump()))
-
-
-def model_of_config(file: Path) -> Model:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise SetupError(f"{file} cannot be read as JSON ({e}).") from e
-    if not isinstance(config, dict):
-        raise SetupError(f"{file} is not the config of a Hugging Face model.")
-    return Model(**from_hf(config))

@@ -7,7 +7,6 @@ that of the manifest does it, and here there is no manifest. A checkpoint in mem
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal import values
+from shoal.checkpoint.extra import extra_of
 from shoal.checkpoint.manifest import Corrupt, seal, sealed
 from shoal.checkpoint.memory.ram import Hold, hold, memory_folder, sweep, unused
 from shoal.checkpoint.names import RANK_FILE, Name, part_file, rank_file
+from shoal.checkpoint.seals import opened
 from shoal.checkpoint.store import Folder
+from shoal.plain_file import read_plain
 
 COPIES, EXTRA = "copies", "extra.json"
+MOST_PART_BYTES = 1 << 30  # of what is read whole
 ENOUGH = 2  # generations: while one is being replaced on some nodes, the one before is whole on all
 
 
@@ -43,10 +47,10 @@ class Here:
         return kept_in(*reversed(self._homes()))
 
     def part(self, name: Name, rank: int) -> bytes:
-        return self.path(name, part_file(rank)).read_bytes()
+        return read_plain(self.path(name, part_file(rank)), MOST_PART_BYTES)
 
     def extra(self, name: Name) -> bytes:
-        return self.path(name, EXTRA).read_bytes()
+        return read_plain(self.path(name, EXTRA), MOST_PART_BYTES)
 
     def read_into(self, name: Name, rank: int, at: int, into: memoryview) -> None:
         path = self.path(name, rank_file(rank))
@@ -156,9 +160,9 @@ def read_extra(data: bytes) -> dict[str, Any]:
     if not sealed(data):
         raise Corrupt(f"{EXTRA} is damaged (its checksum does not match)")
     try:
-        return dict(json.loads(data)["extra"])
-    except (KeyError, TypeError, ValueError) as e:
-        raise Corrupt(f"{EXTRA} cannot be understood ({type(e).__name__}: {e})") from e
+        return values.field(opened(data), "extra", extra_of)
+    except values.BadValue as e:
+        raise Corrupt(f"{EXTRA} cannot be understood ({e})") from e
 
 
 def put(path: Path, data: bytes) -> None:

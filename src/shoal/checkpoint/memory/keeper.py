@@ -31,6 +31,8 @@ from shoal.checkpoint.memory.intake import Intake, Unfit
 from shoal.checkpoint.memory.neighbour import HELLO, REQUEST_BYTES
 from shoal.checkpoint.names import Name, rank_file
 from shoal.errors import TransientError
+from shoal.plain_file import NotPlain, open_plain, read_object
+from shoal.values import BadValue
 
 LINGER_S = 600.0
 IDLE_S = 120.0  # of a connection that asks nothing
@@ -136,7 +138,7 @@ class Keeper:
         name, rank = _name(message), whole(message["rank"])
         at, count = whole(message["at"]), whole(message["count"])
         # Names of files are made here, from numbers: nothing that comes over the wire is ever a path.
-        with open(self._here.path(name, rank_file(rank)), "rb", buffering=0) as file:
+        with open(open_plain(self._here.path(name, rank_file(rank))), "rb", buffering=0) as file:
             if at + count > os.fstat(file.fileno()).st_size:
                 wire.send(sock, {"error": "it is shorter than that", "kind": "short"})
                 return
@@ -173,8 +175,8 @@ class Keeper:
 
     def _still_named(self) -> bool:
         try:
-            return bool(json.loads((self._folder / _NAMED).read_bytes())["id"] == self._id)
-        except FileNotFoundError:
+            return read_object(self._folder / _NAMED, 1 << 16).get("id") == self._id
+        except (FileNotFoundError, NotPlain, BadValue):
             return False
 
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from shoal import values
 from shoal.checkpoint import ledger
 from shoal.checkpoint.manifest import Corrupt, encode
 from shoal.checkpoint.memory.generations import Generation, Here, open_folder, read_extra, remember, room_bytes, settle
@@ -161,11 +162,18 @@ class Memory:
             if name not in self._seen or not self._whole(name):
                 raise FileNotFoundError(errno.ENOENT, "it is in memory no more", str(name))
             return
-        fields = json.loads(said)
+        try:
+            self._heard(name, values.read_object(said.encode()))
+        except values.BadValue as e:
+            raise FileNotFoundError(errno.ENOENT, f"what is said of it cannot be understood ({e})", str(name)) from None
+
+    def _heard(self, name: Name, fields: dict[str, Any]) -> None:
         mine = dict(zip(self._addresses, self._sources, strict=True))
-        sources = [mine.get(address) for address in fields["addresses"]]
+        sources = [mine.get(address) for address in values.field(fields, "addresses", values.each(values.short))]
+        holder = values.each(lambda i: values.whole(i, len(sources) - 1))
         spread = _Spread({}, {}, [])
-        for rank, size, holders in fields["ranks"]:
+        for told in values.field(fields, "ranks", values.each(_three)):
+            rank, size, holders = values.whole(told[0]), values.whole(told[1]), holder(told[2])
             reached = [source for i in holders if (source := sources[i]) is not None]
             if not reached:
                 raise FileNotFoundError(errno.ENOENT, f"{rank_file(rank)} is in no memory that this node knows")
@@ -269,3 +277,10 @@ def _first(sources: Iterable[Source], take: Callable[[Source], Taken]) -> Taken:
 
 def _read_only() -> OSError:
     return io.UnsupportedOperation("a checkpoint in memory is what the ranks left there; nobody writes it through this")
+
+
+def _three(said: object) -> list[Any]:
+    found = values.items(said, 3)
+    if len(found) != 3:
+        raise values.BadValue("no rank, size and holders")
+    return found

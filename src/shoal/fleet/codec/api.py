@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.fleet.codec import plain_dense, plain_topk
 from shoal.fleet.codec.dense import Dense
-from shoal.fleet.codec.frame import NAMES, Floats, header
+from shoal.fleet.codec.frame import NAMES, BadPayload, Floats, header
 from shoal.fleet.codec.topk import TopK
 
 
@@ -30,6 +30,10 @@ class Codec(Protocol):
 
     def add(self, payload: bytes | memoryview, into: Floats, weight: float) -> None:
         """into += weight * decoded, in float32. Raises `BadPayload`; `into` is then as it was."""
+        ...
+
+    def check(self, payload: bytes | memoryview, count: int) -> None:
+        """`BadPayload` unless it is one of so many parameters that `add` would take."""
         ...
 
     def decode_norm(self, payload: bytes | memoryview) -> float:
@@ -79,4 +83,9 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
 def codec_of(payload: bytes | memoryview) -> Codec:
     """The codec that a payload says it was made with. The rest of it is checked when it is used."""
     said = header(payload)
-    return codec(said.codec, said.chunk, said.keep) if said.codec == "topk" else codec(said.codec)
+    if said.codec != "topk":
+        return codec(said.codec)
+    try:
+        return codec(said.codec, said.chunk, said.keep)
+    except ValueError as e:
+        raise BadPayload(str(e)) from None

@@ -67,6 +67,9 @@ class Dense:
         if len(into):
             self.kernels.add(self.bits, self.block, *parts, into, weight)
 
+    def check(self, payload: bytes | memoryview, count: int) -> None:
+        self._read(payload, count)
+
     def decode_norm(self, payload: bytes | memoryview) -> float:
         count = header(payload).count
         parts = self._read(payload, count)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.values import BadValue
+
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Halves = NDArray[np.uint16]
@@ -29,7 +31,7 @@ LARGEST_BITS = 0x7180  # as the upper half of a float32
 LEAST_BITS = 0x0080  # 2**-126, the least that is no subnormal
 
 
-class BadPayload(ValueError):
+class BadPayload(BadValue):
     """Bytes that no codec of ours has made, or one of another kind, size or setting than was agreed on."""
 
 

@@ -80,6 +80,9 @@ class TopK:
         check_vector("into", into)
         self.kernels.add(self.chunk, *self._read(payload, len(into)), into, weight)
 
+    def check(self, payload: bytes | memoryview, count: int) -> None:
+        self._read(payload, count)
+
     def decode_norm(self, payload: bytes | memoryview) -> float:
         return math.sqrt(self.kernels.squares(self.chunk, *self._read(payload, header(payload).count)))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.fleet.net.api import Address
 from shoal.fleet.net.frames import Data
 from shoal.fleet.net.identity import canonical
+from shoal.values import flag, items, read_object, text
 
 VERSION = 2  # 2: members vote for a term; messages about the history are signed
 MOST_GREETING = 32 << 10
@@ -68,27 +69,20 @@ class Greeting:
         )
 
 
-def read_greeting(said: Any) -> Greeting:
+def read_greeting(data: bytes) -> Greeting:
     """`Broken` for anything else."""
-    if not isinstance(said, dict):
-        raise Broken("its greeting is no JSON object")
-    if said.get("version") != VERSION:
-        raise Broken(f"it speaks version {str(said.get('version'))[:20]} of the protocol, this side speaks {VERSION}")
-    boot, link, bulk, you, proof = (said.get(k) for k in ("boot", "link", "bulk", "you", "proof"))
     try:
-        if not (isinstance(boot, str) and isinstance(link, str) and isinstance(bulk, bool) and isinstance(you, str)):
-            raise ValueError
-        if len(boot) > 64 or len(link) > 64 or len(you) > 64 or not isinstance(proof, str):
-            raise ValueError
-        return Greeting(boot, link, bulk, _address(said.get("address")), you, base64.b64decode(proof, validate=True))
-    except ValueError as e:
-        raise Broken("its greeting is malformed") from e
+        said = read_object(data)
+        if said.get("version") != VERSION:
+            theirs = str(said.get("version"))[:20]
+            raise Broken(f"it speaks version {theirs} of the protocol, this side speaks {VERSION}")
+        boot, link, you = (text(said.get(key), 64) for key in ("boot", "link", "you"))
+        proof = base64.b64decode(text(said.get("proof"), 2 * MOST_GREETING), validate=True)
+        return Greeting(boot, link, flag(said.get("bulk")), _address(said.get("address")), you, proof)
+    except ValueError as e:  # BadValue, or no base64
+        raise Broken(f"its greeting is none: {e}") from None
 
 
-def _address(said: Any) -> Address:
-    if not isinstance(said, list) or len(said) != 3:
-        raise ValueError
-    for part in said:
-        if not isinstance(part, list) or len(part) > 16 or not all(isinstance(x, str) and len(x) <= 256 for x in part):
-            raise ValueError
-    return Address(*(tuple(part) for part in said))
+def _address(said: object) -> Address:
+    relays, direct, tcp = [*items(said, 3), (), (), ()][:3]
+    return Address(*(tuple(text(one, 256) for one in items(part, 16)) for part in (relays, direct, tcp)))

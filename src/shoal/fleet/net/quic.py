@@ -27,7 +27,6 @@ from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, Pipe, 
 from shoal.fleet.net.relay import token
 from shoal.fleet.net.relays import Relays, plain
 from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
-from shoal.values import read_json
 
 try:
     import iroh
@@ -248,7 +247,11 @@ class Quic:
         if verdict[:1] != b"\1":
             pipe.close()
             raise Refused(verdict[1:].decode(errors="replace")[:200] or "no reason given")
-        answer = _greeting(verdict[1:])
+        try:
+            answer = read_greeting(verdict[1:])
+        except Broken:
+            pipe.close()
+            raise
         self._pipes.add(pipe)
         pipe.limit(MOST_BULK_FRAME if greeting.bulk else MOST_FRAME)
         await self.learn(answer.you_are, peer)
@@ -295,7 +298,7 @@ class Quic:
                 peer = str(connection.remote_id())
                 connection.set_receive_window(WINDOW)
                 pipe = QuicPipe(connection, await connection.accept_bi(), MOST_GREETING, seen)
-                said_first = _greeting(bytes(await pipe.receive()))
+                said_first = read_greeting(bytes(await pipe.receive()))
                 verdict = welcome(peer, said_first, seen)
                 no = isinstance(verdict, str)
                 await pipe.send([b"\0" if no else b"\1", verdict.encode()])
@@ -338,10 +341,3 @@ def said(e: Exception) -> str:
     """An error of iroh in one line."""
     text = str(e.message() if hasattr(e, "message") else e) or type(e).__name__
     return text.splitlines()[0][:200]
-
-
-def _greeting(data: bytes) -> Greeting:
-    try:
-        return read_greeting(read_json(data))
-    except ValueError as e:
-        raise Broken("its greeting is no JSON") from e

@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 import iroh
 
 from shoal import wire
-from shoal.fleet.net.api import Event
-from shoal.fleet.net.identity import is_peer
+from shoal.fleet.net.api import Event, PeerId
 from shoal.fleet.net.relay_client import WATCH_S
 from shoal.fleet.net.rendezvous import call, where
 from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
-from shoal.values import read_json
+from shoal.values import name, read_object, table, text
 
 MOST_RELAYS = 4
 CALL_S = 10.0
@@ -178,14 +177,18 @@ async def _opened(url: str) -> Any:
                 raise ValueError("it is no relay of a swarm")
             while (await reader.readline()).strip():
                 pass
-            told = read_json(await reader.readline())
-        found = told.get("rendezvous") if isinstance(told, dict) else None
-        if not isinstance(found, dict) or not is_peer(found.get("id")) or not isinstance(found.get("addr"), str):
-            raise ValueError("it has no rendezvous")
-        wire.address_of(found["addr"])
-        yield reader, (found["id"], found["addr"])
+            found = read_rendezvous(await reader.readline())
+        yield reader, found
     finally:
         writer.close()
+
+
+def read_rendezvous(line: bytes) -> tuple[PeerId, str]:
+    """Of what a relay tells of itself: who answers beside it, and where. ValueError for what is none."""
+    found = table(read_object(line).get("rendezvous"), 64)
+    at = text(found.get("addr"), 64)
+    wire.address_of(at)
+    return name(found.get("id")), at
 
 
 def plain(url: str) -> str:

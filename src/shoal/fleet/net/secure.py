@@ -28,7 +28,6 @@ from shoal.fleet.net.api import PeerId, Refused
 from shoal.fleet.net.frames import BadFrame, Data
 from shoal.fleet.net.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from shoal.fleet.net.pipe import MOST_GREETING, Broken, Counts, Greeting, read_greeting
-from shoal.values import read_json
 
 HELLO = b"shoal swarm 1\n\0\0"
 TAG_BYTES = 16
@@ -102,7 +101,7 @@ async def dial(
     if verdict[:1] != b"\1":
         raise Refused(verdict[1:].decode(errors="replace")[:200] or "no reason given")
     mine, its = _traffic_keys(secret, said + answer)
-    return Proven(peer, _greeting(verdict[1:]), mine, its)
+    return Proven(peer, read_greeting(verdict[1:]), mine, its)
 
 
 async def answer(
@@ -125,7 +124,7 @@ async def answer(
     if not verify(key.hex(), b"shoal swarm initiator" + _hash(said + key + text), signature):
         raise Broken("a greeting without a valid signature")
     said += sealed
-    greeting = _greeting(text)
+    greeting = read_greeting(text)
     verdict = welcome(key.hex(), greeting)
     text = b"\0" + verdict.encode() if isinstance(verdict, str) else b"\1" + verdict.encode()
     sealed = mine.seal(text, _hash(said))
@@ -189,13 +188,6 @@ async def _short(reader: asyncio.StreamReader, most: int) -> bytes:
     if not TAG_BYTES < size <= most + _PROVEN:
         raise Broken("a greeting of a wrong length")
     return await _exactly(reader, size)
-
-
-def _greeting(text: bytes) -> Greeting:
-    try:
-        return read_greeting(read_json(text))
-    except ValueError as e:
-        raise Broken("its greeting is no JSON") from e
 
 
 def _hash(data: bytes) -> bytes:

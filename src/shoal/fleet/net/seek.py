@@ -10,11 +10,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shoal import wire
 from shoal.fleet.net import punch, tcp
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.api import Address, Message, PeerId, Refused, Unreachable, Way
 from shoal.fleet.net.peer import Peer
 from shoal.fleet.net.pipe import Broken, Pipe
 from shoal.fleet.net.secure import Proven, SecurePipe
+from shoal.values import BadValue, text
 
 if TYPE_CHECKING:
     from shoal.fleet.net.endpoint import Peers
@@ -50,9 +53,21 @@ class Pauses:
                 await changed.wait()
 
 
+def read_place(said: Message) -> str:
+    """Where a peer is seen: an ip:port that others can reach."""
+    at = text(said.fields.get("at"), 64)
+    try:
+        port = wire.address_of(at)[1]
+    except ValueError as e:
+        raise BadValue(str(e)) from None
+    if port < 1024:
+        raise BadValue(f"{at} is no port of a peer")
+    return at
+
+
 class Seeker:
     def __init__(self, ends: Peers) -> None:
-        self._ends, self._punching = ends, 0
+        self._ends, self._punching, self._answers = ends, 0, Answers(ends, ends.event)
         if ends.how.punch:
             ends.on(PUNCH, self._punched)
 
@@ -170,22 +185,23 @@ class Seeker:
     async def _reach_punched(self, peer: PeerId, link: str, bulk: bool) -> tuple[Proven, SecurePipe]:
         mine = await punch.door(self._ends.address().relays[0])
         try:
-            answer = await self._ends.ask(peer, Message(PUNCH, {"at": mine.seen}), 2 * punch.ASK_S)
-            theirs = answer.fields.get("at")
-            if not isinstance(theirs, str):
-                raise Broken("it does not tell where it is seen")
+            asked = Message(PUNCH, {"at": mine.seen})
+            theirs = await self._answers.ask(peer, asked, read_place, 2 * punch.ASK_S)
             sock = await punch.meet(mine, theirs)
             return await tcp.reach(
                 self._ends.me, peer, sock, partial(self._ends.greeting, link, bulk, theirs), self._ends.how.congestion
             )
-        except ValueError as e:
-            raise Broken("it does not tell where it is seen") from e
         finally:
             mine.close()
 
     async def _punched(self, peer: PeerId, message: Message) -> Message:
-        at, relays = message.fields.get("at"), self._ends.address().relays
-        if not isinstance(at, str) or not relays or self._punching >= MOST_PUNCHING:
+        relays = self._ends.address().relays
+        try:
+            at = read_place(message)
+        except BadValue as e:
+            self._answers.bad(peer, PUNCH, str(e))
+            raise Refused(str(e)) from None
+        if not relays or self._punching >= MOST_PUNCHING:
             raise Refused("no TCP through this NAT now")
         self._punching += 1
         try:
@@ -199,7 +215,7 @@ class Seeker:
     async def _meet(self, mine: punch.Door, at: str) -> None:
         try:
             sock = await punch.meet(mine, at)
-        except (Broken, ValueError):
+        except Broken:
             return  # the other one journals it
         finally:
             mine.close()

@@ -97,8 +97,8 @@ class _Part:
 
 
 def learned(said: Mapping[str, Any]) -> int:
-    """What a part weighs by: the targets that it was taught, as far as it says them; else its tokens."""
-    return int(said["tokens"] if said.get("targets") is None else said["targets"])
+    """What a part weighs by: the targets that it was taught."""
+    return int(said["targets"])
 
 
 def judge(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -13,10 +13,13 @@ from safetensors.numpy import load_file, save_file
 
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.rule import Rule
+from shoal.plain_file import read_object
+from shoal.values import BadValue, text, whole
 
 WEIGHTS, ABOUT = "outer.safetensors", "outer.json"
 FILES = (WEIGHTS, ABOUT)
 VERSION = 1
+MOST_ROUND = 1 << 40
 
 
 class BadSnapshot(ValueError):
@@ -47,8 +50,8 @@ def save(outer: Outer, folder: Path, digest: str | None = None) -> str:
 def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Outer:
     """Checked: of `count` weights, all of them numbers, with the digest that it says and that is expected."""
     about = _about(folder)
-    if about["count"] != count:
-        raise BadSnapshot(f"{folder} has {about['count']} weights and the model {count}: it is of another run.")
+    if about.count != count:
+        raise BadSnapshot(f"{folder} has {about.count} weights and the model {count}: it is of another run.")
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError, ValueError) as e:
@@ -56,22 +59,29 @@ def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Out
     named = {"theta", "momentum"} if rule.momentum else {"theta"}
     if set(tensors) != named or any(t.dtype != np.float32 or t.shape != (count,) for t in tensors.values()):
         raise BadSnapshot(f"{folder / WEIGHTS} does not hold {' and '.join(sorted(named))} of {count} float32 numbers.")
-    outer = Outer(tensors["theta"], rule, int(about["round"]), tensors.get("momentum"))
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise BadSnapshot(f"{name} of {folder / WEIGHTS} holds what is no number.")
+    outer = Outer(tensors["theta"], rule, about.round, tensors.get("momentum"))
     found = outer.digest()
-    if found != about["digest"] or (digest is not None and found != digest):
-        raise BadSnapshot(
-            f"{folder} has the digest {found[:16]}, and {str(digest or about['digest'])[:16]} was expected."
-        )
+    if found != about.digest or (digest is not None and found != digest):
+        raise BadSnapshot(f"{folder} has the digest {found[:16]}, and {(digest or about.digest)[:16]} was expected.")
     return outer
 
 
-def _about(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class About:
+    count: int
+    round: int
+    digest: str
+
+
+def _about(folder: Path) -> About:
     try:
-        about = json.loads((folder / ABOUT).read_text())
-        if about["version"] != VERSION:
-            raise BadSnapshot(f"{folder} is of version {about['version']}, and this Shoal reads {VERSION}.")
-        return {"count": int(about["count"]), "round": int(about["round"]), "digest": str(about["digest"])}
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        if isinstance(e, BadSnapshot):
-            raise
+        about = read_object(folder / ABOUT)
+        if (version := whole(about.get("version"))) != VERSION:
+            raise BadSnapshot(f"{folder} is of version {version}, and this Shoal reads {VERSION}.")
+        count, round = whole(about.get("count")), whole(about.get("round"), MOST_ROUND, -1)  # -1: before the first
+        return About(count, round, text(about.get("digest"), 128))
+    except (OSError, BadValue) as e:
         raise BadSnapshot(f"{folder / ABOUT} cannot be read: {e}.") from None

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shoal.fleet.net.answers import LEFT_OUT_S, BadAnswer
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
-from shoal.fleet.stages.report import Ready, Report, plan_of
-from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, rerouted
-from shoal.values import BadValue
+from shoal.fleet.stages.report import Ready, read_where
+from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, misread, rerouted
 
 if TYPE_CHECKING:
     from shoal.fleet.stages.peer import Peer
@@ -39,6 +39,7 @@ class Lead:
         self._ended: float | None = None  # when the last step counted
         self._said = ""
         self._warned: set[str] = set()
+        self._out: dict[PeerId, float] = {}  # who is left out, until when
 
     async def run(self) -> None:
         """Until the end, or until somebody else leads."""
@@ -102,21 +103,27 @@ class Lead:
                 task.add_done_callback(self._asking.discard)
 
     async def _ask(self, peer: PeerId, plan: bool = False) -> None:
-        with contextlib.suppress(Unreachable, Refused, BadValue):  # what makes no sense is as if it had not come
-            answer = await self.peer.endpoint.ask(peer, Message("where", {"plan": plan}), timeout_s=self.peer.silent_s)
-            self.peer.reports[peer] = report = Report.of_json(answer.fields)
+        try:
+            asked = Message("where", {"plan": plan})
+            report, found = await self.peer.answers.ask(peer, asked, read_where, self.peer.silent_s)
+        except BadAnswer:
+            self.peer.reports.pop(peer, None)  # nobody knows how it stands: it is as if it were gone
             self.peer.news.set()
-            found = plan_of(answer.fields) if plan else None
-            if found is not None and found.fits(self.peer.layout, self.work.micro_batches, self.peer.steps):
-                self._plans.append(found)
-            if self.plan is not None and (report.order is None or report.order < self.plan.order):
-                self._send_to(peer, self.plan)  # it has just come, or has missed it
+            return
+        except (Unreachable, Refused):
+            return
+        self.peer.reports[peer] = report
+        self.peer.news.set()
+        if plan and found is not None and found.fits(self.peer.layout, self.work.micro_batches, self.peer.steps):
+            self._plans.append(found)
+        if self.plan is not None and (report.order is None or report.order < self.plan.order):
+            self._send_to(peer, self.plan)  # it has just come, or has missed it
 
     # What is said next.
 
     def _decide(self) -> None:
         reports, plan = self.peer.reports, self.plan
-        here = [p for p in self.peer.roster if self.peer.alive(p) and p in reports]
+        here = [p for p in self.peer.roster if self.peer.alive(p) and p in reports and not self._is_out(p)]
         strange = [p for p in here if reports[p].run != self.peer.fingerprint]
         if strange:
             self._warn(f"Peer {strange[0][:8]} has another run file or other data than this one: it is left out.")
@@ -127,6 +134,7 @@ class Lead:
         if plan.step >= self.peer.steps:
             self._end(plan, here)
             return
+        here = self._understood(plan, here)
         gone = [p for p in plan.members if p not in here or reports[p].born != self._born.get(p) or reports[p].lost]
         left = [p for p in plan.members if p not in gone]
         if gone and not enough(plan.members, here):
@@ -143,6 +151,21 @@ class Lead:
             self._send(replace(plan, number=plan.number + 1, members=tuple(left), routes=routes, learners=learners))
         elif all(self._is_ready(plan, p) for p in plan.members) and not self._awaited(plan, here):
             self._next(plan, here)
+
+    def _is_out(self, peer: PeerId) -> bool:
+        """For a while, since what it says or sends makes no sense."""
+        return self._out.get(peer, 0.0) > time.monotonic() or self.peer.answers.left_out(peer)
+
+    def _understood(self, plan: Plan, here: list[PeerId]) -> list[PeerId]:
+        """Without those whose messages their neighbours cannot read; they may come back later."""
+        members = [p for p in plan.members if p in here]
+        blames = {p: set(self.peer.reports[p].refuses) & set(members) for p in members}
+        out = misread(self._of_stages(members), blames, keep=self.peer.me) if any(blames.values()) else set()
+        for p in sorted(out):
+            self._out[p] = time.monotonic() + LEFT_OUT_S
+            text = f"Peer {p[:8]} is left out in step {plan.step + 1}: it and a neighbour cannot read each other."
+            self.peer.event("left_out", text=text, step=plan.step, peer=p)
+        return [p for p in here if p not in out]
 
     def _begin(self, here: Sequence[PeerId]) -> None:
         """The first plan, when everybody is here or, after some patience, enough for each stage."""
@@ -235,7 +258,8 @@ class Lead:
         kept = self.plan.learners if self.plan is not None and self.plan.era == plan.era else {}
         learners: dict[PeerId, PeerId] = {}
         for p in here:
-            donors = stages[of[p]]
+            refused = self.peer.reports[p].refuses
+            donors = [d for d in stages[of[p]] if d not in refused] or stages[of[p]]
             if p not in plan.members and donors:
                 learners[p] = kept[p] if kept.get(p) in donors else donors[len(learners) % len(donors)]
         return learners

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -17,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from shoal.errors import ShoalError, TransientError
+from shoal.errors import NumericsError, ShoalError, TransientError
+from shoal.fleet.net.answers import Answers, BadAnswer
 from shoal.fleet.net.api import Endpoint, Event, Handler, Message, PeerId, Refused, Unreachable
-from shoal.fleet.stages.handover import Donor, fetch
+from shoal.fleet.stages.handover import STATE, Donor, fetch
 from shoal.fleet.stages.history import MOST_PARTS, History, Share
 from shoal.fleet.stages.lead import Lead
 from shoal.fleet.stages.outbox import Outbox
@@ -30,6 +32,7 @@ from shoal.values import BadValue, items, whole
 
 LOOK_S = 0.25  # how often a peer looks who leads
 BEATS_S = 2.5  # in which a peer that is there is heard
+REFUSES_S = 2.0  # for so long the lead is told whose message could not be read; its sender tries again all the time
 T = TypeVar("T")
 Sent = tuple[str, int]  # "act" or "grad", and the micro-batch
 
@@ -75,6 +78,8 @@ class Peer:
         self.stage = next(s for s, peers in enumerate(layout) if self.me in peers)
         self.first, self.last = self.stage == 0, self.stage == len(layout) - 1
         self._known = set(self.roster)
+        self.answers = Answers(endpoint, event)
+        self._refuses: dict[PeerId, float] = {}  # whose messages cannot be read here, since when
         self.born = secrets.token_hex(8)
         self.plan: Plan | None = None
         self.at = 0  # steps in the state that `work` holds
@@ -153,7 +158,7 @@ class Peer:
             try:
                 return await handler(peer, message)
             except BadValue as e:
-                self.event("refused", peer=peer, message=message.kind, why=str(e)[:200])
+                self.answers.bad(peer, message.kind, str(e))
                 raise Refused(f"{message.kind}: {e}"[:200]) from None
 
         return handle
@@ -167,19 +172,37 @@ class Peer:
             or not 0 <= m < self.work.micro_batches
         ):
             raise Refused("no message for this stage")
-        now = (self.plan.era, self.plan.step) if self.plan is not None else (0, 0)
-        if (era, step) >= now:
-            if len(self._box) >= 4 * self.work.micro_batches:
-                raise Refused("too many messages wait here")
-            self._box.setdefault((era, step, message.kind, m), bytes(message.body))
-            self._changed.set()
+        key = (era, step, message.kind, m)
+        if self._is_due(era, step) and key not in self._box:
+            await self._check(peer, message)
+            if self._is_due(era, step):  # still
+                if len(self._box) >= 4 * self.work.micro_batches:
+                    raise Refused("too many messages wait here")
+                self._box.setdefault(key, bytes(message.body))
+                self._changed.set()
         return Message("ok")
+
+    def _is_due(self, era: int, step: int) -> bool:
+        return self.plan is None or (era, step) >= (self.plan.era, self.plan.step)
+
+    async def _check(self, peer: PeerId, message: Message) -> None:
+        """Before anything of it is kept: what is no number must not get into a sum. The lead hears of it."""
+        try:
+            await asyncio.to_thread(self.work.check, message.kind, message.body)
+        except BadValue:
+            self._cannot_read(peer)
+            raise
+
+    def _cannot_read(self, peer: PeerId) -> None:
+        self._refuses[peer] = time.monotonic()
+        self._changed.set()
 
     async def _on_part(self, peer: PeerId, message: Message) -> Message:
         if peer not in self.layout[self.stage]:
             raise Refused("no sibling")
         era, step = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step"))
         of = [whole(m, self.work.micro_batches - 1) for m in items(message.fields.get("of"), self.work.micro_batches)]
+        await self._check(peer, message)
         self._history.add_part(era, step, peer, of, bytes(message.body))
         self._changed.set()
         return Message("ok")
@@ -228,6 +251,7 @@ class Peer:
             self._lost,
             ready,
             min(self.seconds, MOST_SECONDS),
+            tuple(p for p, at in self._refuses.items() if time.monotonic() - at < REFUSES_S),
         )
 
     async def _look(self) -> None:
@@ -384,6 +408,11 @@ class Peer:
         step.square, step.loss, digest = await self._compute(
             lambda: (self.work.total(parts), self.work.loss(), step.digest or self.work.digest())
         )
+        if not (math.isfinite(step.square) and math.isfinite(step.loss)):
+            raise NumericsError(
+                f"In step {plan.step + 1} the gradient or the loss of stage {self.stage + 1} is no number: "
+                "lower train.optimizer.lr, or look at the data."
+            )
         step.summed, step.digest = wanted, digest
         self._measure(step, len(mine))
         await self._tell_lead()
@@ -466,15 +495,28 @@ class Peer:
             plan, donor = self.plan, self.plan.learners[self.me]
             with contextlib.suppress(Unreachable, Refused):
                 least = self._history.first(plan)
-                found = await fetch(self.endpoint, donor, plan.era, least, self.work.state_bytes)
-                if found is not None:
-                    self._era, self._step = 0, None  # whatever interrupts it, this is no state of a plan's
-                    await self._compute(self._restore, *found)
-                    self.at, self._era = found[0], plan.era
-                    self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
-                    self._changed.set()
+                if await self._learn_from(donor, plan.era, least):
                     return
             await asyncio.sleep(LOOK_S)
+
+    async def _learn_from(self, donor: PeerId, era: int, least: int) -> bool:
+        try:
+            found = await fetch(self.answers, donor, era, least, self.work.state_bytes)
+            if found is None:
+                return False
+            self._era, self._step = 0, None  # whatever interrupts it, this is no state of a plan's
+            await self._in_thread(self._restore, *found)
+        except BadAnswer:
+            self._cannot_read(donor)
+            raise
+        except BadValue as e:
+            self.answers.bad(donor, STATE, str(e))
+            self._cannot_read(donor)
+            return False
+        self.at, self._era = found[0], era
+        self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
+        self._changed.set()
+        return True
 
     def _restore(self, step: int, state: bytes) -> None:
         self.work.restore(step, state)
@@ -529,9 +571,12 @@ class Peer:
             self._outboxes[peer, control] = Outbox(self.endpoint, peer)
         return self._outboxes[peer, control]
 
+    async def _in_thread(self, do: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *args)
+
     async def _compute(self, do: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, do, *args)
+            return await self._in_thread(do, *args)
         except ValueError as e:  # BadPayload, of either codec
             raise ShoalError(
                 f"Stage {self.stage + 1} was sent something it cannot read in step {self.at + 1} ({e}): "

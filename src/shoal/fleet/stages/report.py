@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.fleet.stages.routes import MOST_COUNT, MOST_SUM, Plan
-from shoal.values import flag, items, real, table, text, whole
+from shoal.fleet.net.api import Message, PeerId
+from shoal.fleet.stages.routes import MOST_COUNT, MOST_PEERS, MOST_SUM, Plan
+from shoal.values import flag, items, name, real, table, text, whole
 
 MOST_SAVED = 1000
 MOST_SECONDS = 1e6
@@ -34,6 +35,7 @@ class Report:
     lost: bool
     ready: Ready | None
     seconds: float  # of a micro-batch
+    refuses: tuple[PeerId, ...] = ()  # whose messages it cannot read
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,12 +55,14 @@ class Report:
             lost=flag(s.get("lost")),
             ready=None if ready is None else _ready(table(ready, 8)),
             seconds=real(s.get("seconds"), MOST_SECONDS, 0.0),
+            refuses=tuple(name(peer) for peer in items(s.get("refuses", []), MOST_PEERS)),
         )
 
 
-def plan_of(value: dict[str, Any]) -> Plan | None:
-    """The plan beside a report, if it was asked for."""
-    return None if value.get("plan") is None else Plan.of_json(value["plan"])
+def read_where(answer: Message) -> tuple[Report, Plan | None]:
+    """Of a peer that was asked how it stands: its report, and its newest plan if that was asked for."""
+    plan = answer.fields.get("plan")
+    return Report.of_json(answer.fields), None if plan is None else Plan.of_json(plan)
 
 
 def _ready(s: dict[str, Any]) -> Ready:

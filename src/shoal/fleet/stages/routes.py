@@ -129,6 +129,21 @@ def rerouted(
     return tuple(zip(*columns, strict=True))
 
 
+def misread(stages: Sequence[Sequence[PeerId]], blames: Mapping[PeerId, set[PeerId]], keep: PeerId) -> set[PeerId]:
+    """Who is left out where peers cannot read what others of them send; `blames`: by each, whose messages. Of two the
+    one goes that has a sibling in its place: one whom nobody blames, else one who does not blame. Who is right cannot
+    be told. Nobody goes where the step could not be taken without it."""
+    blamed = set[PeerId]().union(*blames.values())
+    out = {p for peers in stages for p in peers if p in blamed and p != keep and any(q not in blamed for q in peers)}
+    for peers in stages:
+        for p in peers:
+            still = blames.get(p, set()) - out
+            others = [q for q in peers if q != p and q not in out]
+            if still and p not in out and p != keep and any(not blames.get(q, set()) & still for q in others):
+                out.add(p)
+    return out
+
+
 def enough(members: Sequence[PeerId], here: Iterable[PeerId]) -> bool:
     """Whether those who are here may go on for all of the last agreed members: more than half of them, or half with
     the first. So two halves of a split network never both go on."""

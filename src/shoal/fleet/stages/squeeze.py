@@ -8,19 +8,21 @@ left out of one window belongs to no other window. (Gradients of weights have it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.errors import SpecError
+from shoal.fleet.codec.frame import BadPayload
 
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 GROUP = {"int8": 128, "int4": 32, "int2": 32}  # numbers that share a scale of 2 bytes
-
-
-class BadPayload(ValueError):
-    """No message of the agreed form: the wrong length, or a scale that is no number."""
+_EXPONENT = 0x7F80  # of a bf16: with all of it set it is infinite, or no number
+_NO_NUMBERS = "hidden states or gradients are no numbers any more"
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,18 @@ class Squeeze:
         return 2 * groups + -(-rows * self.width * BITS[self.name] // 8)
 
     def encode(self, values: Tensor) -> bytes:
-        if self.name == "fp32":
-            return _bytes(values.detach().float())
-        if self.name == "bf16":
-            return _bytes(values.detach().bfloat16())
+        """FloatingPointError for what is infinite or no number, or would be where it arrives."""
+        if self.name in ("fp32", "bf16"):
+            plain = values.detach().to(torch.float32 if self.name == "fp32" else torch.bfloat16)
+            if not torch.isfinite(plain).all():
+                raise FloatingPointError(_NO_NUMBERS)
+            return _bytes(plain)
         grouped = values.detach().reshape(-1, self.group).float()
         most = _most(self.name)
         scales = (grouped.abs().amax(dim=1, keepdim=True) / most).bfloat16()
-        if not torch.isfinite(scales).all():
-            raise FloatingPointError("hidden states or gradients are no numbers any more")
         steps = scales.float()
+        if not torch.isfinite(steps * _furthest(self.name)).all():
+            raise FloatingPointError(_NO_NUMBERS)
         whole = torch.where(steps > 0, grouped / steps, 0.0)
         if self.name == "int2":  # -1.5, -0.5, 0.5, 1.5: with two bits a zero is not worth a level
             whole = (whole - 0.5).round_() + 0.5
@@ -65,21 +69,33 @@ class Squeeze:
         numbers = (whole.clamp_(-most, most) + most).to(torch.uint8).reshape(-1)
         return _bytes(scales.reshape(-1)) + _bytes(_packed(numbers, BITS[self.name]))
 
+    def check(self, payload: bytes | memoryview, rows: int) -> None:
+        """BadPayload unless `decode` gives finite numbers of it. Touches nothing: to be called where it arrives."""
+        if len(payload) != self.nbytes(rows):
+            raise BadPayload(f"{len(payload)} bytes where {self.name} has {self.nbytes(rows)} for {rows} rows")
+        if self.name == "fp32":
+            if not np.isfinite(np.frombuffer(payload, np.float32)).all():
+                raise BadPayload("it holds what is no number")
+            return
+        halves = payload if self.name == "bf16" else memoryview(payload)[: 2 * (rows * self.width // self.group)]
+        found = np.frombuffer(halves, np.uint16)
+        if self.name == "bf16":
+            if ((found & _EXPONENT) == _EXPONENT).any():
+                raise BadPayload("it holds what is no number")
+        elif (found > _most_scale(self.name)).any():  # also one below zero: its first bit is set
+            raise BadPayload("a scale is no number, below zero or too large")
+
     def decode(self, payload: bytes | memoryview, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Float32 of the given shape, whose last dimension is the width."""
-        count = 1
-        for n in shape:
-            count *= n
-        rows = count // self.width
-        if shape[-1] != self.width or len(payload) != self.nbytes(rows):
-            raise BadPayload(f"{len(payload)} bytes where {self.name} {shape} has {self.nbytes(rows)}")
+        count = math.prod(shape)
+        if shape[-1] != self.width:
+            raise BadPayload(f"{shape[-1]} numbers in a row, where {self.width} travel")
+        self.check(payload, count // self.width)
         raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
         if self.name in ("fp32", "bf16"):
             return raw.view(torch.float32 if self.name == "fp32" else torch.bfloat16).float().reshape(shape)
         groups = count // self.group
         scales = raw[: 2 * groups].view(torch.bfloat16).float()
-        if not torch.isfinite(scales).all():
-            raise BadPayload("a scale is no number")
         numbers = _unpacked(raw[2 * groups :], BITS[self.name])[:count].float() - _most(self.name)
         return (numbers.reshape(groups, self.group) * scales[:, None]).reshape(shape)
 
@@ -87,6 +103,20 @@ class Squeeze:
 def _most(name: str) -> float:
     """The largest level on either side of zero."""
     return {"int8": 127.0, "int4": 7.0, "int2": 1.5}[name]
+
+
+def _furthest(name: str) -> float:
+    """Of all that the bits can say, also what is never sent."""
+    return max(_most(name), 2 ** BITS[name] - 1 - _most(name))
+
+
+@cache
+def _most_scale(name: str) -> int:
+    """The largest whose numbers are finite in float32, as its bits."""
+    bits = np.arange(_EXPONENT, dtype=np.uint32)  # those of all scales from 0 on that are finite
+    with np.errstate(over="ignore"):
+        finite = np.isfinite((bits << 16).view(np.float32) * np.float32(_furthest(name)))
+    return int(bits[finite].max())
 
 
 def _packed(numbers: Tensor, bits: int) -> Tensor:

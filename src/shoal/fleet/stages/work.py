@@ -28,6 +28,11 @@ class Work(Protocol):
         """The gradient from the next stage to that for the one before (the first gives none)."""
         ...
 
+    def check(self, kind: str, payload: bytes | memoryview) -> None:
+        """`BadValue` for what no neighbour ("act", "grad") and no sibling ("part") sends: of another size, or infinite,
+        or no number. Touches nothing, and may be called by any thread: it is asked where a message arrives."""
+        ...
+
     def part(self) -> bytes:
         """The gradient of this peer's micro-batches of the step, for its siblings. May be asked for again when there
         have been more of them."""
@@ -43,7 +48,8 @@ class Work(Protocol):
         ...
 
     def factor(self, step: int, squares: float, loss: float) -> Commit:
-        """What the step does, from all stages' squares and the summed loss. A pure function, asked of the lead."""
+        """What the step does, from all stages' squares and the summed loss. A pure function, asked of the lead.
+        Raises NumericsError for what is no number."""
         ...
 
     def apply(self, commit: Commit) -> None:
@@ -58,7 +64,9 @@ class Work(Protocol):
         """Weights and optimizer, for a sibling."""
         ...
 
-    def restore(self, step: int, state: bytes) -> None: ...
+    def restore(self, step: int, state: bytes) -> None:
+        """A sibling's `state`. `BadValue` for what is none; the one that is here is then as it was."""
+        ...
 
     def save(self, step: int) -> None:
         """For the case that all of a stage's peers are lost."""

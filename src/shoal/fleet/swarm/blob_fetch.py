@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DataError, TransientError
-from shoal.fleet.net.api import Endpoint, Event, Message, PeerId, Refused, Unreachable
+from shoal.fleet.net.answers import Answers
+from shoal.fleet.net.api import Event, Message, PeerId, Refused, Unreachable
 from shoal.fleet.swarm.blob_store import MOST_PIECES, PIECE, Store, is_whole, pieces_in
+from shoal.values import BadValue, flag, text, whole
 
 KIND = "blob"
 MOST_BODY = PIECE
@@ -32,6 +35,8 @@ PIECE_S = 60.0  # for one answer; long enough at 150 kbit/s
 LATE_S = 1.0  # with nothing else to do, a piece is asked for once more for each such time it has not come
 POLL_S = (0.05, 0.5)  # between two questions to a source that has nothing for us
 AGAIN_S = (0.25, 8.0)  # after a failure
+_ALL = (1 << MOST_PIECES) - 1
+_DIGITS = re.compile(r"[0-9a-f]+\Z")
 
 
 class NotFound(TransientError):
@@ -40,6 +45,17 @@ class NotFound(TransientError):
 
 class WrongSize(DataError):
     """The blob is there, and is not as long as was said: the fault of whoever announced it, not of the sources."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a source says of a blob: its pieces, as bits, and its length, as far as it says them; with a list of hashes,
+    or a piece, or nothing."""
+
+    have: int | None
+    size: int | None
+    missing: bool  # it has not the piece that it was asked for
+    body: bytes | memoryview
 
 
 @dataclass
@@ -58,7 +74,8 @@ class Fetch:
     def __init__(
         self,
         store: Store,
-        endpoint: Endpoint,
+        me: PeerId,
+        answers: Answers,
         name: str,
         size: int,
         *,
@@ -70,7 +87,7 @@ class Fetch:
     ) -> None:
         if not 0 <= size <= MOST_PIECES * PIECE:
             raise ValueError(f"a blob of {size} bytes cannot be")
-        self._store, self._endpoint, self._room = store, endpoint, room
+        self._store, self._me, self._answers, self._room = store, me, answers, room
         self._event, self._lied, self._urgent, self._patience_s = event, lied, urgent, patience_s
         self.name, self.size = name, size
         self._all = (1 << pieces_in(size)) - 1
@@ -86,7 +103,7 @@ class Fetch:
     def add(self, sources: Iterable[PeerId]) -> None:
         """More of them, also while it is under way."""
         for peer in sources:
-            if peer != self._endpoint.id and peer not in self._sources:
+            if peer != self._me and peer not in self._sources:
                 # Two to begin with: a line that has just been opened is slow, which says nothing about it.
                 self._sources[peer] = Source(peer, wanted=min(2, MOST_LANES))
                 self._start(self._lane(self._sources[peer]))
@@ -144,7 +161,7 @@ class Fetch:
                 except (Unreachable, Refused, TimeoutError):
                     source.failures += 1
                     source.have, source.wanted = None, 1
-                    await asyncio.sleep(min(AGAIN_S[0] * 2**source.failures, AGAIN_S[1]))
+                    await asyncio.sleep(min(AGAIN_S[0] * 2 ** min(source.failures, 8), AGAIN_S[1]))
                     continue
                 if progress:
                     pause = POLL_S[0]
@@ -166,15 +183,15 @@ class Fetch:
         wants = self.have is None
         said = await self._ask(source, {"list": wants})
         source.failures = 0
-        source.have = _bits(said.fields.get("have"), self._all)
+        source.have = (said.have or 0) & self._all
         if wants and source.have:
-            hashes, size = bytes(said.body), said.fields.get("size")
+            hashes = bytes(said.body)
             try:
                 await self._begin(hashes)
             except ValueError as e:
-                if type(size) is int and size != self.size and is_whole(self.name, size, hashes):
+                if said.size not in (None, self.size) and is_whole(self.name, said.size, hashes):
                     raise WrongSize(
-                        f"blob {self.name[:12]} has {size} bytes, not {self.size}; who announced it is wrong."
+                        f"blob {self.name[:12]} has {said.size} bytes, not {self.size}; who announced it is wrong."
                     ) from None
                 self._blame(source, str(e))
 
@@ -195,9 +212,9 @@ class Fetch:
             async with self._room:
                 said = await self._ask(source, {"piece": piece})
                 took = time.monotonic() - began
-                if "have" in said.fields:
-                    source.have = _bits(said.fields["have"], self._all)
-                if said.fields.get("missing") is True:
+                if said.have is not None:
+                    source.have = said.have & self._all
+                if said.missing:
                     source.have = (source.have or 0) & ~(1 << piece)
                     return False
                 good = await asyncio.to_thread(self._store.write_piece, self.name, piece, said.body)
@@ -243,9 +260,9 @@ class Fetch:
         ]
         return min(late)[1] if late else None
 
-    async def _ask(self, source: Source, fields: dict[str, object]) -> Message:
+    async def _ask(self, source: Source, fields: dict[str, object]) -> Shown:
         fields = {"name": self.name, "urgent": self._urgent, **fields}
-        return await self._endpoint.ask(source.peer, Message(KIND, fields), PIECE_S, MOST_BODY)
+        return await self._answers.ask(source.peer, Message(KIND, fields), read_shown, PIECE_S, MOST_BODY)
 
     def _blame(self, source: Source, why: str) -> None:
         if source.lied:  # another lane has found out
@@ -266,16 +283,24 @@ class Fetch:
             return
 
 
-def _bits(found: object, everything: int) -> int:
-    """ "all", or hexadecimal digits; nothing for whatever else."""
-    if found == "all":
-        return everything
-    if not isinstance(found, str) or len(found) > MOST_PIECES // 4:
-        return 0
-    try:
-        return int(found, 16) & everything
-    except ValueError:
-        return 0
+def read_shown(answer: Message) -> Shown:
+    """Of a source, whatever it was asked. BadValue for what is none."""
+    have, size, missing = (answer.fields.get(key) for key in ("have", "size", "missing"))
+    return Shown(
+        None if have is None else _bits(have),
+        None if size is None else whole(size, MOST_PIECES * PIECE),
+        missing is not None and flag(missing),
+        answer.body,
+    )
+
+
+def _bits(said: object) -> int:
+    """ "all", or hexadecimal digits."""
+    if said == "all":
+        return _ALL
+    if not _DIGITS.match(text(said, MOST_PIECES // 4)):
+        raise BadValue("no hexadecimal digits where pieces are named")
+    return int(str(said), 16)
 
 
 def _random_bit(bits: int) -> int:

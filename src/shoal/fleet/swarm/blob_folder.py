@@ -5,13 +5,13 @@ Manifests come from the network, so a path in one may not leave the folder it is
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shoal.errors import DataError
 from shoal.fleet.net.identity import canonical
-from shoal.fleet.swarm.blob_store import MOST_PIECES, PIECE, Store, is_name
+from shoal.fleet.swarm.blob_store import MOST_PIECES, PIECE, Store
+from shoal.values import BadValue, items, name, read_object, text, whole
 
 MOST_FILES = 20_000
 MOST_MANIFEST = 8 << 20
@@ -30,14 +30,14 @@ def manifest(files: list[File]) -> bytes:
     return canonical({"format": _FORMAT, "files": held})
 
 
-def parse(text: bytes) -> list[File]:
+def parse(data: bytes) -> list[File]:
     """DataError for what is no manifest, or names what lies outside."""
     try:
-        held = json.loads(text)
-        if held["format"] != _FORMAT or len(held["files"]) > MOST_FILES:
-            raise ValueError("another format, or too many files")
-        files = [_file(*entry) for entry in held["files"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        held = read_object(data)
+        if held.get("format") != _FORMAT:
+            raise BadValue("another format")
+        files = [_file(items(entry, 3)) for entry in items(held.get("files"), MOST_FILES)]
+    except BadValue as e:
         raise DataError(f"a folder's manifest cannot be used ({e}); fetch it from other peers.") from None
     if len({f.path for f in files}) != len(files):
         raise DataError("a folder's manifest names a file twice; fetch it from other peers.")
@@ -48,8 +48,8 @@ def add_folder(store: Store, folder: Path, outside: bool = False) -> tuple[str, 
     """The manifest's name and length; the files are in the store, or (`outside`) offered from where they are."""
     files = []
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name, size = store.add_file(file, outside)
-        files.append(File(file.relative_to(folder).as_posix(), size, name))
+        blob, size = store.add_file(file, outside)
+        files.append(File(file.relative_to(folder).as_posix(), size, blob))
     added = store.add_bytes(manifest(files))
     store.mark_folder(added[0])
     return added
@@ -63,11 +63,12 @@ def within(store: Store, name: str) -> list[File]:
     return parse(path.read_bytes())
 
 
-def _file(path: object, size: object, blob: object) -> File:
-    if not isinstance(path, str) or not is_name(blob) or type(size) is not int or not 0 <= size <= MOST_PIECES * PIECE:
-        raise ValueError("a file that is none")
+def _file(said: list[object]) -> File:
+    if len(said) != 3:
+        raise BadValue("a file that is none")
+    path, size, blob = text(said[0], 1024), whole(said[1], MOST_PIECES * PIECE), name(said[2])
     parts = PurePosixPath(path).parts
     odd = any(p in ("", ".", "..") or "\\" in p or ":" in p or not p.isprintable() for p in parts)
-    if not parts or odd or path.startswith("/") or "/".join(parts) != path or len(path) > 1024:
-        raise ValueError(f"a file called {path[:80]!r}")
-    return File(path, size, str(blob))
+    if not parts or odd or path.startswith("/") or "/".join(parts) != path:
+        raise BadValue(f"a file called {path[:80]!r}")
+    return File(path, size, blob)

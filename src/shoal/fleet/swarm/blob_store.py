@@ -21,6 +21,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.plain_file import read_object
+from shoal.values import text
+
 PIECE = 1 << 20
 HASH_BYTES = 32
 MOST_PIECES = 1 << 15  # 32 GiB; the list is 1 MiB then
@@ -200,12 +203,12 @@ class Store:
 
     def _outside(self, name: str) -> Path | None:
         try:
-            at = json.loads((self.folder / f"{name}.at").read_bytes())
-            file = Path(at["path"])
+            at = read_object(self.folder / f"{name}.at")
+            file = Path(text(at.get("path"), 4096))
             now = file.stat()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):  # the latter: BadValue, or a path with a NUL
             return None
-        same = now.st_size == at["size"] and now.st_mtime_ns == at["mtime_ns"]
+        same = now.st_size == at.get("size") and now.st_mtime_ns == at.get("mtime_ns")
         return file if same else None
 
     def _pieces_of(self, part: Path, hashes: bytes) -> int:

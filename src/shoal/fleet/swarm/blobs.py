@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import DataError
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.api import Endpoint, Event, Message, PeerId
 from shoal.fleet.swarm.blob_fetch import KIND, MOST_BODY, Fetch, NotFound, WrongSize
 from shoal.fleet.swarm.blob_folder import MOST_MANIFEST, File, add_folder, parse, within
@@ -52,12 +53,15 @@ class Served:
 class Blobs:
     """Belongs to the endpoint's loop; `store` may be used from any thread."""
 
-    def __init__(self, folder: Path, endpoint: Endpoint, event: Event | None = None) -> None:
+    def __init__(
+        self, folder: Path, endpoint: Endpoint, event: Event | None = None, answers: Answers | None = None
+    ) -> None:
         self.store = Store(folder)
         self.served = Served()
         self.liars: Counter[PeerId] = Counter()  # who sent what was not the blob, and how often
         self._endpoint = endpoint
         self._event: Event = event or (lambda kind, **fields: None)
+        self._answers = answers or Answers(endpoint, self._event)
         self._running: dict[str, _Running] = {}
         self._adding = 0
         self._in_flight, self._reads = asyncio.Semaphore(IN_FLIGHT), asyncio.Semaphore(SERVED)
@@ -98,7 +102,8 @@ class Blobs:
         if running is None:
             fetch = Fetch(
                 self.store,
-                self._endpoint,
+                self._endpoint.id,
+                self._answers,
                 name,
                 size,
                 room=self._in_flight,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.record import BadRecord, Certified, Record, ack_text
+from shoal.values import BadValue, read_object
+from shoal.values import name as name_of
 
 Verify = Callable[[PeerId, bytes, str], bool]  # (peer, text, signature)
 LOCATOR = 64  # names of records by which two peers find where their histories part
@@ -177,14 +179,14 @@ class Chain:
             for raw in f:
                 if not raw.endswith(b"\n"):
                     break
-                with contextlib.suppress(ValueError, KeyError):
-                    entry = json.loads(raw)
+                with contextlib.suppress(BadValue):
+                    entry = read_object(raw)
                     if "add" in entry:
                         new = Certified.of(entry["add"])
                         self.check(new)
                         self._keep(new)
-                    elif entry["head"] in self._known:
-                        self.head = self.get(entry["head"])
+                    elif (head := name_of(entry.get("head"))) in self._known:
+                        self.head = self.get(head)
                 good += len(raw)
         if good < file.stat().st_size:
             os.truncate(file, good)

@@ -9,7 +9,6 @@ itself is not in it, and is refused if it is.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 import time
@@ -19,14 +18,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from shoal import values
 from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
-from shoal.fleet.net.identity import canonical, is_peer
+from shoal.fleet.net.identity import canonical
 from shoal.fleet.outer.rule import Rule
 from shoal.fleet.swarm import proposal
 from shoal.fleet.swarm.blob_folder import MOST_MANIFEST
-from shoal.fleet.swarm.blob_store import is_name
 from shoal.fleet.swarm.invite import plain
 from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
 from shoal.spec import Run, dump, load
@@ -35,10 +34,13 @@ from shoal.spec.drivers import refusals
 from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
+from shoal.values import BadValue, items, read_object, table, text, whole
 
-FORMAT = "shoal charter 3"
+FORMAT = "shoal charter 4"
 MOST_CHARTER = 1 << 20
 MOST_INPUTS = 64
+MOST_FIELDS = 256  # of an object in it
+MOST_NAME = 256
 MOST_LOOKED_AT = 10_000  # folders, for a data set that is here already
 INPUTS = "inputs"  # the folder of the run directory that they are in
 _FIELDS = {"format", "name", "organiser", "created", "run", "inputs"}
@@ -94,33 +96,31 @@ class Charter:
     def of(cls, data: bytes, swarm: str) -> Charter:
         """Of what came over the network; SetupError unless it is that swarm's and proposes nothing but what one peer
         may propose to another."""
-        wrong = SetupError("what the peers call the swarm's charter is not what the invitation names; ask for another.")
         if len(data) > MOST_CHARTER or hashlib.sha256(data).hexdigest() != swarm:
-            raise wrong
+            raise SetupError(
+                "what the peers call the swarm's charter is not what the invitation names; ask for another."
+            )
         try:
-            held = json.loads(data)
-            if held["format"] != FORMAT:
-                version = plain(held["format"], 40)
+            held = read_object(data)
+            if held.get("format") != FORMAT:
+                version = plain(held.get("format"), 40)
                 raise SetupError(f"the swarm was made by another version of Shoal ({version}); install that one.")
             if more := held.keys() - _FIELDS:
                 raise Unfit(f"it has a field {min(more)[:100]!r}, which no charter has")
-            inputs = tuple(_input(i) for i in held["inputs"])
-            name = held["name"]
-            if not isinstance(name, str) or not re.match(NAME_PATTERN, name) or type(held["created"]) is not int:
-                raise wrong
-            if len(inputs) > MOST_INPUTS or not is_peer(held["organiser"]):
-                raise wrong
+            inputs = tuple(_input(table(i, MOST_FIELDS)) for i in items(held.get("inputs"), MOST_INPUTS))
+            name = text(held.get("name"), MOST_NAME)
+            if not re.match(NAME_PATTERN, name):
+                raise Unfit("its name is none")
             if len({i.place for i in inputs}) < len(inputs) or sum(i.bytes for i in inputs) > MOST_BYTES:
                 raise Unfit("its inputs are in one place, or too large")
-            charter = cls(name, held["organiser"], held["created"], held["run"], inputs)
+            run = table(held.get("run"), MOST_FIELDS)
+            charter = cls(name, values.name(held.get("organiser")), whole(held.get("created")), run, inputs)
             proposal.run_of(name, charter.run, {place: place for place in charter.places})
             return charter
-        except Unfit as e:
+        except (Unfit, ValueError) as e:  # BadValue, Forged
             raise SetupError(
                 f"the swarm's charter is refused: {e}; do not join, and tell whoever invited you."
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise wrong from None
 
     @classmethod
     def load(cls, file: Path) -> Charter:
@@ -243,19 +243,18 @@ def _with_paths(run: Run, to: Callable[[str], str]) -> Run:
     return run.model_copy(update={"data": data, "model": model})
 
 
-def _input(found: Any) -> Input:
+def _input(found: dict[str, Any]) -> Input:
     if more := found.keys() - Input.__dataclass_fields__.keys():
         raise Unfit(f"an input has a field {min(more)[:100]!r}, which none has")
-    place, folder, address = found["place"], found["folder"], found["address"]
+    place, folder, address = found.get("place"), found.get("folder"), found.get("address")
     if not isinstance(place, str) or not _PLACE.fullmatch(place):
         raise Unfit(f"an input is at {str(place)[:80]!r}, which is no place below the run's folder {INPUTS}")
     if not isinstance(address, str) or (address and not _ADDRESS.fullmatch(address)) or ".." in address.split("/"):
         raise Unfit(f"an input is at {str(address)[:80]!r}, which is no address of a store")
-    if not (folder == "" or is_name(folder)) or (folder and address):
-        raise ValueError("an input that is none")
-    manifest, total = found["manifest_bytes"], found["bytes"]
-    if type(manifest) is not int or not 0 <= manifest <= MOST_MANIFEST or type(total) is not int:
-        raise ValueError("an input that is none")
-    if not 0 <= total <= MOST_BYTES:
-        raise Unfit(f"{place} has {str(total)[:30]} bytes, and no peer takes more than {MOST_BYTES:.0e}")
-    return Input(place, plain(found["fingerprint"], 200), folder, manifest, total, address)
+    folder = "" if folder == "" else values.name(folder)
+    if folder and address:
+        raise BadValue("an input that is in two places")
+    manifest, total = whole(found.get("manifest_bytes"), MOST_MANIFEST), whole(found.get("bytes"))
+    if total > MOST_BYTES:
+        raise Unfit(f"{place} has {total} bytes, and no peer takes more than {MOST_BYTES:.0e}")
+    return Input(place, plain(found.get("fingerprint"), 200), folder, manifest, total, address)

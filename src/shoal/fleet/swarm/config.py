@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import SetupError
+from shoal.plain_file import read_object
 from shoal.track.rundir import RunDir
+from shoal.values import BadValue, fields, flag, items, text, whole
+from shoal.wire import MOST_PORT
 
 FOLDER = "swarm"  # in the run directory
+MOST_TEXT, MOST_TEXTS = 4096, 1000
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,23 @@ class NodeConfig:
         """As `save` left it."""
         file = cls(folder).settings_file
         try:
-            held = json.loads(file.read_bytes())
-            for name in ("relays", "trainer"):
-                held[name] = tuple(held[name])
-            return cls(folder, **held)
-        except (OSError, ValueError, KeyError, TypeError) as e:
+            s = fields(read_object(file), cls.__dataclass_fields__.keys() - {"folder"})
+            return cls(
+                folder,
+                name=text(s.get("name"), MOST_TEXT),
+                relays=_texts(s.get("relays")),
+                host=text(s.get("host"), MOST_TEXT),
+                port=whole(s.get("port"), MOST_PORT),
+                tcp_only=flag(s.get("tcp_only")),
+                train=flag(s.get("train")),
+                trainer=_texts(s.get("trainer")),
+            )
+        except (OSError, BadValue) as e:
             raise SetupError(f"{file} cannot be read ({e}); join the swarm again with an invitation.") from None
+
+
+def _texts(said: object) -> tuple[str, ...]:
+    return tuple(text(one, MOST_TEXT) for one in items(said, MOST_TEXTS))
 
 
 def folder_of(run_dir: RunDir) -> Path:

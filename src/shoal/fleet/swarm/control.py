@@ -20,6 +20,8 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.fleet.swarm.config import NodeConfig
 from shoal.fleet.swarm.roster import Roster
+from shoal.plain_file import read_object
+from shoal.values import BadValue, table
 
 MOST_COMMAND = 1 << 20
 
@@ -67,13 +69,12 @@ def obey(config: NodeConfig, roster: Roster) -> bool:
     except FileNotFoundError:
         return False
     for file in files:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            if file.stat().st_size <= MOST_COMMAND:
-                said = json.loads(file.read_bytes())
-                if said.get("what") == "leave":
-                    leave = True
-                elif said.get("what") == "revoke":
-                    roster.take([], [said.get("revocation")])  # checked there: only the organiser's counts
+        with contextlib.suppress(OSError, BadValue):
+            said = read_object(file, MOST_COMMAND)
+            if said.get("what") == "leave":
+                leave = True
+            elif said.get("what") == "revoke":
+                roster.take([], [table(said.get("revocation"), 64)])  # checked there: only the organiser's counts
         file.unlink(missing_ok=True)
     return leave
 

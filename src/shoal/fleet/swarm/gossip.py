@@ -12,24 +12,46 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.identity import canonical, is_peer
+from shoal.fleet.net.identity import canonical
 from shoal.fleet.swarm.entries import Entry, Revocation
 from shoal.fleet.swarm.lies import Lie
-from shoal.fleet.swarm.roster import MOST_ENTRIES, Changed, Roster
+from shoal.fleet.swarm.roster import MOST_ENTRIES, MOST_REVOKED, Changed, Roster
 from shoal.fleet.swarm.signed import Object
-from shoal.values import BadValue, read_json
+from shoal.values import BadValue, flag, items, name, read_object, real, table, text, whole
 
 EVERY_S = 2.0
 FANOUT = 3  # who hears news at once
 MOST_BODY = 2 << 20
 FIT = 3 << 18  # bytes of records in one message; beside them is a summary
+MOST_TIME = 1e11  # seconds since 1970
 SKEW_TOLD_S = 60.0  # from where on clocks that differ are worth a word
 ASK, NEWS, CHARTER = "roster.ask", "roster.news", "charter"
+
+
+@dataclass(frozen=True)
+class News:
+    """What a peer knows of others. Each record is checked by the roster that takes it in."""
+
+    entries: list[Object] = field(default_factory=list)
+    revocations: list[Object] = field(default_factory=list)
+    lies: list[Object] = field(default_factory=list)
+    summary: dict[PeerId, int] = field(default_factory=dict)  # what it has of whom
+    revoked: frozenset[str] = frozenset()  # that it knows of
+    known_lies: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Told:
+    time: float | None  # by its clock
+    same: bool  # it has what we have
+    news: News
 
 
 class Gossip:
@@ -43,11 +65,13 @@ class Gossip:
         wants: Callable[[PeerId], bool] = lambda peer: True,
         every_s: float = EVERY_S,
         charter: bytes = b"",
+        answers: Answers | None = None,
     ) -> None:
         """`wants`: to whom a link is kept; the others are known, and can be asked. `charter`: what newcomers ask for
         first (`enter`)."""
         self._roster, self._endpoint, self._event = roster, endpoint, event
         self._wants, self._every_s, self._charter = wants, every_s, charter
+        self._answers = answers or Answers(endpoint, event or _nobody_listens, roster.name)
         self._offsets: dict[PeerId, float] = {}
         self._told_skew = False
         self._watchers: list[Callable[[Changed], None]] = []
@@ -83,9 +107,10 @@ class Gossip:
     async def round(self) -> None:
         """One question to somebody who may answer."""
         linked = [p for p, link in self._endpoint.links().items() if link.way is not None and p in self._roster]
-        if peers := linked or list(self._roster.others()):
+        known = [p for p in linked or self._roster.others() if not self._answers.rests(p, ASK)]
+        if known:
             with contextlib.suppress(Unreachable, Refused):
-                await self.ask(random.choice(peers))
+                await self.ask(random.choice(known))
 
     async def ask(self, peer: PeerId, timeout_s: float = 10.0) -> None:
         """Both sides know afterwards what either knew. Raises `Unreachable` or `Refused`."""
@@ -93,17 +118,16 @@ class Gossip:
         own = roster.entry(roster.me.id)
         witnessed = own is not None and (own.witness is not None or own.admission.ticket is None)
         fields: Object = {"digest": roster.digest(), "witnessed": witnessed}
-        said = await self._endpoint.ask(peer, Message(ASK, fields), timeout_s, MOST_BODY)
-        self._clock(peer, said.fields.get("time"), began, roster.clock())
-        self._take(said, peer)
-        if said.fields.get("same") is True:
+        said = await self._answers.ask(peer, Message(ASK, fields), read_told, timeout_s, MOST_BODY)
+        if said.time is not None:
+            self._clock(peer, said.time, began, roster.clock())
+        self._take(said.news, peer)
+        if said.same:
             return
         state = json.dumps(self._state()).encode()
-        said = await self._endpoint.ask(peer, Message(ASK, fields, state), timeout_s, MOST_BODY)
-        self._take(said, peer)
-        held = _json(said.body)
-        lies = self._lies_not_in(held.get("known_lies"))
-        self._send([peer], roster.newer(_summary(held.get("summary"))), self._lacks(held.get("revoked")), lies)
+        said = await self._answers.ask(peer, Message(ASK, fields, state), read_told, timeout_s, MOST_BODY)
+        self._take(said.news, peer)
+        self._send([peer], roster.newer(said.news.summary), *self._unknown_to(said.news))
 
     def spread(self, peers: Iterable[PeerId] = (), besides: PeerId = "") -> None:
         """News, to a few who pass it on: the records of these peers, and all revocations."""
@@ -129,15 +153,22 @@ class Gossip:
         if not len(message.body):
             same = message.fields.get("digest") == roster.digest()
             return Message(ASK, {"time": roster.clock(), "same": same}, next(_bodies(entries, []), b""))
-        held = _json(message.body)
-        entries += roster.newer(_summary(held.get("summary")))
-        lies = self._lies_not_in(held.get("known_lies"))
-        first = next(_bodies(entries, self._lacks(held.get("revoked")), lies, self._state()))
+        news = self._read(peer, message)
+        entries += roster.newer(news.summary)
+        first = next(_bodies(entries, *self._unknown_to(news), self._state()))
         return Message(ASK, {"time": roster.clock()}, first)
 
     async def _heard(self, peer: PeerId, message: Message) -> Message | None:
-        self._take(message, peer)
+        self._take(self._read(peer, message), peer)
         return None
+
+    def _read(self, peer: PeerId, message: Message) -> News:
+        """What was said unasked."""
+        try:
+            return read_news(message.body)
+        except BadValue as e:
+            self._answers.bad(peer, message.kind, str(e))
+            raise Refused(f"{message.kind}: {e}"[:200]) from None
 
     async def _told_charter(self, peer: PeerId, message: Message) -> Message | None:
         return Message(CHARTER, {}, self._charter)
@@ -147,20 +178,18 @@ class Gossip:
         roster = self._roster
         return {"summary": roster.summary(), "revoked": sorted(roster.revoked()), "known_lies": sorted(roster.lies())}
 
-    def _lacks(self, revoked: object) -> list[Revocation]:
-        """Revocations that somebody who knows of those does not know of."""
-        known = {r for r in revoked if isinstance(r, str)} if isinstance(revoked, list) else set()
-        return [r for id, r in self._roster.revoked().items() if id not in known]
+    def _unknown_to(self, said: News) -> tuple[list[Revocation], list[Lie]]:
+        """What somebody who has said that does not know of."""
+        lacks = [r for id, r in self._roster.revoked().items() if id not in said.revoked]
+        return lacks, self._lies_not_in(said.known_lies)
 
-    def _lies_not_in(self, known: object) -> list[Lie]:
+    def _lies_not_in(self, known: Collection[str]) -> list[Lie]:
         """Proofs against members, but of those whom the other knows about."""
-        names = {p for p in known if isinstance(p, str)} if isinstance(known, list) else set()
-        return [lie for p, lie in self._roster.lies().items() if p not in names and lie.fits]
+        return [lie for p, lie in self._roster.lies().items() if p not in known and lie.fits]
 
-    def _take(self, message: Message, sender: PeerId) -> None:
-        if len(message.body):
-            held = _json(message.body)
-            self._roster.take(held.get("entries"), held.get("revocations"), sender, lies=held.get("lies"))
+    def _take(self, news: News, sender: PeerId) -> None:
+        if news.entries or news.revocations or news.lies:
+            self._roster.take(news.entries, news.revocations, sender, lies=news.lies)
 
     def _changed(self, changed: Changed, sender: PeerId) -> None:
         """The roster has taken something in: from a message, a greeting, or the organiser at this machine."""
@@ -187,10 +216,8 @@ class Gossip:
             for peer in to:
                 self._endpoint.tell(peer, Message(NEWS, {}, body))
 
-    def _clock(self, peer: PeerId, theirs: object, sent: float, received: float) -> None:
+    def _clock(self, peer: PeerId, theirs: float, sent: float, received: float) -> None:
         """Most of the others are right about the time; expiry is then judged by them."""
-        if isinstance(theirs, bool) or not isinstance(theirs, int | float) or not 0 < theirs < 1e11:
-            return
         self._offsets[peer] = theirs - (sent + received) / 2
         skew = median(self._offsets.values())
         self._roster.offset_s = skew if abs(skew) > SKEW_TOLD_S else 0.0
@@ -217,15 +244,32 @@ def _bodies(
         yield canonical(held)
 
 
-def _json(body: bytes | memoryview) -> dict[str, Any]:
-    try:
-        held = read_json(body)
-    except BadValue:
-        return {}
-    return held if isinstance(held, dict) else {}
+def read_told(answer: Message) -> Told:
+    """Of a peer that was asked for its roster. BadValue for what is none."""
+    when, same = answer.fields.get("time"), answer.fields.get("same", False)
+    return Told(None if when is None else real(when, MOST_TIME, 0.0), flag(same), read_news(answer.body))
 
 
-def _summary(found: object) -> dict[PeerId, int]:
-    if not isinstance(found, dict) or len(found) > 2 * MOST_ENTRIES:
-        return {}
-    return {p: n for p, n in found.items() if is_peer(p) and type(n) is int}
+def read_news(body: bytes | memoryview) -> News:
+    if not len(body):
+        return News()
+    s = read_object(body)
+    return News(
+        entries=_objects(s.get("entries"), MOST_ENTRIES),
+        revocations=_objects(s.get("revocations"), MOST_REVOKED),
+        lies=_objects(s.get("lies"), MOST_REVOKED),
+        summary={name(peer): whole(seq) for peer, seq in table(s.get("summary", {}), 2 * MOST_ENTRIES).items()},
+        revoked=_texts(s.get("revoked"), MOST_REVOKED),
+        known_lies=_texts(s.get("known_lies"), MOST_REVOKED),
+    )
+
+
+def _objects(said: object, most: int) -> list[Object]:
+    return [] if said is None else [table(one, 64) for one in items(said, most)]
+
+
+def _texts(said: object, most: int) -> frozenset[str]:
+    return frozenset(() if said is None else (text(one, 256) for one in items(said, most)))
+
+
+def _nobody_listens(kind: str, **fields: Any) -> None: ...

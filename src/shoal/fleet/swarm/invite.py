@@ -24,6 +24,8 @@ from shoal.fleet.net.api import Address, PeerId
 from shoal.fleet.net.identity import KEY_BYTES, Identity, is_peer
 from shoal.fleet.swarm.signed import Forged, Object, check, decode64, encode64, sign
 from shoal.masking import INVITATION
+from shoal.values import items, name, read_json, table, whole
+from shoal.values import text as text_of
 
 PREFIX = INVITATION
 MOST_TEXT = 8192
@@ -164,24 +166,32 @@ class Invitation:
             unpacked = unpack.decompress(decode64(text.removeprefix(PREFIX)), MOST_JSON)
             if unpack.unconsumed_tail:
                 raise ValueError("too long")
-            held, signature = json.loads(unpacked)
-            key = Identity(decode64(held["k"]))
+            held, signature = _two(read_json(unpacked))
+            key = Identity(decode64(held.get("k")))
             if len(key.secret) != KEY_BYTES:
                 raise ValueError("no key")
             check("line", held, key.id, signature)
-            if not is_peer(held["s"]) or not is_peer(held["o"]) or type(held["e"]) is not int:
-                raise ValueError("no ids")
-            ticket = Ticket(held["s"], held["o"], key.id, held["e"], str(held["t"]))
+            ids, expires = (name(held.get("s")), name(held.get("o"))), whole(held.get("e"))
+            ticket = Ticket(*ids, key.id, expires, text_of(held.get("t"), MOST_TEXT))
             ticket.check()
-            peers = {peer: address_of(dict(zip(_PARTS, parts, strict=True))) for peer, *parts in held["p"]}
-            if not all(map(is_peer, peers)) or len(peers) > MOST_PEERS:
-                raise ValueError("no peers")
-            return cls(ticket, key, plain(held["n"], MOST_NAME), peers)
-        except (ValueError, KeyError, TypeError, zlib.error, RecursionError):
+            peers = dict(map(_peer, items(held.get("p"), MOST_PEERS)))
+            return cls(ticket, key, plain(held.get("n"), MOST_NAME), peers)
+        except (ValueError, zlib.error):  # BadValue, Forged
             raise wrong from None
 
 
 _PARTS = ("relays", "direct", "tcp")
+
+
+def _two(said: object) -> tuple[Object, object]:
+    """What is said, and its signature."""
+    held, signature = [*items(said, 2), None, None][:2]
+    return table(held, 64), signature
+
+
+def _peer(said: object) -> tuple[PeerId, Address]:
+    peer, *parts = items(said, 1 + len(_PARTS))
+    return name(peer), address_of(dict(zip(_PARTS, parts, strict=True)))
 
 
 def _parts(address: Address) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:

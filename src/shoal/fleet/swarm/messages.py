@@ -110,6 +110,7 @@ class Wanted:
 class History:
     head: str
     records: list[Certified]
+    size: int  # as it came, in bytes
 
 
 def _pulse(s: dict[str, Any]) -> Pulse:
@@ -255,4 +256,5 @@ def read(kind: str, body: bytes | memoryview) -> Any:
 
 def read_history(body: bytes | memoryview, most: int) -> History:
     s = table(read_json(body), 64)
-    return History(name(s.get("head")), [Certified.of(one) for one in items(s.get("records"), most)])
+    records = [Certified.of(one) for one in items(s.get("records"), most)]
+    return History(name(s.get("head")), records, len(body))

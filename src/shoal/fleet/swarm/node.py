@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DONE, ShoalError, Stopped, TransientError
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.api import Endpoint, LinkState, PeerId
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.net.tasks import Tasks, words
 from shoal.fleet.swarm import agreed_file, offer
+from shoal.fleet.swarm.blob_fetch import KIND as BLOB
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.decide import Decider
@@ -65,6 +67,7 @@ class Node:
         event: Callable[..., None] = lambda kind, **fields: None,
         accuse: Callable[[Lie], object] = lambda lie: None,
         blobs: Blobs | None = None,
+        answers: Answers | None = None,
         pinned: frozenset[str] = frozenset(),
         starts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -84,7 +87,8 @@ class Node:
         silent_s = seconds(spec.silent)
         folder.mkdir(parents=True, exist_ok=True)
         self.chain = Chain(swarm, Record("start", 0, (), ()), verified, folder / "chain.jsonl")
-        self.blobs = blobs or Blobs(folder / "blobs", endpoint, event)
+        self.answers = answers or Answers(endpoint, event, name_of)
+        self.blobs = blobs or Blobs(folder / "blobs", endpoint, event, self.answers)
         self.router = Router(self.me, event)
         self.parts = Parts(self.blobs, self._sources, event, self.router.choice)
         self.snapshots = Snapshots(folder / "snapshots", self.chain)
@@ -294,7 +298,10 @@ class Node:
         head, waited = self.chain.head, now - self.ended_at
         here = self.decider.here(now)
         have = {part.peer for part in took}
-        expected = [p for p in head.members if p in here and self._begun(p) >= number]
+        # Nobody waits for the part of one whose answers make no sense: it is not asked for it now.
+        expected = [
+            p for p in head.members if p in here and self._begun(p) >= number and not self.answers.rests(p, BLOB)
+        ]
         if expected and all(p in have for p in expected):
             return True
         if waited < self.deadline_s:

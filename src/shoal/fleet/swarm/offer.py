@@ -53,7 +53,7 @@ def next_record(
         state,
         _standing(head, took),
         ledger,
-        head.tokens + sum(part.learned for part in took),
+        head.tokens + sum(part.targets for part in took),
         left={peer: _why(peer, put_out, goodbye) for peer in sorted(lost | goodbye)},
         joined=joined,
         time=round(now, 3),
@@ -131,8 +131,8 @@ def _part_objection(part: Part, record: Record, head: Record, most_bytes: int, m
         return f"{part.size} bytes, where at most {most_bytes} are allowed"
     if part.tokens > most_tokens * count(part.used):
         return f"{part.tokens} tokens, where its samples have {most_tokens * count(part.used)} at most"
-    if part.learned > part.tokens:
-        return f"{part.learned} targets among {part.tokens} tokens"
+    if part.targets > part.tokens:
+        return f"{part.targets} targets among {part.tokens} tokens"
     if not accounts.may_use(head.ledger, part.peer, part.used):
         return "of samples that it does not hold"
     return None
@@ -141,7 +141,7 @@ def _part_objection(part: Part, record: Record, head: Record, most_bytes: int, m
 def _sums(record: Record, head: Record, total: int) -> str | None:
     """No sample appears from nowhere, or is lost."""
     new, old = record.ledger, head.ledger
-    if record.tokens != head.tokens + sum(part.learned for part in record.took):
+    if record.tokens != head.tokens + sum(part.targets for part in record.took):
         return "its sums are wrong"
     kept = accounts.kept(new)
     fresh = [(old.cursor, new.cursor)]

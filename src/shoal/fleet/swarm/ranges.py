@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shoal.values import BadValue
+
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 MOST = 1 << 62
@@ -58,15 +60,15 @@ def within(some: Iterable[Sequence[int]], whole: Iterable[Sequence[int]]) -> boo
 
 
 def parse(said: object, most: int = 1 << 16) -> Ranges:
-    """From JSON of a stranger. ValueError for anything that is no list of disjoint, sorted ranges."""
+    """From JSON of a stranger. BadValue for anything that is no list of disjoint, sorted ranges."""
     if not isinstance(said, list) or len(said) > most:
-        raise ValueError("no list of ranges, or too long a one")
+        raise BadValue("no list of ranges, or too long a one")
     found: list[Range] = []
     for item in said:
         if not (isinstance(item, list) and len(item) == 2 and all(type(n) is int for n in item)):
-            raise ValueError("a range that is no pair of whole numbers")
+            raise BadValue("a range that is no pair of whole numbers")
         a, b = item
         if not 0 <= a < b <= MOST or (found and a <= found[-1][1]):
-            raise ValueError("a range that is empty or out of order")
+            raise BadValue("a range that is empty or out of order")
         found.append((a, b))
     return tuple(found)

@@ -45,21 +45,13 @@ class Part:
     seconds: float = 0.0  # of computing
     scores: Mapping[PeerId, float] = field(default_factory=dict)  # what this peer found of others' earlier parts
     signature: str = ""
-    targets: int | None = None  # tokens that it was taught to predict; None: it comes from before they were said
-
-    @property
-    def learned(self) -> int:
-        """What it counts and weighs by: where masks hide tokens, a part is no better for having read them."""
-        return self.tokens if self.targets is None else self.targets
+    targets: int = field(kw_only=True)  # tokens that it was taught to predict: what it counts and weighs by
 
     def signed(self, swarm: str) -> bytes:
         return canonical({"part": {**self.body(), "signature": ""}, "swarm": swarm})
 
     def body(self) -> dict[str, Any]:
-        body = {**self.__dict__, "used": [list(r) for r in self.used], "scores": dict(self.scores)}
-        if self.targets is None:
-            del body["targets"]  # as its peer has signed it
-        return body
+        return {**self.__dict__, "used": [list(r) for r in self.used], "scores": dict(self.scores)}
 
     @staticmethod
     def of(said: object) -> Part:
@@ -72,12 +64,12 @@ class Part:
             size=whole(s.get("size")),
             tokens=whole(s.get("tokens"), MOST_OF_ONE),
             steps=whole(s.get("steps"), MOST_OF_ONE),
-            used=_ranges(s.get("used")),
+            used=parse(s.get("used")),
             loss=None if s.get("loss") is None else real(s["loss"]),
             seconds=real(s.get("seconds", 0.0), MOST_SECONDS, 0.0),
             scores={name(peer): real(score, MOST_SCORE, -MOST_SCORE) for peer, score in scores.items()},
             signature=text(s.get("signature", ""), 256),
-            targets=None if s.get("targets") is None else whole(s["targets"], MOST_OF_ONE),
+            targets=_targets(s),
         )
 
 
@@ -110,7 +102,7 @@ class Ledger:
         return Ledger(
             whole(s.get("cursor")),
             whole(s.get("done")),
-            _ranges(s.get("free")),
+            parse(s.get("free")),
             _by_peer(s.get("held")),
             _by_peer(s.get("away")),
             _names(s.get("lanes")),
@@ -128,7 +120,7 @@ class Record:
     state: str | None = None  # digest of the weights before this record, if known then
     standing: Mapping[PeerId, float] = field(default_factory=dict)  # what others' losses say of a peer's parts so far
     ledger: Ledger = field(default_factory=Ledger)
-    tokens: int = 0  # of the whole history, that were learned (`Part.learned`)
+    tokens: int = 0  # of the whole history, that were learned (`Part.targets`)
     weights: tuple[int, ...] = ()  # of a merge: those of each branch since the common ancestor
     left: Mapping[PeerId, str] = field(default_factory=dict)
     joined: tuple[PeerId, ...] = ()
@@ -241,11 +233,11 @@ class Certified:
         )
 
 
-def _ranges(said: object) -> Ranges:
-    try:
-        return parse(said)
-    except ValueError as e:
-        raise BadRecord(str(e)) from e
+def _targets(s: dict[str, Any]) -> int:
+    """Where masks hide tokens, a part is no better for having read them: one that does not say is not taken."""
+    if s.get("targets") is None:
+        raise BadRecord("a part that does not say how many targets it was taught")
+    return whole(s["targets"], MOST_OF_ONE)
 
 
 def _names(said: object) -> tuple[str, ...]:
@@ -259,4 +251,4 @@ def _digest(said: object) -> str:
 
 
 def _by_peer(said: object) -> dict[PeerId, Ranges]:
-    return {name(peer): _ranges(some) for peer, some in table(said, MOST_MEMBERS).items()}
+    return {name(peer): parse(some) for peer, some in table(said, MOST_MEMBERS).items()}

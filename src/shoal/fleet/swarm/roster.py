@@ -25,11 +25,14 @@ from shoal.fleet.swarm.entries import Entry, Revocation, Witness, revocation
 from shoal.fleet.swarm.invite import SKEW_S, Admission
 from shoal.fleet.swarm.lies import Lie
 from shoal.fleet.swarm.signed import Forged, Object, check, sign
-from shoal.values import BadValue, read_json
+from shoal.plain_file import read_object
+from shoal.values import BadValue, items, read_json, table
+from shoal.values import name as name_of
 
 FORMAT = 1
 MOST_ENTRIES = 2000
 MOST_REVOKED = 4000
+MOST_FILE, MOST_FIELDS = 256 << 20, 64
 MOST_TOLD = 60
 
 
@@ -76,19 +79,19 @@ class Roster:
     ) -> Roster:
         """As `save` left it."""
         try:
-            held = json.loads(file.read_bytes())
-            swarm, organiser = held["swarm"], held["organiser"]
-            mine = next(e for e in held["entries"] if e["peer"] == me.id)
-            own = Entry.of(mine, swarm, organiser)
+            held = read_object(file, MOST_FILE)
+            swarm, organiser = name_of(held.get("swarm")), name_of(held.get("organiser"))
+            entries = [table(e, MOST_FIELDS) for e in items(held.get("entries"), 2 * MOST_ENTRIES)]
+            own = Entry.of(next((e for e in entries if e.get("peer") == me.id), {}), swarm, organiser)
         except FileNotFoundError:
             raise SetupError(f"this peer is in no swarm: there is no {file}; join with an invitation.") from None
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration, OSError) as e:
+        except (ValueError, OSError) as e:  # BadValue, Forged
             raise SetupError(
                 f"{file} cannot be read as the roster of this peer ({e}); join again with an invitation."
             ) from None
         roster = cls(swarm, organiser, me, own.admission, name=own.name, event=event, clock=clock)
         roster._entries[me.id] = own
-        roster.take(held["entries"], held.get("revocations", []), trusted=True, lies=held.get("lies", []))
+        roster.take(entries, held.get("revocations", []), trusted=True, lies=held.get("lies", []))
         roster._file = file  # only now: reading it must not write it
         return roster
 

@@ -12,14 +12,18 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from shoal.fleet.net.api import Message
+from shoal.fleet.swarm.blob_folder import MOST_MANIFEST
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.record import Record
-from shoal.values import BadValue, fields, name, text, whole
+from shoal.plain_file import read_plain
+from shoal.values import BadValue, fields, items, name, read_json, text, whole
 
 KEEP = 2
 MOST_ROUND = 1 << 40
+MOST_OFFERED = 64  # of one peer
+MOST_INDEX, MOST_HELD = 16 << 20, 10_000
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,17 @@ class Snapshot:
     digest: str  # of the weights
 
     @staticmethod
-    def of(said: Any) -> Snapshot | None:
-        """From another peer; None for what is none."""
-        try:
-            s = fields(said, Snapshot.__dataclass_fields__)
-            where = name(s.get("hash")), whole(s.get("round"), MOST_ROUND)
-            return Snapshot(*where, name(s.get("blob")), whole(s.get("size")), text(s.get("digest"), 128))
-        except BadValue:
-            return None
+    def of(said: object) -> Snapshot:
+        """From another peer. BadValue for what is none."""
+        s = fields(said, Snapshot.__dataclass_fields__)
+        where = name(s.get("hash")), whole(s.get("round"), MOST_ROUND)
+        size = whole(s.get("size"), MOST_MANIFEST)
+        return Snapshot(*where, name(s.get("blob")), size, text(s.get("digest"), 128))
+
+
+def read_offered(answer: Message) -> list[Snapshot]:
+    """Of a peer that was asked which states it has."""
+    return [Snapshot.of(one) for one in items(read_json(answer.body), MOST_OFFERED)]
 
 
 class Snapshots:
@@ -46,9 +53,11 @@ class Snapshots:
         self._folder, self._chain = folder, chain
         self._index = folder / "index.json"
         self.all: list[Snapshot] = []
-        with contextlib.suppress(OSError, ValueError):
-            found = [Snapshot.of(one) for one in json.loads(self._index.read_bytes())]
-            self.all = [s for s in found if s is not None and self.path(s).is_dir()]
+        with contextlib.suppress(OSError, BadValue):
+            for one in items(read_json(read_plain(self._index, MOST_INDEX)), MOST_HELD):
+                with contextlib.suppress(BadValue):
+                    self.all.append(Snapshot.of(one))
+        self.all = [s for s in self.all if self.path(s).is_dir()]
 
     def path(self, snapshot: Snapshot) -> Path:
         return self._folder / f"{snapshot.round:08d}-{snapshot.hash[:12]}"

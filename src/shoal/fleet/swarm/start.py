@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal.errors import SetupError, Stopped
+from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.charter import Charter
@@ -102,7 +103,8 @@ async def _run(config: NodeConfig, run: Run, life: Session) -> int:
     endpoint = endpoint_of(config, roster, event)
     await endpoint.start()
     try:
-        gossip = Gossip(roster, endpoint, event, charter=charter.to_bytes())
+        answers = Answers(endpoint, event, roster.name)
+        gossip = Gossip(roster, endpoint, event, charter=charter.to_bytes(), answers=answers)
         node = Node(
             config.folder,
             charter.swarm,
@@ -114,7 +116,8 @@ async def _run(config: NodeConfig, run: Run, life: Session) -> int:
             name_of=roster.name,
             event=event,
             accuse=roster.accuse,
-            blobs=Blobs(config.blobs, endpoint, event),
+            blobs=Blobs(config.blobs, endpoint, event, answers),
+            answers=answers,
             pinned=frozenset(charter.blobs()),
             starts=life.attempt,
         )

@@ -16,6 +16,7 @@ from shoal.fleet.swarm.messages import (
     MOST,
     Ack,
     Ballot,
+    History,
     Promise,
     Proposal,
     Proposed,
@@ -144,6 +145,7 @@ class Talk:
         self.others.pop(peer, None)
         self._apart.pop(peer, None)
         self.patience.forget(peer)
+        self._node.answers.forget(peer)
 
     async def _on_pulse(self, peer: PeerId, said: Pulse) -> None:
         now, node = time.monotonic(), self._node
@@ -158,7 +160,8 @@ class Talk:
         same = said.head == node.chain.head.hash and said.ended == node.chain.head.round + 1
         if same and peer == node.first(now):
             node.over(said.ended, now)
-        if news and peer not in self._asking and self._apart.get(peer, 0) < MOST_APART:
+        willing = peer not in self._asking and not node.answers.rests(peer, "chain")
+        if news and willing and self._apart.get(peer, 0) < MOST_APART:
             self._asking.add(peer)
             node.spawn(self._ask_chain(peer))
 
@@ -168,9 +171,8 @@ class Talk:
             chain, last = self._node.chain, list[str]()
             while self._apart.get(peer, 0) < MOST_APART:
                 wanted = self.message("chain", {"locator": [*last, *chain.locator()]})
-                answer = await self._endpoint.ask(peer, wanted, 10.0, MOST_ANSWER)
-                said, before = read_history(answer.body, RECORDS), last
-                self._learn(peer, said.head, said.records, len(answer.body))
+                said, before = await self._node.answers.ask(peer, wanted, _history, 10.0, MOST_ANSWER), last
+                self._learn(peer, said.head, said.records, said.size)
                 last = [one.record.hash for one in said.records[-1:]]  # it may be one that was known already
                 if said.head in chain or last in ([], before):
                     return
@@ -178,7 +180,7 @@ class Talk:
         except (Unreachable, Refused):
             pass
         except BadValue as e:
-            self._refuse(peer, "chain", str(e))
+            self._node.answers.bad(peer, "chain", str(e))
         finally:
             self._asking.discard(peer)
 
@@ -252,3 +254,7 @@ class Talk:
         for peer in self._node.chain.head.members:
             if peer != self._node.me:
                 self._endpoint.tell(peer, message)
+
+
+def _history(answer: Message) -> History:
+    return read_history(answer.body, RECORDS)

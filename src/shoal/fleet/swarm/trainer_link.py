@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.fleet.net.tasks import Tasks
+from shoal.fleet.swarm.trainer_words import Word, read
+from shoal.values import BadValue
 
 LINE_BYTES = 64 << 20
 LEAVE_S = 60.0  # a trainer that was told to stop has so long
@@ -22,19 +24,22 @@ Said = dict[str, Any]
 
 
 class Trainer:
-    """Starts the process, and again if it dies. `heard` gets each message; `gone` the exit code, in the same loop."""
+    """Starts the process, and again if it dies. `heard` gets each word; `odd` is told why a line is none; `gone` gets
+    the exit code. All in the same loop."""
 
     def __init__(
         self,
         command: Sequence[str],
         folder: Path,
-        heard: Callable[[Said], None],
+        heard: Callable[[Word], None],
+        odd: Callable[[str], None],
         gone: Callable[[int], None],
         starts: Callable[[], Mapping[str, str]],
         tasks: Tasks,
     ) -> None:
         """`starts`: told of each start; what goes into its environment."""
-        self._command, self._folder, self._heard, self._gone, self._starts = list(command), folder, heard, gone, starts
+        self._command, self._folder, self._starts = list(command), folder, starts
+        self._heard, self._odd, self._gone = heard, odd, gone
         self._tasks = tasks
         self._room = Path(tempfile.mkdtemp(prefix="shoal-swarm-"))  # a socket's path is short
         self._server: asyncio.Server | None = None
@@ -99,13 +104,22 @@ class Trainer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._tasks.spawn(self._listen(reader, writer), "the ear for the trainer")
 
+    async def _line(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.readline()
+        except ValueError:
+            raise BadValue(f"a line of more than {LINE_BYTES:,} bytes") from None
+
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         try:
-            while line := await reader.readline():
-                self._heard(json.loads(line))
-        except (OSError, asyncio.IncompleteReadError):
+            while line := await self._line(reader):
+                if (word := read(line)) is not None:
+                    self._heard(word)
+        except OSError:
             pass  # it is gone; whoever watches it says so
+        except BadValue as e:
+            self._odd(str(e))
         finally:
             if self._writer is writer:
                 self._writer = None

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, TransientError
 from shoal.fleet.net.api import PeerId, Refused, Unreachable
 from shoal.fleet.swarm.digests import Told
 from shoal.fleet.swarm.doubt import Doubt
-from shoal.fleet.swarm.record import MOST_SCORE, MOST_SECONDS, Part
-from shoal.fleet.swarm.snapshots import Snapshot
+from shoal.fleet.swarm.record import Part
+from shoal.fleet.swarm.snapshots import Snapshot, read_offered
 from shoal.fleet.swarm.trainer_link import Said, Trainer
+from shoal.fleet.swarm.trainer_words import Applied, Failed, Handed, Loaded, Ready, Saved, Scored, Stands, Word
 from shoal.fleet.swarm.work import Work
-from shoal.values import finite, items, read_json
 
 if TYPE_CHECKING:
     from shoal.fleet.swarm.node import Node
@@ -28,8 +26,8 @@ SCORED = 2  # parts of others that a peer tries each round
 QUICK_DEATH_S = 60.0
 GONE_S = 5.0  # parts that are not here after so long may be nowhere any more: a newer state is looked for
 MOST_ANSWER = 1 << 16
-MOST_SNAPSHOTS = 64  # of one peer
-OF_ITS_STATE = ("part", "applied", "saved", "scored")
+OFFERS_S = 5.0  # for peers to say which states they have
+OF_ITS_STATE = (Handed, Applied, Saved, Scored)
 
 
 class Training:
@@ -41,7 +39,7 @@ class Training:
         self._node = node
         self.process: Trainer | None = None
         if command is not None:
-            self.process = Trainer(command, node.folder, self._heard, self._gone, starts, node.tasks)
+            self.process = Trainer(command, node.folder, self._heard, self._odd, self._gone, starts, node.tasks)
         spec = node.run_spec.swarm
         self.work = Work(
             node.me,
@@ -95,32 +93,37 @@ class Training:
         if self.process is not None:
             self.process.say(message)
 
-    def _heard(self, said: Said) -> None:
-        if said.get("kind") in OF_ITS_STATE and not self.work.listens:
+    def _heard(self, word: Word) -> None:
+        if isinstance(word, OF_ITS_STATE) and not self.work.listens:
             return
-        match said.get("kind"):
-            case "ready":
+        match word:
+            case Ready():
                 self.work.ready = True
-                self.work.status["params"] = int(said["params"])
-            case "part":
-                self._node.spawn(self._hand_in(said))
-            case "applied":
-                self.work.has_applied(said)
+                self.work.status["params"] = word.params
+            case Handed():
+                self._node.spawn(self._hand_in(word))
+            case Applied():
+                self.work.has_applied(word)
                 self.tell_digest()
                 self._score_some()
-            case "loaded":
+            case Loaded():
                 self._base = None
-                self.work.has_loaded(said)
+                self.work.has_loaded(word)
                 self.tell_digest()
-            case "saved":
-                self._node.spawn(self._saved(said))
-            case "scored":
-                found = {str(p): finite(x) for p, x in said["scores"].items()}
-                self._scores = {p: min(max(x, -MOST_SCORE), MOST_SCORE) for p, x in found.items() if x is not None}
-            case "status":
-                self.work.has_status({"params": self.work.status.get("params", 0), **said})
-            case "failed":
-                self._node.event("trainer-failed", why=str(said.get("why"))[:500])
+            case Saved():
+                self._node.spawn(self._saved(word))
+            case Scored():
+                self._scores = word.scores
+            case Stands():
+                self.work.has_status({"params": self.work.status.get("params", 0), **word.status})
+            case Failed():
+                self._node.event("trainer-failed", why=word.why)
+
+    def _odd(self, why: str) -> None:
+        """What it says makes no sense: a new one may do better."""
+        self._node.event("trainer-failed", why=f"what it says makes no sense: {why}"[:500])
+        if self.process is not None:
+            self.process.kill()
 
     def tell_digest(self) -> None:
         """Of what the weights are now."""
@@ -157,9 +160,13 @@ class Training:
         assert self.process is not None
         await self.process.start()
 
-    async def _hand_in(self, said: Said) -> None:
+    async def _hand_in(self, said: Handed) -> None:
         life = self.work.life
-        blob, size = await self._node.blobs.add(Path(said["path"]))
+        try:
+            blob, size = await self._node.blobs.add(said.path)
+        except FileNotFoundError:
+            self._odd(f"a part that is not there ({said.path})")
+            return
         found = self.work.has_part(said) if life == self.work.life else None
         if found is None:
             return
@@ -170,20 +177,20 @@ class Training:
             number,
             blob,
             size,
-            int(said["tokens"]),
-            int(said["steps"]),
+            said.tokens,
+            said.steps,
             used,
-            finite(said.get("loss")),
-            min(max(finite(said.get("seconds")) or 0.0, 0.0), MOST_SECONDS),
+            said.loss,
+            said.seconds,
             scores,
-            targets=min(int(said["targets"]), int(said["tokens"])) if "targets" in said else None,
+            targets=said.targets,
         )
         part = Part(**{**part.__dict__, "signature": self._node.sign(part.signed(self._node.chain.swarm))})
         self._node.parts.announced(part, self._node.chain.head.round, time.monotonic())
         self._node.router.size(part.peer, part.size)
         self._node.talk.announce(part)
 
-    async def _saved(self, said: Said) -> None:
+    async def _saved(self, said: Saved) -> None:
         found = self.work.has_saved(said)
         if found is None:
             return
@@ -242,22 +249,26 @@ class Training:
         node = self._node
         own = None if self.doubt.trust else node.snapshots.before(node.chain.head.hash)
         best, sources = own, list[PeerId]()
-        for peer in node.talk.linked():
-            if peer in self._useless:
+        peers = [peer for peer in node.talk.linked() if peer not in self._useless]
+        offers = await asyncio.gather(*map(self._offered, peers))  # at once: nobody waits for one that is slow to say
+        for peer, found in ((peer, found) for peer, offer in zip(peers, offers, strict=True) for found in offer):
+            if not self._is_of_history(found) or not self.doubt.allows(peer, found):
                 continue
-            with contextlib.suppress(Unreachable, Refused, ValueError):
-                asked = node.talk.message("snapshots", {})
-                answer = await node.endpoint.ask(peer, asked, 5.0, MOST_ANSWER)
-                for found in map(Snapshot.of, items(read_json(answer.body), MOST_SNAPSHOTS)):
-                    if found is None or not self._is_of_history(found) or not self.doubt.allows(peer, found):
-                        continue
-                    if best is None or found.round > best.round + (3 if best is own else 0):
-                        best, sources = found, [peer]
-                    elif found == best and best is not own:
-                        sources.append(peer)
+            if best is None or found.round > best.round + (3 if best is own else 0):
+                best, sources = found, [peer]
+            elif found == best and best is not own:
+                sources.append(peer)
         if not sources:
             self._useless.clear()
         return best, sources
+
+    async def _offered(self, peer: PeerId) -> list[Snapshot]:
+        node = self._node
+        try:
+            asked = node.talk.message("snapshots", {})
+            return await node.answers.ask(peer, asked, read_offered, OFFERS_S, MOST_ANSWER)
+        except (Unreachable, Refused):
+            return []
 
     def _is_of_history(self, found: Snapshot) -> bool:
         chain = self._node.chain

@@ -17,10 +17,11 @@ from shoal.fleet.swarm.blobs import Blobs
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.offer import for_trainer, in_a_round
 from shoal.fleet.swarm.parts import AHEAD, Parts
-from shoal.fleet.swarm.ranges import Ranges, count, first, minus, parse, union
+from shoal.fleet.swarm.ranges import Ranges, count, first, minus, union
 from shoal.fleet.swarm.record import Record
 from shoal.fleet.swarm.snapshots import Snapshot, Snapshots
 from shoal.fleet.swarm.trainer_link import Said
+from shoal.fleet.swarm.trainer_words import Applied, Handed, Loaded, Saved
 
 MORE_THAN_LAST = 2.0  # samples for a round, by what the last one showed that it can do
 
@@ -270,11 +271,11 @@ class Work:
 
     # What it says.
 
-    def has_part(self, said: Said) -> tuple[int, Ranges] | None:
+    def has_part(self, said: Handed) -> tuple[int, Ranges] | None:
         """It has handed in a part: the round that it is announced for, and the samples that are in it. A peer whose
         steps are longer than a round is always late: its part goes into a round that is still open. None: it goes back
         to the trainer, and into its next part."""
-        number, used = int(said["round"]), parse(said["used"])
+        number, used = said.round, said.used
         self._given.pop(number, None)
         still = minus(self._returned, used)
         self._returned = minus(still, self._overdue)  # those it has lost, and may be given again
@@ -282,7 +283,7 @@ class Work:
         self._handed_in, self._ended = max(self._handed_in, number), max(self._ended, number)
         label = self._open(number, self._announced)
         if used:
-            self._does = in_a_round(count(used), float(said.get("seconds", 0.0)), self._round_s)
+            self._does = in_a_round(count(used), said.seconds, self._round_s)
         if not used or label > self._chain.head.round + AHEAD:
             self._give_back(number, used)
             return None
@@ -290,22 +291,24 @@ class Work:
         self._undecided[label] = (number, used)
         return label, used
 
-    def has_applied(self, said: Said) -> None:
-        self.applied = str(said["hash"])
-        self.digests[self.applied] = str(said["digest"])
+    def has_applied(self, said: Applied) -> None:
+        if said.hash not in self._chain:
+            return  # nobody has told it of that one
+        self.applied = said.hash
+        self.digests[self.applied] = said.digest
         if len(self.digests) > 64:
             del self.digests[next(iter(self.digests))]
 
-    def has_loaded(self, said: Said) -> None:
+    def has_loaded(self, said: Loaded) -> None:
         self._loads -= 1
         if self.listens and self._from is not None:  # `told` may be further by now
             self.applied, self._from = self._from, None
-            self.digests[self.applied] = str(said["digest"])
+            self.digests[self.applied] = said.digest
 
-    def has_saved(self, said: Said) -> tuple[Record, Path, str] | None:
+    def has_saved(self, said: Saved) -> tuple[Record, Path, str] | None:
         if not self._saving:
             return None
-        return self._saving.pop(0), Path(said["path"]), str(said["digest"])
+        return self._saving.pop(0), said.path, said.digest
 
-    def has_status(self, said: Said) -> None:
+    def has_status(self, said: dict[str, Any]) -> None:
         self.status = {**said, "at": time.time()}

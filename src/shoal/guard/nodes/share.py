@@ -13,6 +13,7 @@ from shoal.guard.signs import Kernel
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
 from shoal.observe.pulse_file import SIZE, news, pulse_file
+from shoal.plain_file import open_plain
 from shoal.track.rundir import RunDir
 
 RANKS_PER_S = 4000.0  # that node 0 reads of; more ranks tell it less often
@@ -57,7 +58,7 @@ class RunningShare:
         for rank, sent in self._sent.items():
             path = log_file(self.run_dir.logs, self.attempt, rank)
             try:
-                with open(path, "rb") as file:
+                with open(open_plain(path), "rb") as file:
                     file.seek(sent)
                     data = file.read(MOST_LOG_BYTES)
             except OSError:

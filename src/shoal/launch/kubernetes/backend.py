@@ -182,7 +182,7 @@ def _make_room(request: Request, cluster: Cluster) -> None:
             raise
         if there is None:
             continue
-        run = there["metadata"].get("annotations", {}).get(names.RUN)
+        run = there["metadata"]["annotations"].get(names.RUN)
         if run != request.name:
             whose = f"run '{run}'" if run else "somebody else"
             raise UsageError(

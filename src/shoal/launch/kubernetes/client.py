@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.errors import SetupError, ShoalError, TransientError
+from shoal.launch.kubernetes import things
 from shoal.launch.kubernetes.names import Manifest
+from shoal.values import BadValue
 
+T = TypeVar("T")
 PROGRAM = "kubectl"
 REQUEST_S = 60
 _FROM_SERVER = re.compile(r"Error from server \((\w+)\): (?:error when \w+ \"[^\"]*\": )?(.*)", re.DOTALL)
@@ -43,17 +46,17 @@ class Cluster:
         asked = ["get", ",".join(kinds), "-n", namespace, "-o", "json", f"--request-timeout={REQUEST_S}s"]
         asked += [f"--selector={selector}"] if selector else []
         asked += [f"--field-selector={fields}"] if fields else []
-        items: list[Manifest] = json.loads(self.call(*asked))["items"]
-        return items
+        return self._understood(things.listed, self.call(*asked))
 
     def find(self, namespace: str, kind: str, name: str) -> Manifest | None:
         answer = self.call("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        return json.loads(answer) if answer.strip() else None
+        return things.thing(self._understood(things.answer, answer)) if answer.strip() else None
 
     def create(self, manifest: Manifest) -> Manifest:
         """As the cluster has it then."""
-        created: Manifest = json.loads(self.call("create", "-f", "-", "-o", "json", stdin=json.dumps(manifest)))
-        return created
+        return things.thing(
+            self._understood(things.answer, self.call("create", "-f", "-", "-o", "json", stdin=json.dumps(manifest)))
+        )
 
     def create_all(self, namespace: str, manifests: Sequence[Manifest]) -> list[str]:
         """All or none of them; their names, as `secret/demo`."""
@@ -85,7 +88,12 @@ class Cluster:
         """What it prints. The server's refusals are `Refused`, all else that is wrong a sentence."""
         try:
             done = subprocess.run(
-                self.command(*arguments), input=stdin, capture_output=True, text=True, timeout=5 * REQUEST_S
+                self.command(*arguments),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=5 * REQUEST_S,
             )
         except FileNotFoundError:
             raise _no_program() from None
@@ -97,6 +105,14 @@ class Cluster:
         if isinstance(error, Refused):
             error.printed = done.stdout
         raise error
+
+    def _understood(self, read: Callable[[str], T], printed: str) -> T:
+        try:
+            return read(printed)
+        except BadValue as e:
+            raise SetupError(
+                f"what kubectl printed for {self.spoken} is no answer ({e}); is another program called so?"
+            ) from None
 
     def command(self, *arguments: str) -> list[str]:
         return [PROGRAM, *([f"--context={self.context}"] if self.context else []), *arguments]
@@ -130,7 +146,7 @@ def current_context() -> str | None:
     """By name, so that the job is found again when somebody has switched to another."""
     try:
         asked = subprocess.run(
-            [PROGRAM, "config", "current-context"], capture_output=True, text=True, timeout=REQUEST_S
+            [PROGRAM, "config", "current-context"], capture_output=True, text=True, errors="replace", timeout=REQUEST_S
         )
     except FileNotFoundError:
         raise _no_program() from None
@@ -147,7 +163,7 @@ def _no_program() -> SetupError:
 def condition(thing: Any, kind: str) -> Manifest | None:
     """That condition of an object, if it is true."""
     for each in thing.get("status", {}).get("conditions") or ():
-        if each["type"] == kind and each["status"] == "True":
+        if each.get("type") == kind and each.get("status") == "True":
             found: Manifest = each
             return found
     return None

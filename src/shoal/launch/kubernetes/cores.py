@@ -9,6 +9,7 @@ from shoal.errors import ShoalError
 from shoal.launch.cores import SPARE, asking, is_open, share
 from shoal.launch.kubernetes.client import Cluster, Refused
 from shoal.launch.kubernetes.pod import node_selector
+from shoal.launch.kubernetes.things import thing
 from shoal.launch.request import Request
 
 
@@ -21,17 +22,17 @@ def with_cores(request: Request, cluster: Cluster) -> Request:
     selector = ",".join(f"{name}={value}" for name, value in wanted.items())
     try:
         nodes = cluster.get(request.launch.kubernetes.namespace, ["nodes"], selector)
-    except (Refused, ShoalError, ValueError, KeyError):
+    except (Refused, ShoalError):
         return request
     return asking(request, share(of_nodes(nodes, request.gpu_resource), request.launch.gpus, SPARE))
 
 
 def of_nodes(nodes: Sequence[Any], resource: str) -> Iterator[tuple[float, int]]:
     """(cores, GPUs) that pods may have, of nodes on which pods may be put."""
-    for node in nodes:
-        has = node.get("status", {}).get("allocatable") or {}
-        cores, gpus = _cores(str(has.get("cpu", ""))), str(has.get(resource, ""))
-        if cores and gpus.isdecimal() and int(gpus) and not node.get("spec", {}).get("unschedulable"):
+    for node in map(thing, nodes):
+        has = node["status"].get("allocatable", {})
+        cores, gpus = _cores(has.get("cpu", "")), has.get(resource, "")
+        if cores and gpus.isdecimal() and len(gpus) < 6 and int(gpus) and not node["spec"].get("unschedulable"):
             yield cores, int(gpus)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shoal.launch.kubernetes import names
 from shoal.launch.kubernetes.client import Cluster, Refused
+from shoal.launch.kubernetes.things import time_of
 
 LOOK_EVERY_S = 2.0
 OVERLAP = timedelta(seconds=30)  # nodes' clocks differ; what comes twice is dropped
@@ -72,5 +73,5 @@ def _read(cluster: Cluster, namespace: str, name: str, what: str) -> list[Line]:
 def parsed(lines: Iterable[str]) -> Iterator[Line]:
     """What is no line of a container (kubectl's own remarks) is left out."""
     for line in lines:
-        if found := _LINE.fullmatch(line):
+        if (found := _LINE.fullmatch(line)) and time_of(found[2]) is not None:
             yield Line(f"{found[2]}{(found[3] or '.'):0<10}", found[1], found[4])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT, WRONG_USAGE
 from shoal.launch.backend import State
@@ -12,6 +11,7 @@ from shoal.launch.job import Job
 from shoal.launch.kubernetes import names, why
 from shoal.launch.kubernetes.client import condition
 from shoal.launch.kubernetes.names import Manifest
+from shoal.launch.kubernetes.things import index_of, thing, time_of
 
 GONE = State("gone", "the cluster has it no more: stopped, or removed when launch.kubernetes.keep had passed")
 
@@ -29,20 +29,20 @@ class Seen:
     @classmethod
     def of(cls, objects: Sequence[Manifest]) -> Seen:
         seen = cls()
-        for each in objects:
-            name = each["metadata"].get("labels", {}).get(names.JOB, "")
+        for each in map(thing, objects):
+            name = each["metadata"]["labels"].get(names.JOB, "")
             match each["kind"]:
                 case "Pod":
                     seen.pods.setdefault(name, []).append(each)
                 case "JobSet":
                     seen.jobs[name] = each
-                case "Job" if "jobset.sigs.k8s.io/jobset-name" in each["metadata"].get("labels", {}):
+                case "Job" if "jobset.sigs.k8s.io/jobset-name" in each["metadata"]["labels"]:
                     seen.inner[name] = each
                 case "Job":
                     seen.jobs[name] = each
                 case "Workload":
                     for owner in each["metadata"].get("ownerReferences") or ():
-                        seen.workloads[owner["uid"]] = each
+                        seen.workloads[owner.get("uid", "")] = each
                 case "Event":
                     about = seen.warnings.setdefault(each["involvedObject"].get("uid", ""), [])
                     about.append(each.get("message", ""))
@@ -55,16 +55,24 @@ def state(job: Job, seen: Seen) -> State:
     if found is None:
         return GONE
     runs = seen.inner.get(name, found) if found["kind"] == "JobSet" else found
-    newest = _newest(seen.pods.get(name, []))
+    pods, odd = _placed(seen.pods.get(name, []), max(job.nodes, runs["spec"].get("completions") or 0) - 1)
+    newest = _newest(pods)
+    said = _state(job, found, runs, newest, pods, seen)
+    return said if not odd else replace(said, why=f"{said.why}; {_left_out(odd)}")
+
+
+def _state(
+    job: Job, found: Manifest, runs: Manifest, newest: dict[int, Manifest], pods: list[Manifest], seen: Seen
+) -> State:
     facts = _Facts(job, found, runs, newest, seen)
-    nodes, restarts = facts.nodes, facts.restarts(seen.pods.get(name, []))
+    nodes, restarts = facts.nodes, facts.restarts(pods)
     if found["metadata"].get("deletionTimestamp"):
         left = sum(1 for pod in newest.values() if pod["status"].get("phase") == "Running")
         if left:
             return State("running", f"told to stop; {left} of its pods still save", nodes, restarts)
         return State("stopped", "told to stop", nodes, restarts)
     if done := condition(found, "Complete") or condition(found, "Completed"):
-        ended = _time(found.get("status", {}).get("completionTime") or done.get("lastTransitionTime"))
+        ended = time_of(found["status"].get("completionTime") or done.get("lastTransitionTime"))
         return State("done", "done", nodes, restarts, facts.started, ended, exit_code=0)
     cause, code = facts.what_ended_it()
     failed = condition(found, "Failed") or condition(runs, "FailureTarget")
@@ -72,7 +80,7 @@ def state(job: Job, seen: Seen) -> State:
         failed = {"reason": "PodFailurePolicy"}
     if failed:
         said = why.job_failed(condition(runs, "Failed") or failed, cause)
-        return State("failed", said, nodes, restarts, facts.started, _time(failed.get("lastTransitionTime")), code)
+        return State("failed", said, nodes, restarts, facts.started, time_of(failed.get("lastTransitionTime")), code)
     return facts.alive(nodes, restarts)
 
 
@@ -133,7 +141,7 @@ class _Facts:
         return State("starting" if running or placed else "waiting", f"{some}{reason}", nodes, restarts)
 
     def _held_back(self) -> str:
-        if names.SUSPENDED_BY_KUEUE not in self.found["metadata"].get("labels", {}):
+        if names.SUSPENDED_BY_KUEUE not in self.found["metadata"]["labels"]:
             return "somebody has suspended it"
         workload = self.seen.workloads.get(self.found["metadata"]["uid"])
         return why.kueue_waits(workload)
@@ -161,20 +169,30 @@ def _newest(pods: list[Manifest]) -> dict[int, Manifest]:
     return found
 
 
+def _placed(pods: list[Manifest], last: int) -> tuple[list[Manifest], list[Manifest]]:
+    """Those that are of the job, and those that have no more than its label."""
+    places = [index_of(pod, names.INDEX, last) for pod in pods]
+    ours = [pod for pod, place in zip(pods, places, strict=True) if place is not None]
+    return ours, [pod for pod, place in zip(pods, places, strict=True) if place is None]
+
+
+def _left_out(odd: list[Manifest]) -> str:
+    first = odd[0]["metadata"]
+    told = first["annotations"].get(names.INDEX, "")[:20]
+    more = f" and {len(odd) - 1} more are" if len(odd) > 1 else " is"
+    return f"pod {first['name']}{more} left out: its label is this job's, its index ({told}) is of none of its nodes"
+
+
 def _index(pod: Manifest) -> int:
-    return int(pod["metadata"].get("annotations", {}).get(names.INDEX, 0))
+    return int(pod["metadata"]["annotations"].get(names.INDEX, "0"))
 
 
 def _container_time(pod: Manifest, key: str) -> float | None:
     for container in pod.get("status", {}).get("containerStatuses") or ():
         for state in container.get("state", {}).values():
             if key in state:
-                return _time(state[key])
+                return time_of(state[key])
     return None
-
-
-def _time(text: str | None) -> float | None:
-    return None if not text else datetime.fromisoformat(text).timestamp()
 
 
 def _nodes(count: int) -> str:

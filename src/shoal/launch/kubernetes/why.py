@@ -75,7 +75,7 @@ def pod_waits(pod: Manifest, events: list[str]) -> str:
     """What a pod that does not run yet waits for. `events`: the messages of its warnings, the newest last."""
     status = pod.get("status", {})
     for each in status.get("conditions") or ():
-        if each["type"] == "PodScheduled" and each["status"] != "True":
+        if each.get("type") == "PodScheduled" and each.get("status") != "True":
             if each.get("reason") == "SchedulingGated":
                 return "somebody holds its pods back (a scheduling gate)"
             return unscheduled(each.get("message", ""))
@@ -162,12 +162,12 @@ def kueue_waits(workload: Manifest | None) -> str:
         return "Kueue has not taken it in yet; is the queue's name right, and Kueue running?"
     if workload.get("spec", {}).get("active") is False:
         return "somebody has switched its Kueue workload off"
-    conditions = {each["type"]: each for each in workload.get("status", {}).get("conditions") or ()}
+    conditions = {each.get("type"): each for each in workload.get("status", {}).get("conditions") or ()}
     evicted, reserved = conditions.get("Evicted"), conditions.get("QuotaReserved")
-    if reserved is not None and reserved["status"] == "True":
+    if reserved is not None and reserved.get("status") == "True":
         return "Kueue has kept its quota free and waits for its admission checks"
     before = ""
-    if evicted is not None and evicted["status"] == "True" and evicted.get("reason") == "Preempted":
+    if evicted is not None and evicted.get("status") == "True" and evicted.get("reason") == "Preempted":
         before = "preempted by another workload, and now "
     message = reserved.get("message", "") if reserved else ""
     if short := _SHORT_OF.search(message):

@@ -108,6 +108,10 @@ class Cluster:
             yield
         except ShoalError:
             raise
+        except (ValueError, TypeError, KeyError, AttributeError) as e:  # its client's, of an answer that is none
+            if isinstance(e, OSError):  # requests' own, which are both
+                raise SetupError(f"what answers at {self.address} is no Ray dashboard; mend launch.ray.address.") from e
+            raise SetupError(f"Ray at {self.address} says what its client cannot read ({type(e).__name__}).") from e
         except RuntimeError as e:  # what the client makes of an answer that is none of 200
             raise SetupError(f"Ray at {self.address} refused: {_last_line(str(e))}.") from e
         except OSError as e:  # requests' errors are that, too

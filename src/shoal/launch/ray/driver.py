@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import logging
 import os
 import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +29,11 @@ from shoal.launch.ray.mailbox import AT_ONCE, SECRETS, key
 from shoal.launch.ray.places import Places, with_cores
 from shoal.launch.ray.round import NEVER_AGAIN, Job, Round, Stop, say
 from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S, Request
+from shoal.plain_file import read_plain
 from shoal.spec import load
+from shoal.values import BadValue, by_name, read_object, text
+
+MOST_BYTES = 256 << 20  # of the code that travels
 
 
 def drive(
@@ -78,17 +82,22 @@ def _told_within(seconds: float, stop: Stop) -> bool:
 def request_in(file: Path, workspace: str, python: str) -> Request:
     """What was asked for, out of the bundle that travelled."""
     files: dict[str, bytes] = {}
+    left = MOST_BYTES
     executable = set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
+        with tarfile.open(fileobj=io.BytesIO(read_plain(file, MOST_BYTES))) as tar:
             for entry in tar:
                 data = tar.extractfile(entry)
-                assert data is not None, "only files travel"
+                if data is None or (left := left - entry.size) < 0:
+                    raise tarfile.TarError("it holds something else than files, or too much")
                 files[entry.name] = data.read()
                 if entry.mode & 0o100:
                     executable.add(entry.name)
-    except (OSError, tarfile.TarError) as e:
-        raise SetupError(f"{file} cannot be read ({e}); launch the run again.") from e
+        if Bundle.RUN_FILE not in files:
+            raise tarfile.TarError(f"it has no {Bundle.RUN_FILE}")
+    except (OSError, EOFError, ValueError, KeyError, tarfile.TarError, zlib.error) as e:
+        said = str(e).partition("\n")[0].rstrip(":")[:200]
+        raise SetupError(f"{file} cannot be read ({said}); launch the run again.") from e
     bundle = Bundle(files, frozenset(executable))
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder) / Bundle.RUN_FILE
@@ -139,8 +148,10 @@ def _secrets(request: Request, job: str) -> dict[str, str]:
     if not found:  # nothing but references: KubeRay
         return request.secret_env(os.environ)
     _internal_kv_del(key(SECRETS, job))
-    sent: dict[str, str] = json.loads(found.decode().partition("\n")[2])
-    return sent
+    try:
+        return by_name(lambda said: text(said, 1 << 20))(read_object(found.partition(b"\n")[2]))
+    except BadValue as e:
+        raise SetupError(f"the secrets of job {job} in Ray's store are damaged ({e}); launch the run again.") from None
 
 
 def _asked_to_be_quick(job: str) -> bool:

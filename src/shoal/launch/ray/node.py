@@ -150,14 +150,15 @@ def _free_port() -> int:
 
 def _last_step(journal: Path) -> int:
     try:
-        with open(journal, "rb") as file:
+        with open(journal, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return 0
     for line in reversed(lines):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and record.get("kind") == "step":
-                return int(record["step"])
+            step = record.get("step") if isinstance(record, dict) and record.get("kind") == "step" else None
+            if type(step) is int and 0 <= step < 1 << 62:
+                return step
     return 0

@@ -8,11 +8,13 @@ whose machine is lost is given another one by Ray.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from shoal.launch.cores import SPARE, asking, is_open, share
 from shoal.launch.ray.checks import KUBERAY
 from shoal.launch.request import Request
+from shoal.values import BadValue, field, real
 
 GANG = "shoal {job}"  # the names of the groups, by which `states` finds those that wait
 FURTHER = "shoal {job} node {node}"
@@ -47,7 +49,8 @@ def of_machines(nodes: Iterable[Mapping[str, Any]], kind: str | None) -> Iterato
     for node in nodes:
         has = node.get("Resources") or {}
         if node.get("Alive") and has.get("GPU") and (kind is None or f"accelerator_type:{kind}" in has):
-            yield float(has.get("CPU", 0)), int(has["GPU"])
+            with suppress(BadValue):  # what is counted otherwise does not count
+                yield field(has, "CPU", real, 0.0), int(field(has, "GPU", real))
 
 
 def words(needs: dict[str, float]) -> str:

@@ -10,6 +10,7 @@ from shoal.errors import TOLD_TO_STOP
 from shoal.launch.backend import Phase, State
 from shoal.launch.job import Job
 from shoal.launch.ray.places import GANG
+from shoal.values import LAST_YEAR, BadValue, real
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -31,10 +32,18 @@ def _state(job: Job, said: JobDetails | None, group: str | None) -> State:
     return State(
         phase,
         why,
-        started=None if said.start_time is None else said.start_time / 1000,
-        ended=None if said.end_time is None else said.end_time / 1000,
+        started=_seconds(said.start_time),
+        ended=_seconds(said.end_time),
         exit_code=said.driver_exit_code,
     )
+
+
+def _seconds(ms: object) -> float | None:
+    """None where it is no time: what Ray's client hands on is as the server said it."""
+    try:
+        return real(ms, 1000 * LAST_YEAR, 0) / 1000
+    except BadValue:
+        return None
 
 
 def _words(job: Job, said: JobDetails, group: str | None) -> tuple[Phase, str]:
@@ -61,7 +70,7 @@ def _reason(said: JobDetails) -> str:
     """The last of our own sentences in the log that Ray sends along; else Ray's."""
     code, message = said.driver_exit_code, said.message or ""
     if code in _NO_SUCH_PYTHON:
-        program = said.entrypoint.removeprefix("exec ").split()[0]
+        program = next(iter((said.entrypoint or "").removeprefix("exec ").split()), "its program")
         return f"{program} cannot be run on Ray's head; set launch.python to the Python there that has Shoal"
     sentences = _SAID.findall(message)
     if code is None:

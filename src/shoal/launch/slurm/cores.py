@@ -10,8 +10,8 @@ from shoal.launch import cores
 from shoal.launch.request import Request
 from shoal.launch.slurm.commands import Refused, ask
 
-_NODE = re.compile(r"^(\d+)\+? (.*)$")
-_GPUS = re.compile(r"\bgpu(?::([^:(,]+))?:(\d+)")
+_NODE = re.compile(r"^(\d{1,9})\+? (.*)$")
+_GPUS = re.compile(r"\bgpu(?::([^:(,]+))?:(\d{1,9})")
 
 
 def with_cores(requests: Sequence[Request]) -> list[Request]:

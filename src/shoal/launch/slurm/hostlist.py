@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from math import prod
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
 MOST = 100_000  # names; a malformed range must not fill the memory
 
 
@@ -16,9 +18,9 @@ def expand(folded: str) -> tuple[str, ...]:
     for one in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", folded):
         parts = re.split(r"\[([^\]]*)\]", one)  # text, ranges, text, ranges, … text
         choices = [[part] if i % 2 == 0 else _range(part) for i, part in enumerate(parts)]
-        names += ["".join(chosen) for chosen in product(*choices)]
-        if len(names) > MOST:
+        if len(names) + prod(map(len, choices)) > MOST:  # before they are made
             return ()
+        names += ["".join(chosen) for chosen in product(*choices)]
     return tuple(names)
 
 
@@ -28,6 +30,6 @@ def _range(text: str) -> list[str]:
         first, dash, last = part.partition("-")
         if not dash:
             found.append(first)
-        elif first.isdecimal() and last.isdecimal() and int(last) - int(first) < MOST:
+        elif _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last) and int(last) - int(first) < MOST - len(found):
             found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return found

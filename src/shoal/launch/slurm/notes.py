@@ -10,7 +10,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from shoal import values
+from shoal.plain_file import read_object
 
 FOLDER = ".shoal/slurm"
 
@@ -33,9 +35,18 @@ def file_of(workspace: Path, job: str) -> Path:
 def read(path: Path) -> Notes | None:
     """None where there are none, or none that can be read: a job goes on without its memory."""
     try:
-        said: dict[str, Any] = json.loads(path.read_bytes())
-        return Notes(**said)
-    except (OSError, ValueError, TypeError):
+        return values.made(
+            Notes,
+            read_object(path, 1 << 20),
+            furthest=values.whole,
+            in_a_row=values.whole,
+            excluded=values.by_name(values.short),
+            code=values.maybe(lambda said: values.whole(said, 255)),
+            why=values.short,
+            over=values.flag,
+            time=values.maybe(lambda said: values.real(said, values.LAST_YEAR, 0)),
+        )
+    except (OSError, values.BadValue):
         return None
 
 

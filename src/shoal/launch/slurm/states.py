@@ -93,7 +93,7 @@ def parse_squeue(text: str) -> Iterable[Said]:
         whole = len(nodes) < _FIELDS["NodeList"]
         left, signal = _exit(code)
         yield Said(
-            id_, state, reason or "None", int(restarts) if restarts.isdecimal() else 0,
+            id_, state, reason or "None", int(restarts) if restarts.isdecimal() and len(restarts) < 10 else 0,
             expand(nodes) if whole else (), _time(start), _time(end), left, signal,
         )  # fmt: skip
 
@@ -112,9 +112,9 @@ def parse_sacct(text: str) -> Iterable[Said]:
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     """`2:0` (exit code and signal), or the wait status that older squeues print: 512 is code 2, 15 is SIGTERM."""
-    if found := re.fullmatch(r"(\d+):(\d+)", text):
+    if found := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text):
         return int(found[1]), int(found[2]) or None
-    if text.isdecimal():
+    if text.isdecimal() and len(text) < 10:
         return int(text) >> 8 & 255, int(text) & 127 or None
     return None, None
 
@@ -122,14 +122,14 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 def _time(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:  # N/A, Unknown, None
+    except (ValueError, OverflowError, OSError):  # N/A, Unknown, None, the year 1
         return None
 
 
 def _user(number: str) -> str | None:
     try:
         return pwd.getpwuid(int(number)).pw_name if number else None
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return number
 
 
