@@ -151,19 +151,26 @@ REPORT: dict[str, Any] = {
     share=400,
 )
 def stage_messages(folder: Path) -> Target:
-    from shoal.fleet.stages.report import Report
-    from shoal.fleet.stages.routes import Plan
-    from shoal.values import BadValue, read_json
+    from shoal.fleet.net.api import Message
+    from shoal.fleet.stages.handover import read_offer
+    from shoal.fleet.stages.report import Report, read_where
+    from shoal.values import BadValue, read_object
+
+    offer = {"step": 3, "bytes": 100, "digest": "ab"}
 
     def read(data: bytes) -> None:
-        said = read_json(data)
-        report = Report.of_json(said)
+        message = Message("where", read_object(data))
+        if "digest" in message.fields:
+            if not 0 <= (found := read_offer(message, 1000)).size <= 1000:  # type: ignore[union-attr]
+                raise Finding("a state without an end")
+            return
+        report, plan = read_where(message)
         if Report.of_json(json.loads(json.dumps(report.to_json()))) != report:
             raise Finding("a report that is another after a round trip")
-        if said.get("plan") is not None:
-            Plan.of_json(said["plan"]).fits(((A, C), (B,)), 2, 9)
+        if plan is not None:
+            plan.fits(((A, C), (B,)), 2, 9)
 
-    return Target(texts_of(REPORT), read, (BadValue,))
+    return Target(texts_of(REPORT, REPORT, offer), read, (BadValue,))
 
 
 @reader("stage-state", "train.stage_layers", "fleet.stages.handover", quick=100, share=20)
@@ -228,14 +235,26 @@ def stage_peers_file(folder: Path) -> Target:
     return Target(texts_of(good), read, (SpecError,))
 
 
-@reader("islands", "fleet.trade", "fleet.cut", "fleet.epoch", "fleet.enter", "fleet.lines", quick=300, share=60)
+@reader(
+    "islands",
+    "fleet.trade",
+    "fleet.cut",
+    "fleet.epoch",
+    "fleet.enter",
+    "fleet.lines",
+    "fleet.member",
+    quick=300,
+    share=60,
+)
 def islands(folder: Path) -> Target:
     """What islands of a run write into its folder and send each other."""
     from shoal.errors import ShoalError
     from shoal.fleet.cut import _told
     from shoal.fleet.enter import _here
     from shoal.fleet.epoch import Fence
+    from shoal.fleet.member import Frozen
     from shoal.fleet.trade import Gone, _parsed
+    from shoal.values import BadValue, read_object
 
     card = {"key": "k", "island": 0, "control": "a:1", "data": ["a:2"], "host": "h", "pid": 5}
     good: dict[str, Any] = {
@@ -251,9 +270,10 @@ def islands(folder: Path) -> Target:
             "noticed": 1.5,
             "back": {"step": 3},
         },
-        "h": {"card": card, "step": 3, "digest": "ab"},
+        "h": {"card": card, "step": 3, "digest": "ab", "ended": 0},
         "c": {"cut": [0, 1], "until": 1e10},
-        "t": {"step": 3, "parts": [[0, 1]]},
+        "f": {"state": {"applied": 3, "held": 4, "have": [0], "behind": False}, "hears": ["k"], "unknown": False},
+        "t": {"step": 3, "nodes": [[0, 1]], "says": {"loss": 2.5}},
     }
     fence = Fence(folder)
     (folder / "epochs").mkdir()
@@ -275,10 +295,12 @@ def islands(folder: Path) -> Target:
         elif kind == b"c":
             (folder / "cut.json").write_bytes(text)
             _told(folder / "cut.json", 0)
+        elif kind == b"f":
+            Frozen.of(read_object(text))
         else:
-            _parsed(1, bytearray(text), 3)
+            _parsed(1, bytearray(text), 3, 2)
 
-    return Target(generate, read, (ShoalError, Gone))
+    return Target(generate, read, (ShoalError, Gone, BadValue))
 
 
 def _emptied(folder: Path) -> Path:

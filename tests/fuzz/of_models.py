@@ -89,10 +89,10 @@ CONFIGS: list[dict[str, Any]] = [
 )
 def hf_config(folder: Path) -> Target:
     """By all ways in: `import` and `--like`, `sample --weights`, `model.weights`."""
-    from shoal.checkpoint.foreign.shapes import model_of_config
     from shoal.errors import ShoalError
     from shoal.model.hf import load_shape
     from shoal.model.hf_tokenizer import save_tokenizer
+    from shoal.spec.hf_folder import model_of_config
     from shoal.spec.resolve import _shape_of_weights
 
     file = folder / "config.json"
@@ -123,9 +123,9 @@ def hf_folder(folder: Path) -> Folder:
     """A tiny model, in two files with an index."""
     import torch
 
-    from shoal.checkpoint.foreign.shapes import model_of_config
     from shoal.model.decoder import Decoder
     from shoal.model.hf import save_folder
+    from shoal.spec.hf_folder import model_of_config
     from shoal.spec.shape import shape_of
 
     folder.mkdir(parents=True)

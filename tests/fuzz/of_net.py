@@ -75,29 +75,40 @@ def websocket(folder: Path) -> Target:
     return Target(generate, read, (BadFrame,))
 
 
-@reader("greeting", "fleet.net.pipe", "fleet.net.quic", "fleet.net.secure", quick=1000, share=500)
+@reader("greeting", "fleet.net.pipe", quick=1000, share=500)
 def greeting(folder: Path) -> Target:
     from shoal.fleet.net.api import Address
-    from shoal.fleet.net.pipe import Broken, Greeting
-    from shoal.fleet.net.quic import _greeting as of_quic
-    from shoal.fleet.net.secure import _greeting as of_tcp
+    from shoal.fleet.net.pipe import Broken, Greeting, read_greeting
 
     good = json.loads(
         Greeting("b" * 8, "l" * 8, True, Address(("http://r",), ("1.2.3.4:5",), ()), "1.2.3.4:9", b"p").encode()
     )
 
     def read(data: bytes) -> None:
-        one = None
-        for parse in (of_quic, of_tcp):
-            try:
-                one = parse(data)
-            except Broken:
-                if one is not None:
-                    raise Finding("QUIC takes a greeting that TCP refuses") from None
-        if one is None:
-            raise Broken("refused")
+        found = read_greeting(data)
+        if read_greeting(found.encode()) != found:
+            raise Finding("a greeting that is another after a round trip")
 
     return Target(texts_of(good), read, (Broken,))
+
+
+@reader("places", "fleet.net.seek", "fleet.net.relays", quick=400, share=200)
+def places(folder: Path) -> Target:
+    """Where a peer says that another is, and where a relay says that its rendezvous is."""
+    from shoal.fleet.net.api import Message
+    from shoal.fleet.net.relays import read_rendezvous
+    from shoal.fleet.net.seek import read_place
+    from shoal.values import BadValue, read_json
+
+    good = ({"at": "1.2.3.4:5000"}, {"rendezvous": {"id": "a" * 64, "addr": "1.2.3.4:5"}})
+
+    def read(data: bytes) -> None:
+        if b"rendezvous" in data:
+            read_rendezvous(data)
+        elif isinstance(said := read_json(data), dict):  # an endpoint gives no other fields to a reader
+            read_place(Message("place", said))
+
+    return Target(texts_of(*good), read, (BadValue,), (ValueError,))
 
 
 @reader("secure", "fleet.net.secure", "fleet.net.tcp", "fleet.net.identity", quick=150, share=10)

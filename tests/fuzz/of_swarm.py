@@ -136,6 +136,8 @@ def answers(folder: Path) -> Target:
     import asyncio
     from types import SimpleNamespace
 
+    from shoal.fleet.net.answers import Answers
+    from shoal.fleet.net.api import Message
     from shoal.fleet.swarm.training import Training
 
     loop = asyncio.new_event_loop()
@@ -143,20 +145,20 @@ def answers(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         async def ask(peer: str, *more: Any) -> Any:
-            return SimpleNamespace(body=data if peer == A else json.dumps(good).encode(), fields={}, kind="snapshots")
+            return Message("snapshots", {}, data if peer == A else json.dumps(good).encode())
 
         training = Training.__new__(Training)
         chain = SimpleNamespace(
             head=SimpleNamespace(hash=C), is_ancestor=lambda a, b: a == C, get=lambda name: SimpleNamespace(round=3)
         )
         talk = SimpleNamespace(
-            linked=lambda: [A, B], message=lambda *_: None, odd=lambda *_, **__: None, blame=lambda *_, **__: None
+            linked=lambda: [A, B], message=Message, odd=lambda *_, **__: None, blame=lambda *_, **__: None
         )
         training._node = SimpleNamespace(  # type: ignore[assignment]
             snapshots=SimpleNamespace(before=lambda *_: None),
             chain=chain,
             talk=talk,
-            endpoint=SimpleNamespace(ask=ask),
+            answers=Answers(SimpleNamespace(ask=ask), lambda *_, **__: None),  # type: ignore[arg-type]  # of this case
             event=lambda *_, **__: None,
             me=C,
         )
@@ -167,6 +169,26 @@ def answers(folder: Path) -> Target:
             raise Finding("one silly answer hides a good one")
 
     return Target(texts_of(good), read)
+
+
+@reader("trainer-words", "fleet.swarm.trainer_words", quick=400, share=200)
+def trainer_words(folder: Path) -> Target:
+    """What a trainer says to its node: this machine's own, but anybody's code."""
+    from shoal.fleet.swarm import trainer_words as t
+    from shoal.values import BadValue
+
+    handed = {"round": 3, "path": "/x", "tokens": 9, "targets": 8, "steps": 2, "used": [[0, 4]], "loss": 2.5}
+    good: list[dict[str, Any]] = [
+        {"kind": "ready", "params": 5},
+        {"kind": "part", **handed, "seconds": 1.5},
+        {"kind": "applied", "hash": C, "digest": "ab"},
+        {"kind": "loaded", "digest": "ab"},
+        {"kind": "saved", "path": "/x", "digest": "ab"},
+        {"kind": "scored", "scores": {A: 0.5}},
+        {"kind": "status", "loss": 2.5},
+        {"kind": "failed", "why": "x"},
+    ]
+    return Target(texts_of(*good), t.read, (BadValue,))
 
 
 @reader("swarm-chain", "fleet.swarm.chain", "fleet.swarm.record", quick=300, share=100)
@@ -261,10 +283,11 @@ def invitation(folder: Path) -> Target:
 def roster(folder: Path) -> Target:
     """What a peer hears of others, and its own file of it."""
     from shoal.errors import SetupError
-    from shoal.fleet.net.api import Address
-    from shoal.fleet.swarm.gossip import _json, _summary
+    from shoal.fleet.net.api import Address, Message
+    from shoal.fleet.swarm.gossip import read_news, read_told
     from shoal.fleet.swarm.invite import Admission
     from shoal.fleet.swarm.roster import Roster
+    from shoal.values import BadValue
 
     organiser, me, other = identity(1), identity(2), identity(3)
     file = folder / "roster.json"
@@ -287,13 +310,13 @@ def roster(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
-        said = _json(data)
-        _summary(said.get("summary"))
-        mine.take(said.get("entries"), said.get("revocations"), sender=other.id, lies=said.get("lies"))
         mine.admit(other.id, data[:4000])
         Roster.load(file, me, clock=lambda: NOW)
+        news = read_news(data)
+        mine.take(news.entries, news.revocations, sender=other.id, lies=news.lies)
+        read_told(Message("roster", {"time": 1.5, "same": False}, data))
 
-    return Target(texts_of(good), read, (SetupError,))
+    return Target(texts_of(good), read, (SetupError, BadValue))
 
 
 @reader("blob-folder", "fleet.swarm.blob_folder", quick=500, share=200)
@@ -312,8 +335,10 @@ def blob_folder(folder: Path) -> Target:
 
 @reader("blob-place", "fleet.swarm.blob_store", "fleet.swarm.blob_fetch", "fleet.swarm.blobs", quick=300, share=60)
 def blob_place(folder: Path) -> Target:
-    from shoal.fleet.swarm.blob_fetch import _bits
-    from shoal.fleet.swarm.blob_store import Store
+    from shoal.fleet.net.api import Message
+    from shoal.fleet.swarm.blob_fetch import read_shown
+    from shoal.fleet.swarm.blob_store import MOST_PIECES, Store
+    from shoal.values import BadValue, read_object
 
     store = Store(folder / "blobs")
     good = {"path": str(folder / "x"), "size": 3, "mtime_ns": 5}
@@ -322,14 +347,11 @@ def blob_place(folder: Path) -> Target:
     def read(data: bytes) -> None:
         at.write_bytes(data)
         store._outside(A)
-        try:
-            said = json.loads(data)
-        except (ValueError, RecursionError):
-            return
-        if not 0 <= _bits(said, 255) <= 255:
+        shown = read_shown(Message("blob", read_object(data)))
+        if shown.have is not None and not 0 <= shown.have < 1 << MOST_PIECES:
             raise Finding("bits that are too many")
 
-    return Target(texts_of(good, "ff00", 5), read)
+    return Target(texts_of(good, {"have": "ff00", "size": 100, "missing": False}), read, (BadValue,))
 
 
 @reader("swarm-files", "fleet.swarm.config", "fleet.swarm.control", "cli.swarm_status", quick=200, share=30)
