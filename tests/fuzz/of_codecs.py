@@ -156,12 +156,13 @@ def stage_messages(folder: Path) -> Target:
     from shoal.fleet.stages.report import Report, read_where
     from shoal.values import BadValue, read_object
 
-    offer = {"step": 3, "bytes": 100, "digest": "ab"}
+    good = {"step": 3, "bytes": 100, "digest": "ab"}
 
     def read(data: bytes) -> None:
         message = Message("where", read_object(data))
         if "digest" in message.fields:
-            if not 0 <= (found := read_offer(message, 1000)).size <= 1000:  # type: ignore[union-attr]
+            offer = read_offer(message, 1000)
+            if offer is not None and not 0 <= offer.size <= 1000:
                 raise Finding("a state without an end")
             return
         report, plan = read_where(message)
@@ -170,7 +171,7 @@ def stage_messages(folder: Path) -> Target:
         if plan is not None:
             plan.fits(((A, C), (B,)), 2, 9)
 
-    return Target(texts_of(REPORT, REPORT, offer), read, (BadValue,))
+    return Target(texts_of(REPORT, REPORT, good), read, (BadValue,))
 
 
 @reader("stage-state", "train.stage_layers", "fleet.stages.handover", quick=100, share=20)
