@@ -321,3 +321,11 @@ def looked_at(said: object) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError):  # an infinity, or too deep
         raise BadValue("a number that is none, or too deep nesting") from None
+
+
+def shown(value: object) -> str:
+    """What others wrote, for a sentence: short, and in printable letters."""
+    said = value if isinstance(value, str) else ascii(value)
+    if not said.isprintable() or not said.isascii():
+        said = ascii(said)
+    return said if len(said) <= 60 else f"{said[:60]}…"

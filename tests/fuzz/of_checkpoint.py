@@ -6,6 +6,7 @@ import base64
 import json
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,10 +70,12 @@ def manifest(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         found = decode(data)
-        if decode(encode(found)) != found:
+        again = decode(encode(found))
+        if replace(again, listed=None) != replace(found, listed=None):  # of version 1, whose slices have no equality:
             raise Finding("a manifest that is another after a round trip")
-        for name in list(found.tensors)[:4]:
-            list(found.rows.of(name)) if hasattr(found.rows, "of") else None
+        for name in list(found.tensors)[:4]:  # they are compared here
+            if list(found.rows.slices(name)) != list(again.rows.slices(name)):
+                raise Finding("a tensor that lies elsewhere after a round trip")
 
     return Target(generate, read, (Corrupt, CheckpointError))
 

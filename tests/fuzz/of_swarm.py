@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -364,6 +365,8 @@ def swarm_files(folder: Path) -> Target:
     from shoal.fleet.swarm.control import obey
     from shoal.fleet.swarm.invite import Admission
     from shoal.fleet.swarm.roster import Roster
+    from shoal.fleet.swarm.router import routes_of
+    from shoal.values import BadValue
 
     where = folder / "run" / "swarm"
     config = NodeConfig(where)
@@ -399,8 +402,12 @@ def swarm_files(folder: Path) -> Target:
         "predicted": 0.8,
         "split": {"round": 2, "sides": [[A], [B]]},
         "topology": "star",
-        "events": [{"t": NOW, "kind": "round", "peer": A}],
-        "links": {A: [[B, "direct", 0.1, 1.0, 1.0]]},
+        "events": [
+            {"time": NOW, "kind": "round", "peer": A},
+            {"time": NOW, "kind": "record", "took": [A], "left": {B: "gone"}},
+        ],
+        "links": {A: [[B, "direct", 0.1, 1.0, 1.0]], B: []},
+        "sizes": {A: 100},
     }
     good: dict[str, Any] = {
         "s": settings,
@@ -424,5 +431,7 @@ def swarm_files(folder: Path) -> Target:
             config.status_file.write_bytes(text)
             if (found := read_status(config.status_file)) is not None:
                 lines("demo", found, True, NOW)
+                with suppress(BadValue):  # as `--picture` does
+                    routes_of(found)
 
     return Target(generate, read, (ShoalError,))
