@@ -28,7 +28,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.reader import MIB, READERS, Finding, Reader, Target, dump, objection
+from tests.fuzz.reader import MIB, READERS, Finding, Reader, Target, dump, load, objection
 
 MOST_CPU_S = 5.0  # of one case
 _KILL_CPU_S = 12.0  # of one case that does not come back to Python
@@ -46,6 +46,7 @@ class Work:
     reader: str
     seed: int  # of the first case
     cases: int
+    kept: tuple[Path, ...] = ()  # files to read instead: a seed is then the place in this list
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class Ran:
         best = self.found.get(one.key, replace(one, count=0))
         smaller = one if one.size < best.size else best
         self.found[one.key] = replace(smaller, count=best.count + one.count)
+
+
+def case_of_work(work: Work, target: Target, seed: int) -> Any:
+    return load(work.kept[seed]) if work.kept else case_of(work.reader, target, seed)
 
 
 def case_of(name: str, target: Target, seed: int) -> Any:
@@ -234,7 +239,7 @@ def _item(
     for seed in range(work.seed, work.seed + work.cases):
         if until is not None and not done & 15 and time.monotonic() > until:
             break
-        case = case_of(work.reader, target, seed)
+        case = case_of_work(work, target, seed)
         now = time.process_time()
         _AT.pack_into(shared, 0, item, seed, now)
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)

@@ -12,11 +12,11 @@ import pytest
 
 from tests.fuzz import every, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.reader import READERS, load
-from tests.fuzz.run import Work, one
+from tests.fuzz.reader import READERS
+from tests.fuzz.run import Work
 
 every.load()
-KEPT = sorted(p for p in (Path(__file__).parent / "cases").glob("*/*") if p.is_file())
+CASES = Path(__file__).parent / "cases"
 PARTS = 5  # so that lanes can share them
 
 
@@ -36,7 +36,12 @@ def test_generated_input_is_taken_or_refused_in_one_sentence(part: int) -> None:
     )
 
 
-@pytest.mark.parametrize("file", KEPT, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_what_was_found_once(file: Path, tmp_path: Path) -> None:
-    wrong = one(READERS[file.parent.name].make(tmp_path), load(file))
-    assert isinstance(wrong, bool) or (file.parent.name, wrong[0]) in KNOWN, wrong
+def test_what_was_found_once() -> None:
+    """Under the same limits of time and memory: what was found may have been a hang. Refused, but for `NAME.taken.*`."""
+    kept = {folder.name: tuple(sorted(folder.iterdir())) for folder in sorted(CASES.iterdir())}
+    assert sum(map(len, kept.values())) >= 20 and len(kept) >= 10
+    ran = run.run([Work(name, 0, len(files), files) for name, files in kept.items()])
+    told = [f"{kept[f.reader][f.seed]}: {f.place}\n{f.what}" for f in ran.found.values()]
+    assert not told, "\n".join(told)
+    assert ran.cases == {name: len(files) for name, files in kept.items()}
+    assert ran.taken == {name: sum(".taken." in file.name for file in files) for name, files in kept.items()}
