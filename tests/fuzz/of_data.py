@@ -23,6 +23,23 @@ ROWS: list[Any] = [
 ]
 
 
+def tables_here() -> None:
+    """Tables are looked at in this process and not in a child of it for each case: a child costs a second."""
+    from shoal.data import table_look
+    from shoal.data.inputs import Input
+    from shoal.data.problems import Problems
+    from shoal.data.readers_tables import table_pieces
+    from shoal.data.units import Reading
+
+    def look(asked: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+        problems = Problems(asked["skip"])
+        given = Reading(**asked["reading"]), asked["unit_bytes"], problems
+        pieces = [list(table_pieces(Input(**one), *given)) for one in asked["inputs"]]
+        return 0, [{"pieces": found, "skipped": problems.to_json()} for found in pieces]
+
+    table_look._in_a_child = look
+
+
 def documents_of(file: Path, fields: tuple[str, str | None] = ("text", "prompt")) -> Callable[[bytes], None]:
     """Reads a file's documents as `data prepare` does, first refusing and then leaving out what is bad."""
     from shoal.data.inputs import expand
@@ -31,6 +48,7 @@ def documents_of(file: Path, fields: tuple[str, str | None] = ("text", "prompt")
     from shoal.data.units import Reading, plan_units
     from shoal.errors import DataError
 
+    tables_here()
     reading = Reading(*fields)
 
     def read(data: bytes) -> None:
@@ -122,7 +140,7 @@ def bombs(folder: Path) -> Target:
     return Target(generate, lambda data: (read_gz if data[:1] == b"g" else read_zst)(data[1:]), (DataError,))
 
 
-@reader("parquet", "data.readers_tables", quick=100, share=15, most_mib=320)
+@reader("parquet", "data.readers_tables", "data.readers_parquet", quick=100, share=15, most_mib=320, isolated=True)
 def parquet(folder: Path) -> Target:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -154,7 +172,7 @@ def parquet(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.parquet"), (DataError,))
 
 
-@reader("datasets-folder", "data.inputs", "data.readers_tables", quick=15, share=3, most_mib=512)
+@reader("datasets-folder", "data.inputs", "data.readers_tables", quick=15, share=3, most_mib=512, isolated=True)
 def datasets_folder(folder: Path) -> Target:
     """What `datasets.save_to_disk` leaves: splits by name, a state, arrow files."""
     import datasets
@@ -165,6 +183,7 @@ def datasets_folder(folder: Path) -> Target:
     from shoal.data.units import Reading, plan_units
     from shoal.errors import ShoalError
 
+    tables_here()
     datasets.disable_progress_bars()
     datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["one", "two"]})}).save_to_disk(
         str(folder / "good")
@@ -206,7 +225,8 @@ def rows(folder: Path) -> Target:
     return Target(lambda rng: mutated(rng, rng.choice(ROWS)), read, (DataError,))
 
 
-TEXTS = ("one fish two  fish", "", "é\n<|im_start|>x", "\x00", "aaaa bbbb " * 20)
+TEXTS = ("one fish two  fish", "", "é\n<|im_start|>x", "\x00", "aaaa bbbb " * 20, "abc, abc. fish\n\n  x12é" * 8)
+PIECE = 24  # characters: what is longer is cut, as long texts are
 
 
 def tokenizer_files() -> list[Folder]:
@@ -250,28 +270,52 @@ def tokenizer_files() -> list[Folder]:
         "added_tokens.json": json.dumps({"<|im_start|>": 400}).encode(),
     }
     made = [t.to_str().encode() for t in (byte, bpe, word, uni, level)]
-    return [Folder({"tokenizer.json": one, **(beside if i else {})}) for i, one in enumerate(made)]
+    alone = [Folder({"tokenizer.json": one, **(beside if i else {})}) for i, one in enumerate(made)]
+
+    def of_class(name: str, files: dict[str, bytes], **more: Any) -> Folder:
+        said = {"tokenizer_class": name, **more}
+        return Folder({**files, "tokenizer_config.json": json.dumps(said).encode()})
+
+    model = json.loads(made[0])["model"]
+    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+    bert = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *letters[:10]]
+    gpt2 = {"vocab.json": json.dumps({**model["vocab"], "<|endoftext|>": 257}).encode(), "merges.txt": merges.encode()}
+    marks = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return [
+        *alone,
+        of_class("GPT2Tokenizer", gpt2, add_prefix_space=False),
+        of_class("GPT2Tokenizer", {"tokenizer.json": made[0]}, add_prefix_space=True),
+        of_class("Qwen2Tokenizer", {"tokenizer.json": made[0]}),
+        of_class("LlamaTokenizer", {"tokenizer.json": made[1]}, **marks),
+        of_class("BertTokenizer", {"vocab.txt": "\n".join(bert).encode()}, do_lower_case=True),
+        of_class("PreTrainedTokenizerFast", {"tokenizer.json": made[4]}, clean_up_tokenization_spaces=True, **marks),
+    ]
 
 
 @reader(
     "tokenizers",
     "data.tokenizer",
     "data.words",
+    "data.cuts",
     "data.starts",
     "data.plain_text",
+    "data.tokenizer_folder",
+    "data.tokenizer_rebuild",
     "model.hf_tokenizer",
     quick=120,
     share=15,
 )
 def tokenizers(folder: Path) -> Target:
-    from shoal.data.tokenizer import load_tokenizer
+    from shoal.data.tokenizer import JsonTokenizer, load_tokenizer
     from shoal.errors import ShoalError
 
     good = tokenizer_files()
 
     def generate(rng: Random) -> Folder:
         one = rng.choice(good)
-        if rng.random() < 0.5:  # the byte-level vocabulary is large: change what stands around it more often
+        if (
+            rng.random() < 0.5 and "tokenizer.json" in one
+        ):  # the byte-level vocabulary is large: change what stands around it more often
             spec = json.loads(one["tokenizer.json"])
             for part in rng.sample(
                 ("model", "pre_tokenizer", "decoder", "normalizer", "post_processor", "added_tokens"), 1
@@ -282,13 +326,18 @@ def tokenizers(folder: Path) -> Target:
                 else:
                     spec[part] = mutated(rng, spec[part])
             return Folder({**one, "tokenizer.json": encoded(spec)})
-        return one_file_of(one, list(one), rng)
+        return one_file_of(one, [name for name in one if name.endswith(".json")], rng)
 
     def read(case: Folder) -> None:
         where = case.write(emptied(folder / "one"))
         for special in (False, True):
             tokenizer = load_tokenizer(where, eos=rng_eos(case), special=special)
-            for ids in (*map(tokenizer.encode, TEXTS), *(list(map(int, ids)) for ids in tokenizer.encode_batch(TEXTS))):
+            whole = [list(map(int, ids)) for ids in tokenizer.encode_batch(TEXTS)]
+            if isinstance(tokenizer, JsonTokenizer):
+                tokenizer._piece_chars = PIECE
+                if whole != [list(map(int, ids)) for ids in tokenizer.encode_batch(TEXTS)]:
+                    raise Finding("other ids where a long text is cut")
+            for ids in (*map(tokenizer.encode, TEXTS), *whole):
                 if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
                     raise Finding("ids beyond the vocabulary")
                 tokenizer.decode(ids).encode("utf-8", "surrogatepass")

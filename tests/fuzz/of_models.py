@@ -191,7 +191,10 @@ def weights(folder: Path) -> Target:
     good = hf_folder(folder / "good")
     header, body = parts_of(good["model.safetensors"])
     names = [n for n in header if n != "__metadata__"]
-    index = {"metadata": {"total_size": len(body)}, "weight_map": dict.fromkeys(names, "model.safetensors")}
+    index = {
+        "metadata": {"total_size": len(body)},
+        "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors"),
+    }
 
     def generate(rng: Random) -> Folder:
         case = Folder(good)
@@ -210,8 +213,8 @@ def weights(folder: Path) -> Target:
             case["model.safetensors"] = joined(header, bytes(raw))
         elif roll < 0.8:
             case["model.safetensors.index.json"] = encoded(mutated(rng, index))
-            if rng.random() < 0.5:
-                case["model-00001-of-00002.safetensors"] = case["model.safetensors"]
+            if rng.random() < 0.7:  # else both are there, and the index is not looked at
+                case["model-00001-of-00001.safetensors"] = case.pop("model.safetensors")
         elif roll < 0.9:
             case["model.safetensors"] = damaged(
                 rng, good["model.safetensors"], head=len(good["model.safetensors"]) - len(body)
@@ -226,7 +229,7 @@ def weights(folder: Path) -> Target:
         if decoder is None or sum(p.numel() for p in decoder.parameters()) > 1 << 20:
             return
         load_weights(decoder, where)
-        held, _ = parts_of(case["model.safetensors"])
+        held, _ = parts_of(next(data for name, data in case.items() if name.endswith(".safetensors")))
         if odd := [n for n in names if n in held and held[n]["dtype"] not in ("F32", "BF16", "F16", "F64")]:
             raise Finding(f"numbers of {held[odd[0]]['dtype']} are taken for weights")
         if not all(torch.isfinite(p).all() for p in decoder.parameters()):

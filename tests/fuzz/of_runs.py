@@ -323,6 +323,7 @@ def trace(folder: Path) -> Target:
     "track.cursor",
     "track.about",
     "launch.ray.node",
+    "observe.status",
     quick=300,
     share=60,
 )
@@ -334,6 +335,7 @@ def small_files(folder: Path) -> Target:
     from shoal.launch import job, sweep
     from shoal.launch.ray.node import _last_step
     from shoal.launch.slurm import notes
+    from shoal.observe import status
     from shoal.spec import dump
     from shoal.track import about
     from shoal.track.cursor import Cursor
@@ -368,9 +370,12 @@ def small_files(folder: Path) -> Target:
         "t": {"kind": "step", "step": 3},
         "i": IDENTITY,
     }
+    spec = dump(RUN).encode()
     run_dir.spec_file.write_text(dump(RUN))
 
     def generate(rng: Random) -> bytes:
+        if rng.random() < 0.1:
+            return b"y" + damaged(rng, spec.replace(b"steps:", rng.choice((b"steps:", b'"steps" :', b"stepz:"))))
         kind = rng.choice(tuple(good))
         text = encoded(mutated(rng, good[kind]) if rng.random() < 0.95 else edge(rng))
         return kind.encode() + (text if rng.random() < 0.85 else damaged(rng, text))
@@ -393,8 +398,12 @@ def small_files(folder: Path) -> Target:
             Cursor.load(run_dir, "mlflow", "http://a")
         elif kind == b"l":
             run_dir.pid_file.write_bytes(text)
+            status._holder(run_dir)
             with open(run_dir.pid_file, "rb") as held:
                 lock._already(run_dir, lock._read(held.fileno()))
+        elif kind == b"y":
+            (folder / "run.yaml").write_bytes(text)
+            status.total_steps(folder / "run.yaml")
         elif kind == b"i":
             run_dir.identity_file.write_bytes(text)
             same_data(run_dir, ["/data/train"])

@@ -76,7 +76,7 @@ def typed_values(folder: Path) -> Target:
 @reader("plain-file", "plain_file", quick=100, share=40)
 def plain_file(folder: Path) -> Target:
     """A file of others, or what stands in its place."""
-    from shoal.plain_file import read_object, read_plain
+    from shoal.plain_file import read_object, read_plain, read_words
     from shoal.values import BadValue
 
     def generate(rng: Random) -> Any:
@@ -104,6 +104,7 @@ def plain_file(folder: Path) -> Target:
                 path.symlink_to("/dev/zero")
         if kind == "file" and read_plain(path, 1 << 20) != content:
             raise Finding("other bytes than those of the file")
+        read_words(path, 1 << 20)
         read_object(path, 1 << 20)
 
     return Target(generate, read, (BadValue, OSError))

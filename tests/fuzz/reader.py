@@ -48,6 +48,7 @@ class Reader:
     quick: int  # cases in `make test`
     share: int  # of the cases of a long run
     most_mib: int  # that one case may take more than what stood before
+    isolated: bool = False  # the product reads this in a child of its own and says which file ended it
     modules: tuple[str, ...] = field(default=())  # of shoal, whose calls this generator reaches
 
 
@@ -55,13 +56,13 @@ READERS: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, *modules: str, quick: int = 300, share: int = 100, most_mib: int = 256
+    name: str, *modules: str, quick: int = 300, share: int = 100, most_mib: int = 256, isolated: bool = False
 ) -> Callable[[Callable[[Path], Target]], Callable[[Path], Target]]:
     """Registers a function that makes a `Target`."""
 
     def take(make: Callable[[Path], Target]) -> Callable[[Path], Target]:
         assert name not in READERS, f"two generators are called {name}"
-        READERS[name] = Reader(name, make, quick, share, most_mib, modules)
+        READERS[name] = Reader(name, make, quick, share, most_mib, isolated, modules)
         return make
 
     return take

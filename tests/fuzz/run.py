@@ -159,7 +159,8 @@ def _child(works: list[Work], ran: Ran, until: float | None, told: Callable[[Ran
     if seed < 0 or status > 0:
         raise RuntimeError(f"the generator of {work.reader} itself failed")
     how = f"took more than {_KILL_CPU_S:g} s of CPU" if killed else f"died of {signal.Signals(-status).name}"
-    ran.note(Found(work.reader, f"process:{how}", how, seed, 1 << 60))
+    if killed or not READERS[work.reader].isolated:
+        ran.note(Found(work.reader, f"process:{how}", how, seed, 1 << 60))
     rest = replace(work, seed=seed + 1, cases=work.seed + work.cases - seed - 1)
     return ([rest] if rest.cases else []) + works[item + 1 :]
 
