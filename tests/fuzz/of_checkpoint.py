@@ -9,6 +9,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from tests.fuzz.json_values import encoded, mutated
@@ -145,7 +146,7 @@ def memory_talk(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         tier = Memory.__new__(Memory)
-        sources: list[Any] = [object(), object()]
+        sources: list[Any] = [SimpleNamespace(kept=dict), SimpleNamespace(kept=dict)]
         tier._addresses, tier._sources, tier._second, tier._seen = ["", "a:1"], sources, False, {}
         tier.hear(Name(3, 1), data.decode("utf-8", "replace"))
 
@@ -156,8 +157,6 @@ def memory_talk(folder: Path) -> Target:
 @reader("keeper", "checkpoint.memory.keeper", "checkpoint.memory.intake", quick=200, share=40)
 def keeper(folder: Path) -> Target:
     """What a keeper of other nodes' memory is asked, by one who knows the token."""
-    from types import SimpleNamespace
-
     from shoal.checkpoint.memory.keeper import Keeper
     from shoal.wire import Broken
 

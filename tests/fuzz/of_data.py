@@ -114,7 +114,7 @@ def packed_zst(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.jsonl.zst"), (DataError,))
 
 
-@reader("bombs", "data.readers_bytes", quick=2, share=1, most_mib=320)
+@reader("bombs", "data.readers_bytes", quick=4, share=1, most_mib=320)
 def bombs(folder: Path) -> Target:
     """Little that unpacks to much: the memory stays within its bound."""
     import zlib
@@ -136,7 +136,7 @@ def bombs(folder: Path) -> Target:
             return b"z" + packed("zst", unit, size_mib)
         return b"g" + gzip.compress(b"", mtime=0) * rng.choice((0, 50_000)) + packed("gz", unit, min(size_mib, 64))
 
-    read_gz, read_zst = documents_of(folder / "b.jsonl.gz"), documents_of(folder / "b.jsonl.zst")
+    read_gz, read_zst = (documents_of(folder / f"b.jsonl.{kind}", ("text", None)) for kind in ("gz", "zst"))
     return Target(generate, lambda data: (read_gz if data[:1] == b"g" else read_zst)(data[1:]), (DataError,))
 
 

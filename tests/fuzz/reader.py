@@ -73,8 +73,9 @@ def objection(e: BaseException, lines: bool = False) -> str | None:
     text = str(e)
     if not text.strip():
         return "says nothing"
-    if len(text) > MOST_CHARACTERS * (20 if lines else 1):
-        return f"says {len(text)} characters"
+    longest = max(map(len, text.splitlines())) if lines else len(text)
+    if longest > MOST_CHARACTERS * (20 if lines else 1):  # where a person's own words are quoted: much, not without end
+        return f"says {longest} characters"
     if "\n" in text.strip() and not lines:
         return "says more than one line"
     for word in ("defect", "Traceback", "object has no attribute", "not subscriptable", "unsupported operand"):

@@ -6,6 +6,7 @@ cases/READER and read again here.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,15 @@ from tests.fuzz.run import Work
 
 every.load()
 CASES = Path(__file__).parent / "cases"
-PARTS = 5  # so that lanes can share them
+PARTS = 3  # so that lanes can share them
+LARGE = ("torch.distributed.checkpoint", "shoal.model.hf", "shoal.train.stage_peer", "shoal.cli.main")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """What takes long to import, once for all children."""
+    for module in LARGE:
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
