@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from tests.fuzz import every, reach, sites
-from tests.fuzz.known import KNOWN
 from tests.fuzz.reader import READERS, dump
 from tests.fuzz.run import Found, Ran, Work, case_of, one, run
 
@@ -35,7 +34,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--show", action="store_true", help="print each case and what becomes of it, in this process")
     parser.add_argument(
-        "--save", action="store_true", help="keep the smallest case of each new finding in tests/fuzz/cases"
+        "--save", action="store_true", help="keep the smallest case of each finding in tests/fuzz/cases"
     )
     asked = parser.parse_args()
     every.load()
@@ -57,11 +56,11 @@ def main() -> int:
     until = None if asked.minutes is None else time.monotonic() + asked.minutes * 60
     began = time.monotonic()
     ran = _run(works, until, asked.jobs)
-    new = _report(ran, time.monotonic() - began)
+    findings = _report(ran, time.monotonic() - began)
     if asked.save:
-        for found in new:
+        for found in findings:
             _save(found)
-    return 1 if new else 0
+    return 1 if findings else 0
 
 
 def _sites() -> int:
@@ -108,9 +107,7 @@ def _sum(results: object) -> Ran:
     whole = Ran({}, {}, {}, {})
     for ran in results:  # type: ignore[attr-defined]
         for name, count in ran.cases.items():
-            whole.cases[name] = whole.cases.get(name, 0) + count
-            whole.taken[name] = whole.taken.get(name, 0) + ran.taken[name]
-            whole.cpu_s[name] = whole.cpu_s.get(name, 0.0) + ran.cpu_s[name]
+            whole.count(name, count, ran.taken[name], ran.cpu_s[name])
         for found in ran.found.values():
             if found.key not in whole.found:
                 _print(found)
@@ -119,8 +116,7 @@ def _sum(results: object) -> Ran:
 
 
 def _print(found: Found) -> None:
-    known = " (known)" if found.key in KNOWN else ""
-    print(f"\n{found.reader}{known}: {found.place}")
+    print(f"\n{found.reader}: {found.place}")
     print(f"  python -m tests.fuzz {found.reader} --seed {found.seed} --show")
     print("  " + found.what.strip().replace("\n", "\n  "), flush=True)
 
@@ -131,15 +127,12 @@ def _report(ran: Ran, took_s: float) -> list[Found]:
         taken = ran.taken[name] / max(count, 1)
         print(f"{name:24} {count:10,} {taken:6.0%} {ran.cpu_s[name]:8.1f} {count / max(ran.cpu_s[name], 1e-9):8.0f}")
     total, cpu_s = sum(ran.cases.values()), sum(ran.cpu_s.values())
-    new = [found for key, found in ran.found.items() if key not in KNOWN]
-    print(
-        f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(new)} new findings, {len(ran.found) - len(new)} known"  # noqa: E501
-    )
-    for found in sorted(ran.found.values(), key=lambda f: f.key):
-        known = "known " if found.key in KNOWN else ""
+    findings = sorted(ran.found.values(), key=lambda f: f.key)
+    print(f"\n{total:,} cases, {cpu_s:.0f} s of CPU, {took_s:.0f} s; {len(findings)} findings")
+    for found in findings:
         said = (found.what.strip().splitlines() or [""])[-1][:200]
-        print(f"  {known}{found.reader} --seed {found.seed} ({found.count} times): {found.place}: {said}")
-    return new
+        print(f"  {found.reader} --seed {found.seed} ({found.count} times): {found.place}: {said}")
+    return findings
 
 
 def _show(names: list[str], seed: int, cases: int) -> int:

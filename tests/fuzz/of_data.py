@@ -287,7 +287,7 @@ def tokenizer_files() -> list[Folder]:
         of_class("GPT2Tokenizer", {"tokenizer.json": made[0]}, add_prefix_space=True),
         of_class("Qwen2Tokenizer", {"tokenizer.json": made[0]}),
         of_class("LlamaTokenizer", {"tokenizer.json": made[1]}, **marks),
-        of_class("BertTokenizer", {"vocab.txt": "\n".join(bert).encode()}, do_lower_case=True),
+        of_class("BertTokenizer", {"vocab.txt": "\n".join(bert).encode()}, do_lower_case=True, eos_token="[SEP]"),
         of_class("PreTrainedTokenizerFast", {"tokenizer.json": made[4]}, clean_up_tokenization_spaces=True, **marks),
     ]
 

@@ -61,7 +61,7 @@ def yaml_text(folder: Path) -> Target:
     from shoal.errors import SpecError
     from shoal.spec.yaml_text import parse
 
-    good = b"a: 1\nb: [1, 2.5, .nan, 0x1F, 1e400]\nc: {d: e, '<<': {g: null}}\nh: |\n  text\n? j\n: k\n"  # noqa: E501
+    good = b"a: 1\nb: [1, 2.5, .nan, 0x1F, 1e400]\nc: {d: e, '<<': {g: null}}\nh: |\n  text\n? j\n: k\n"
     marks = (
         b"&a [*a]",
         b"*x",

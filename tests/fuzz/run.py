@@ -72,6 +72,11 @@ class Ran:
     cpu_s: dict[str, float]
     found: dict[tuple[str, str], Found]
 
+    def count(self, reader: str, cases: int, taken: int, cpu_s: float) -> None:
+        self.cases[reader] = self.cases.get(reader, 0) + cases
+        self.taken[reader] = self.taken.get(reader, 0) + taken
+        self.cpu_s[reader] = self.cpu_s.get(reader, 0.0) + cpu_s
+
     def note(self, one: Found) -> None:
         best = self.found.get(one.key, replace(one, count=0))
         smaller = one if one.size < best.size else best
@@ -161,6 +166,7 @@ def _child(works: list[Work], ran: Ran, until: float | None, told: Callable[[Ran
     how = f"took more than {_KILL_CPU_S:g} s of CPU" if killed else f"died of {signal.Signals(-status).name}"
     if killed or not READERS[work.reader].isolated:
         ran.note(Found(work.reader, f"process:{how}", how, seed, 1 << 60))
+    ran.count(work.reader, seed + 1 - work.seed, 0, 0.0)  # how many of these were taken died with it
     rest = replace(work, seed=seed + 1, cases=work.seed + work.cases - seed - 1)
     return ([rest] if rest.cases else []) + works[item + 1 :]
 
@@ -189,10 +195,7 @@ def _hear(said: dict[str, Any], ran: Ran) -> None:
     if "found" in said:
         ran.note(Found(**said["found"]))
     else:
-        name = said["reader"]
-        ran.cases[name] = ran.cases.get(name, 0) + said["cases"]
-        ran.taken[name] = ran.taken.get(name, 0) + said["taken"]
-        ran.cpu_s[name] = ran.cpu_s.get(name, 0.0) + said["cpu_s"]
+        ran.count(**said)
 
 
 def _tell(into: int, **said: Any) -> None:

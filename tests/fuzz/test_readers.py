@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from tests.fuzz import every, sites
-from tests.fuzz.known import KNOWN
 from tests.fuzz.reader import READERS
 
 every.load()
@@ -21,7 +20,6 @@ def test_every_reader_has_a_generator() -> None:
 
 def test_the_table_names_generators_that_exist() -> None:
     assert set(sites.read_by().values()) <= READERS.keys()
-    assert {reader for reader, _ in KNOWN} <= READERS.keys()
 
 
 def test_modules_that_generators_name_exist() -> None:

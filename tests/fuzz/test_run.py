@@ -42,20 +42,20 @@ def _read(case: int) -> None:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[int]], run.Ran]]:
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., run.Ran]]:
     monkeypatch.setattr(run, "MOST_CPU_S", 0.2)
 
-    def runs(cases: list[int]) -> run.Ran:
+    def runs(cases: list[int], isolated: bool = False) -> run.Ran:
         made = iter([0, 0, 0, *cases])  # three to warm up
         target = Target(lambda rng: next(made), _read, (Refused,))
-        READERS["of a test"] = Reader("of a test", lambda folder: target, 1, 1, most_mib=100)
+        READERS["of a test"] = Reader("of a test", lambda folder: target, 1, 1, 100, isolated)
         return run.run([Work("of a test", 0, len(cases))])
 
     yield runs
     READERS.pop("of a test", None)
 
 
-def test_what_is_allowed_is_no_finding(reader: Callable[[list[int]], run.Ran]) -> None:
+def test_what_is_allowed_is_no_finding(reader: Callable[..., run.Ran]) -> None:
     ran = reader([0, 1, 0])
     assert (ran.cases, ran.taken, ran.found) == ({"of a test": 3}, {"of a test": 2}, {})
 
@@ -64,7 +64,7 @@ def test_what_is_allowed_is_no_finding(reader: Callable[[list[int]], run.Ran]) -
     ("case", "place"),
     [(2, "KeyError"), (4, "TooLong"), (5, "memory"), (6, "says 'defect'"), (7, "another"), (8, "BaseException")],
 )
-def test_what_is_not_allowed_is_a_finding(reader: Callable[[list[int]], run.Ran], case: int, place: str) -> None:
+def test_what_is_not_allowed_is_a_finding(reader: Callable[..., run.Ran], case: int, place: str) -> None:
     ran = reader([0, case, 0])
     (found,) = ran.found.values()
     assert place in found.place
@@ -72,10 +72,16 @@ def test_what_is_not_allowed_is_a_finding(reader: Callable[[list[int]], run.Ran]
     assert ran.cases == {"of a test": 3}
 
 
-def test_a_reader_that_dies_is_a_finding_and_the_rest_is_run(reader: Callable[[list[int]], run.Ran]) -> None:
+def test_a_reader_that_dies_is_a_finding_and_the_rest_is_run(reader: Callable[..., run.Ran]) -> None:
     ran = reader([0, 3, 2, 0])  # the child after it makes the cases anew, from the first
     assert {found.place for found in ran.found.values()} >= {"process:died of SIGSEGV"}
     assert ran.found["of a test", "process:died of SIGSEGV"].seed == 1
+    assert ran.cases == {"of a test": 4}
+
+
+def test_one_that_the_product_reads_in_a_child_may_die(reader: Callable[..., run.Ran]) -> None:
+    ran = reader([0, 3, 0], isolated=True)
+    assert (ran.cases, ran.found) == ({"of a test": 3}, {})
 
 
 @pytest.mark.parametrize("name", ["values", "frames", "swarm-messages", "slurm"])
