@@ -23,7 +23,7 @@ def write() -> dict[str, str]:
     """The table anew; of several generators the one with the most cases of a long run."""
     by: dict[str, list[str]] = {}
     for name, reader in READERS.items():
-        for place in _reached(name, _CASES if reader.share >= 20 else _CASES // 2 if reader.share > 1 else 2):
+        for place in _reached(name, _CASES if reader.share >= 10 else _CASES // 2 if reader.share > 1 else 2):
             by.setdefault(place, []).append(name)
     places = {
         place: max(by[place], key=lambda name: (READERS[name].share, name))
