@@ -313,9 +313,10 @@ def tokenizers(folder: Path) -> Target:
 
     def generate(rng: Random) -> Folder:
         one = rng.choice(good)
-        if (
-            rng.random() < 0.5 and "tokenizer.json" in one
-        ):  # the byte-level vocabulary is large: change what stands around it more often
+        if rng.random() < 0.1:  # as it is: the texts, and how long ones are cut
+            return one
+        # The byte-level vocabulary is large: what stands around it is changed more often.
+        if rng.random() < 0.5 and "tokenizer.json" in one:
             spec = json.loads(one["tokenizer.json"])
             for part in rng.sample(
                 ("model", "pre_tokenizer", "decoder", "normalizer", "post_processor", "added_tokens"), 1

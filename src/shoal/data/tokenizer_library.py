@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.broken import first_line
 from shoal.errors import DataError, ShoalError
 from shoal.values import BadValue, inside, items, table, text
 
@@ -40,7 +41,7 @@ def asking(where: str, what: str = "give a tokenizer.json that the tokenizers li
         raise
     except BaseException as e:
         if isinstance(e, Exception) or is_panic(e):
-            raise DataError(f"{where} is no tokenizer that can be used ({_first_line(e)}); {what}.") from None
+            raise DataError(f"{where} is no tokenizer that can be used ({first_line(e)}); {what}.") from None
         raise
 
 
@@ -87,6 +88,17 @@ def _bound(spec: Mapping[str, Any]) -> None:
     for key in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         with inside(key):
             _bound_steps(flat(spec.get(key)))
+    with inside("post_processor"):
+        for step in flat(spec.get("post_processor")):
+            _bound_template(step.get("single"))
+
+
+def _bound_template(pieces: object) -> None:
+    """One that has the text many times makes ids without end of a short text, and no cut of a long one is exact."""
+    if isinstance(pieces, list):
+        count = sum(isinstance(piece, dict) and "Sequence" in piece for piece in pieces)
+        if count != 1:
+            raise BadValue(f"a template that has the text {count} times")
 
 
 def _pairs(said: object) -> list[Any]:
@@ -173,7 +185,3 @@ def _held_back() -> Iterator[None]:
                 held.seek(0)
                 if said := held.read():
                     os.write(2, said)
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip() or type(e).__name__).splitlines()[0].rstrip(".")
