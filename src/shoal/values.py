@@ -239,7 +239,7 @@ def field(said: object, name: str, read: Callable[[Any], T], *untold: T) -> T:
 def made(of: Callable[..., T], said: object, **read: Callable[[Any], Any]) -> T:
     """What `of` makes of an object's fields: those that are missing have a default there, others are refused."""
     if unknown := fields_of(said).keys() - read.keys():
-        raise BadValue("it is not known here", min(unknown, key=str))
+        raise BadValue("it is not known here", shown(min(unknown, key=str)))
     try:
         return of(**{name: field(said, name, one) for name, one in read.items() if name in fields_of(said)})
     except TypeError:  # one without a default
@@ -263,7 +263,12 @@ def each(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], li
 
 def by_name(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], dict[str, T]]:
     """An object whose fields are all of one kind."""
-    return lambda said: {name: field(said, name, read) for name in table(said, most)}
+
+    def one(name: str, said: object) -> T:
+        with inside(shown(name)):
+            return read(said)
+
+    return lambda said: {name: one(name, value) for name, value in table(said, most).items()}
 
 
 def short(said: object) -> str:

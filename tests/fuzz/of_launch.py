@@ -312,7 +312,7 @@ def nvidia_smi(folder: Path) -> Target:
     return Target(lambda rng: damaged(rng, good).decode("utf-8", "replace"), nvidia.read)
 
 
-@reader("amd-smi", "devices.amd", quick=400, share=150)
+@reader("amd-smi", "devices.amd", quick=400, share=150, most_mib=512)  # as many values as `read_json` takes
 def amd_smi(folder: Path) -> Target:
     from shoal.devices import amd
 
