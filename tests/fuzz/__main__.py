@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 from tests.fuzz import every, reach, sites
-from tests.fuzz.reader import READERS, dump
+from tests.fuzz.reader import CASES, READERS, dump
 from tests.fuzz.run import Found, Ran, Work, case_of, one, run
 
-CASES = Path(__file__).parent / "cases"
 _MOST_KEPT = 20_000  # bytes of a case in the repository
 _BATCH = 100_000  # cases of one reader in a child: what piles up in a library ends with it
 

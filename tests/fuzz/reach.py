@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from tests.fuzz import sites
-from tests.fuzz.reader import READERS
+from tests.fuzz.reader import CASES, READERS, load
 from tests.fuzz.run import case_of, one
 
 _CASES = 80
@@ -65,6 +65,8 @@ def _reached(name: str, cases: int) -> set[str]:
             sys.setprofile(note)
             for seed in range(cases):
                 one(target, case_of(name, target, seed))
+            for file in sorted((CASES / name).glob("*")):
+                one(target, load(file))
             sys.setprofile(None)
         with open(into, "wb") as tell:
             tell.write(json.dumps(sorted(hit)).encode())

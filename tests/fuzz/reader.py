@@ -12,6 +12,7 @@ from typing import Any
 
 MOST_CHARACTERS = 700  # of a sentence: a long path and two names fit
 MIB = 1 << 20
+CASES = Path(__file__).parent / "cases"  # what was found once: READER/NAME
 
 
 class Finding(AssertionError):

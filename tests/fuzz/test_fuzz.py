@@ -7,16 +7,14 @@ cases/READER and read again here.
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 
 from tests.fuzz import every, run
-from tests.fuzz.reader import READERS
+from tests.fuzz.reader import CASES, READERS
 from tests.fuzz.run import Work
 
 every.load()
-CASES = Path(__file__).parent / "cases"
 PARTS = 3  # so that lanes can share them
 LARGE = ("torch.distributed.checkpoint", "shoal.model.hf", "shoal.train.stage_peer", "shoal.cli.main")
 
