@@ -65,7 +65,9 @@ def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Out
     outer = Outer(tensors["theta"], rule, about.round, tensors.get("momentum"))
     found = outer.digest()
     if found != about.digest or (digest is not None and found != digest):
-        raise BadSnapshot(f"{folder} has the digest {found[:16]}, and {(digest or about.digest)[:16]} was expected.")
+        raise BadSnapshot(
+            f"{folder} has the digest {found[:16]}, and {shown((digest or about.digest)[:16])} was expected."
+        )
     return outer
 
 
