@@ -62,6 +62,7 @@ def manifest(folder: Path) -> Target:
 
     files = saved(folder / "good")
     new = without_seal(next(data for name, data in files.items() if name.endswith("manifest.json")))
+    new["saved_at"] = 1.8e9  # of no clock
     there = Path(__file__).parents[1] / "checkpoint" / "version_1"
     old = without_seal(next(there.glob("step-*/manifest.json")).read_bytes())
 
