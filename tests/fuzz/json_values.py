@@ -70,7 +70,10 @@ def encoded(value: Any) -> bytes:
 def finished(text: bytes) -> bytes:
     if b"@" in text:
         text = text.replace(b'"%b"' % _DEEP.encode(), b"[" * 1500 + b"]" * 1500)
-        text = text.replace(b'"%b"' % _DEEPER.encode(), b"[" * 100_000 + b"]" * 100_000)
+        deeper = b'"%b"' % _DEEPER.encode()
+        text = text.replace(deeper, b"[" * 100_000 + b"]" * 100_000, 1).replace(
+            deeper, b"[]"
+        )  # once: it may stand in a list
         text = text.replace(_DOUBLE.encode(), b"")
     return text
 

@@ -173,7 +173,7 @@ def _child(works: list[Work], ran: Ran, until: float | None, told: Callable[[Ran
 
 def _listen(pid: int, out: int, shared: mmap.mmap, ran: Ran, told: Callable[[Ran], None] | None) -> bool:
     """Until the child closes its end; whether it had to be killed."""
-    rest = b""
+    rest, before = b"", None
     while True:
         if select.select([out], [], [], 1.0)[0]:
             data = os.read(out, 1 << 16)
@@ -182,9 +182,13 @@ def _listen(pid: int, out: int, shared: mmap.mmap, ran: Ran, told: Callable[[Ran
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 _hear(json.loads(line), ran)
-        elif _cpu_s(pid) - _AT.unpack_from(shared)[2] > _KILL_CPU_S and _AT.unpack_from(shared)[1] >= 0:
-            os.kill(pid, signal.SIGKILL)
-            return True
+        else:
+            now = _AT.unpack_from(shared)
+            # Seen twice: `pack_into` writes zeros first, and they may be read.
+            if now == before and now[1] >= 0 and _cpu_s(pid) - now[2] > _KILL_CPU_S:
+                os.kill(pid, signal.SIGKILL)
+                return True
+            before = now
         if told is not None:
             told(ran)
 

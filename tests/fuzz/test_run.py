@@ -39,11 +39,14 @@ def _read(case: int) -> None:
             raise Finding("it is another after a round trip")
         case 8:
             raise BaseException("a panic")  # as those of Rust libraries are
+        case 9:
+            sum(range(10**13))  # never comes back to Python
 
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., run.Ran]]:
     monkeypatch.setattr(run, "MOST_CPU_S", 0.2)
+    monkeypatch.setattr(run, "_KILL_CPU_S", 0.4)
 
     def runs(cases: list[int], isolated: bool = False) -> run.Ran:
         made = iter([0, 0, 0, *cases])  # three to warm up
@@ -77,6 +80,13 @@ def test_a_reader_that_dies_is_a_finding_and_the_rest_is_run(reader: Callable[..
     assert {found.place for found in ran.found.values()} >= {"process:died of SIGSEGV"}
     assert ran.found["of a test", "process:died of SIGSEGV"].seed == 1
     assert ran.cases == {"of a test": 4}
+
+
+def test_one_that_never_comes_back_is_ended(reader: Callable[..., run.Ran]) -> None:
+    ran = reader([0, 9])
+    (found,) = ran.found.values()
+    assert "took more than" in found.place
+    assert (found.seed, ran.cases) == (1, {"of a test": 2})
 
 
 def test_one_that_the_product_reads_in_a_child_may_die(reader: Callable[..., run.Ran]) -> None:
