@@ -110,7 +110,9 @@ def _name(path: Path, where: str) -> Name:
             if inside is not None and inside.is_list:
                 raise SpecError(f"{where}: {inside.dotted} is a list; name an item, as in {inside.dotted}.0.weight.")
             wrong = path[:length]
-            raise SpecError(f"{where}: {dotted(wrong)[:MOST_SHOWN]} is not a name of the run file; {ended(hint(wrong))}")
+            raise SpecError(
+                f"{where}: {dotted(wrong)[:MOST_SHOWN]} is not a name of the run file; {ended(hint(wrong))}"
+            )
     return name  # type: ignore[return-value]  # a path is never empty, so the loop ran
 
 
