@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-clusters test-gpu durations kubernetes lint format bench docs lock clean
+.PHONY: help setup demo test test-slow test-clusters test-gpu durations kubernetes fuzz lint format bench docs lock clean
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 20 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Slurm, Ray, Kubernetes)"
 	@echo "make test-gpu       everything that wants a GPU; one card is enough (15 minutes; ONLY=matrix,drills for some of it)"
+	@echo "make fuzz           every reader of outside data against generated input (CASES=100000 SEED=0 JOBS=1 READERS=…)"
 	@echo "make durations      all of these; records how long each file takes, by which the next run is laid out"
 	@echo "make kubernetes     what test-clusters needs of Kubernetes, built once into ~/.cache/shoal (15 minutes, 6 GB meanwhile)"
 	@echo "make lint           ruff and mypy        make format    let ruff rewrite"
@@ -63,6 +64,10 @@ test-clusters: $(READY)
 # Of several GPUs all are used; of one, ranks share it. OUT names a folder for the table and the logs.
 test-gpu: $(READY)
 	$(BIN)/python -m tests.gpu.suite $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
+
+# The same cases for the same SEED; another one makes others. READERS names some of them (`python -m tests.fuzz list`).
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz $(READERS) --cases $(or $(CASES),100000) --seed $(or $(SEED),0) --jobs $(or $(JOBS),1)
 
 # On a machine that does nothing else.
 durations:

@@ -241,7 +241,7 @@ def field(said: object, name: str, read: Callable[[Any], T], *untold: T) -> T:
 def made(of: Callable[..., T], said: object, **read: Callable[[Any], Any]) -> T:
     """What `of` makes of an object's fields: those that are missing have a default there, others are refused."""
     if unknown := fields_of(said).keys() - read.keys():
-        raise BadValue("it is not known here", min(unknown, key=str))
+        raise BadValue("it is not known here", shown(min(unknown, key=str)))
     try:
         return of(**{name: field(said, name, one) for name, one in read.items() if name in fields_of(said)})
     except TypeError:  # one without a default
@@ -265,7 +265,12 @@ def each(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], li
 
 def by_name(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], dict[str, T]]:
     """An object whose fields are all of one kind."""
-    return lambda said: {name: field(said, name, read) for name in table(said, most)}
+
+    def one(name: str, said: object) -> T:
+        with inside(shown(name)):
+            return read(said)
+
+    return lambda said: {name: one(name, value) for name, value in table(said, most).items()}
 
 
 def short(said: object) -> str:
@@ -323,3 +328,11 @@ def looked_at(said: object) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError):  # an infinity, or too deep
         raise BadValue("a number that is none, or too deep nesting") from None
+
+
+def shown(value: object) -> str:
+    """What others wrote, for a sentence: short, and in printable letters."""
+    said = value if isinstance(value, str) else ascii(value)
+    if not said.isprintable() or not said.isascii():
+        said = ascii(said)
+    return said if len(said) <= 60 else f"{said[:60]}…"

@@ -110,11 +110,11 @@ def decode(data: bytes, checked: bool = False) -> Manifest:
 def check(manifest: Manifest) -> None:
     """The tensors are covered exactly once, and each file has just the bytes of what is to lie in it."""
     if foreign := [name for name in manifest.files if not RANK_FILE.fullmatch(name)]:
-        raise Corrupt(f"its manifest.json names a file '{foreign[0]}' that is not one of a checkpoint")
+        raise Corrupt(f"its manifest.json names a file '{values.shown(foreign[0])}' that is not one of a checkpoint")
     if manifest.listed is not None:
         return  # of version 1: checked row by row as it was read
     if (bad := manifest.layout.uncovered()) is not None:
-        raise Corrupt(f"the slices of tensor '{bad}' do not cover it exactly once")
+        raise Corrupt(f"the slices of tensor '{values.shown(bad)}' do not cover it exactly once")
     if missing := sorted({rank_file(rank) for rank in range(manifest.world)} ^ manifest.files.keys()):
         raise Corrupt(
             f"its manifest.json is of {manifest.world} ranks, and that does not fit its list with {missing[0]}"

@@ -11,7 +11,7 @@ from shoal.checkpoint.blocks import DIGEST_BYTES, File
 from shoal.checkpoint.faulty import Corrupt
 from shoal.checkpoint.grids import Dims, tiles
 from shoal.checkpoint.rows import ITEM_BYTES, Entry, Layout, Listed, Slice
-from shoal.values import MOST_PARTS, below, each, fields_of, items, short, whole
+from shoal.values import MOST_PARTS, below, each, fields_of, items, short, shown, whole
 
 MOST_DIMS = 64
 
@@ -26,7 +26,7 @@ def tables_of(fields: dict[str, Any]) -> tuple[dict[str, File], Layout, Listed]:
     for name, about in fields_of(fields["tensors"]).items():
         entry = Entry(short(about["dtype"]), _dims(about["shape"]))
         if entry.dtype not in ITEM_BYTES:
-            raise Corrupt(f"tensor '{name}' has the unknown dtype {entry.dtype}")
+            raise Corrupt(f"tensor '{shown(name)}' has the unknown dtype {shown(entry.dtype)}")
         rows = []
         for row in items(about["slices"], MOST_PARTS):
             offset, shape = _dims(row["offset"]), _dims(row["shape"])
@@ -34,11 +34,11 @@ def tables_of(fields: dict[str, Any]) -> tuple[dict[str, File], Layout, Listed]:
             count = math.prod(s.shape) * entry.item_bytes
             size, header_bytes = sizes.get(s.file, (0, 0))
             if s.at < header_bytes or s.at + count > size:
-                raise Corrupt(f"a slice of tensor '{name}' lies outside of its file {s.file}")
+                raise Corrupt(f"a slice of tensor '{shown(name)}' lies outside of its file {shown(s.file)}")
             rows.append(s)
             stretches[s.file].append((s.at, count, short(row["xxh3_128"])))
         if not tiles(entry.shape, [(s.offset, s.shape) for s in rows]):
-            raise Corrupt(f"the slices of tensor '{name}' do not cover it exactly once")
+            raise Corrupt(f"the slices of tensor '{shown(name)}' do not cover it exactly once")
         tensors[name], slices[name] = entry, tuple(rows)
     files = {name: _file(name, about, sorted(stretches[name], key=lambda s: s[0])) for name, about in known.items()}
     return files, Layout(tensors), Listed(tensors, slices)
@@ -48,13 +48,13 @@ def _file(name: str, fields: dict[str, Any], stretches: list[tuple[int, int, str
     header_bytes = end = whole(fields["header_bytes"])
     for at, count, _ in stretches:
         if at != end:
-            raise Corrupt(f"the slices in {name} do not follow each other")
+            raise Corrupt(f"the slices in {shown(name)} do not follow each other")
         end += count
     if end != fields["bytes"]:
-        raise Corrupt(f"the slices in {name} do not fill it")
+        raise Corrupt(f"the slices in {shown(name)} do not fill it")
     digests = b"".join(bytes.fromhex(digest) for _, _, digest in stretches)
     if len(digests) != DIGEST_BYTES * len(stretches):
-        raise Corrupt(f"a checksum of {name} has another length than xxh3-128 has")
+        raise Corrupt(f"a checksum of {shown(name)} has another length than xxh3-128 has")
     return File(end, header_bytes, short(fields["header_xxh3_128"]), [at for at, _, _ in stretches], digests)
 
 

@@ -16,7 +16,7 @@ from shoal.errors import TransientError
 from shoal.observe.commands import command
 from shoal.observe.words import count, duration, short
 from shoal.plain_file import read_object
-from shoal.values import BadValue
+from shoal.values import LAST_YEAR, BadValue, finite
 
 STALE_S = 10.0
 EVENTS = 8
@@ -61,9 +61,13 @@ def _draw(status: Status, file: Path) -> None:
 
     if not status.get("links"):
         raise TransientError(f"{file}: this peer has measured no links yet; try again when it has.")
-    members = {str(m["peer"]): m for m in status.get("members") or []}
-    busy = {peer: float(m["busy"]) for peer, m in members.items() if m.get("busy") is not None}
-    draw(routes_of(status), file, lambda peer: str(members.get(peer, {}).get("name") or peer[:8]), busy)
+    members = {str(m.get("peer")): m for m in _objects(status, "members")}
+    busy = {peer: share for peer, m in members.items() if (share := finite(m.get("busy"))) is not None}
+    try:
+        routes = routes_of(status)
+    except BadValue as e:
+        raise TransientError(f"what this peer says of its links cannot be read ({e}); try again.") from None
+    draw(routes, file, lambda peer: str(members.get(peer, {}).get("name") or peer[:8]), busy)
 
 
 def read(file: Path) -> Status | None:
@@ -74,8 +78,8 @@ def read(file: Path) -> Status | None:
 
 
 def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
-    members = [m for m in status.get("members") or [] if isinstance(m, dict)]
-    age = now - float(status.get("time") or now)
+    members = _objects(status, "members")
+    age = now - (finite(status.get("time")) or now)
     told = [_head(name, status, len(members))]
     if not alive:
         told.append(f"this peer is not running; it was {duration(max(age, 0.0))} ago")
@@ -83,7 +87,7 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
         told.append(f"its node has not said anything for {duration(age)}")
     names = {str(m.get("peer")): str(m.get("name")) for m in members if m.get("name")}
     if isinstance(split := status.get("split"), dict):
-        sides = (", ".join(_short(peer, names) for peer in side) for side in split.get("sides") or [])
+        sides = (", ".join(_short(peer, names) for peer in _items(side)) for side in _items(split.get("sides")))
         told.append(f"WEIGHTS DIFFER after round {split.get('round')}: {' against '.join(sides)}")
     rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOST", "HEARD", "SHARE", "TOKENS/S", "BUSY", "LOSS", "STATE"]]
     rows += [_row(m, status) for m in members]
@@ -91,24 +95,26 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
     told += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
     if isinstance(status.get("topology"), str):
         told += ["", *status["topology"].splitlines()]
-    events = [e for e in status.get("events") or [] if isinstance(e, dict)][-EVENTS:]
+    events = _objects(status, "events")[-EVENTS:]
     told += [""] * bool(events) + [_event(e, names) for e in events]
     return told
 
 
 def _head(name: str, status: Status, members: int) -> str:
     parts = [f"round {status.get('round', '-')}", f"{members} peer{'s' * (members != 1)}"]
-    if status.get("done") is not None and status.get("total"):
-        parts.append(f"{float(status['done']) / float(status['total']):.1%} of {count(float(status['total']))} samples")
+    numbers = {key: finite(status.get(key)) for key in ("done", "total", "round_s", "exchange_s", "utilisation")}
+    done, total, round_s, exchange_s, busy = numbers.values()
+    if done is not None and total:
+        parts.append(f"{done / total:.1%} of {count(total)} samples")
     if status.get("branch"):
         parts.append(f"on a branch of its own ({status['branch']})")
-    if status.get("round_s") is not None:
-        parts.append(f"a round takes {duration(float(status['round_s']))}")
-    if status.get("exchange_s") is not None:
-        parts.append(f"its exchange {duration(float(status['exchange_s']))}")
-    if status.get("utilisation") is not None:
-        planned = "" if status.get("predicted") is None else f" ({float(status['predicted']):.1%} predicted)"
-        parts.append(f"busy {float(status['utilisation']):.1%}{planned}")
+    if round_s is not None:
+        parts.append(f"a round takes {duration(round_s)}")
+    if exchange_s is not None:
+        parts.append(f"its exchange {duration(exchange_s)}")
+    if busy is not None:
+        predicted = finite(status.get("predicted"))
+        parts.append(f"busy {busy:.1%}{'' if predicted is None else f' ({predicted:.1%} predicted)'}")
     if status.get("head"):
         parts.append(f"history {str(status['head'])[:8]}")
     return f"{name}: {', '.join(parts)}"
@@ -138,8 +144,17 @@ def _row(member: Status, status: Status) -> list[str]:
 
 
 def _said(member: Status, key: str, words: Any) -> str:
-    value = member.get(key)
-    return words(float(value)) if isinstance(value, int | float) else "-"
+    value = finite(member.get(key))
+    return "-" if value is None else str(words(value))
+
+
+def _items(said: object) -> list[Any]:
+    """Nothing of what is no list: a view shows what it can make sense of."""
+    return said if isinstance(said, list) else []
+
+
+def _objects(status: Status, key: str) -> list[Status]:
+    return [one for one in _items(status.get(key)) if isinstance(one, dict)]
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -147,7 +162,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _event(event: Status, names: Mapping[str, str]) -> str:
-    when = time.strftime("%H:%M:%S", time.localtime(float(event.get("time") or 0)))
+    when = time.strftime("%H:%M:%S", time.localtime(min(max(finite(event.get("time")) or 0.0, 0.0), LAST_YEAR)))
     kind = str(event.get("kind", ""))
     if kind == "record":
         return f"{when} {_record(event, names)}"
@@ -161,13 +176,14 @@ _BRANCHES = {"branch": "a branch of those who hear each other", "merge": "branch
 
 
 def _record(event: Status, names: Mapping[str, str]) -> str:
-    took, joined, left = event.get("took") or [], event.get("joined") or [], event.get("left") or {}
+    took, joined = _items(event.get("took")), _items(event.get("joined"))
+    left = event["left"] if isinstance(event.get("left"), dict) else {}
     branch = _BRANCHES.get(str(event.get("record")))
     words = [f"round {event.get('round')}", branch or f"parts of {len(took)} of {event.get('members')}"]
-    if isinstance(event.get("exchange_s"), int | float):
-        words.append(f"exchange {duration(float(event['exchange_s']))}")
+    if (exchange_s := finite(event.get("exchange_s"))) is not None:
+        words.append(f"exchange {duration(exchange_s)}")
     words += [f"{_short(peer, names)} joined" for peer in joined]
-    words += [f"{_short(peer, names)} left ({why})" for peer, why in dict(left).items()]
+    words += [f"{_short(peer, names)} left ({why})" for peer, why in left.items()]
     return ", ".join(words)
 
 

@@ -223,7 +223,7 @@ def parse_index(text: str | bytes, where: str) -> Index:
         raise DataError(f'{where}/{INDEX_FILE} is not the index of a Shoal data set (no "format": "{FORMAT}").')
     if (version := value.get("version")) != VERSION or type(version) is not int:
         raise SetupError(
-            f"{where} has version {str(version)[:20]} of the shard format and this Shoal reads version {VERSION}; "
+            f"{where} has version {values.shown(version)} of the shard format and this Shoal reads version {VERSION}; "
             "upgrade Shoal or prepare the data set again."
         )
     try:

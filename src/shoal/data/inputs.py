@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shoal.data.broken import shown
+from shoal.data.broken import shown, some
 from shoal.errors import DataError
 from shoal.plain_file import read_object
 from shoal.values import items, text
@@ -166,7 +166,7 @@ def _saved_by_datasets(folder: Path, split: str) -> Input | None:
         except (OSError, ValueError):
             raise DataError(f"{folder}/dataset_dict.json is not what `datasets` writes; save it again.") from None
         if split not in splits:
-            raise DataError(f"the dataset {folder} has no split '{split}'; --split names one of {', '.join(splits)}.")
+            raise DataError(f"the dataset {folder} has no split '{split}'; --split names one of {some(splits)}.")
         folder = folder / split
     if not ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()):
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import values
 from shoal.data.tokenizer_classes import BACKEND, class_of
-from shoal.data.tokenizer_library import MOST_BYTES, asking_quietly, bounded, build
+from shoal.data.tokenizer_library import MOST_BYTES, asking_quietly, bound_ids, bounded, build
 from shoal.data.tokenizer_rebuild import REBUILT, Rebuilt, setting
 from shoal.data.tokenizer_tokens import Tokens, gathered
 from shoal.errors import DataError
@@ -215,6 +215,7 @@ def _rebuild(
         with asking_quietly(" and ".join(str(folder / file) for file in how.files)):
             read = getattr(models, how.model).read_file(*(str(folder / file) for file in how.files))
         parts = read if how.model == "BPE" else (read,)
+        bound_ids(parts[0].values())
     else:
         model = spec["model"]
         if model.get("type") != how.model or not isinstance(model["vocab"], dict):
@@ -277,9 +278,13 @@ def _written(library: Library, before: Mapping[int, str]) -> str:
             if any(
                 library.encode(text).ids != again.encode(text).ids for text in (token.content, f"a {token.content}a")
             ):
-                raise BadValue("the files of the folder contradict each other about this token", token.content)
+                raise BadValue(
+                    "the files of the folder contradict each other about this token", values.shown(token.content)
+                )
         if library.decode([i]) != again.decode([i]):
-            raise BadValue("the files of the folder contradict each other about this token", token.content)
+            raise BadValue(
+                "the files of the folder contradict each other about this token", values.shown(token.content)
+            )
     return content
 
 

@@ -12,10 +12,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.broken import first_line
 from shoal.errors import DataError, ShoalError
 from shoal.values import BadValue, inside, items, table, text
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 128 << 20  # of a tokenizer.json; the largest that are published have 35 MB
 MOST_TOKENS = 4_000_000
+MOST_ID = 4 * MOST_TOKENS  # vocabularies have holes, for each of which the library takes memory
 MOST_STEPS = 256  # normalizers, pre-tokenizers and decoders
 MOST_PATTERN_CHARS = 16_384
 MOST_TOKEN_CHARS = 16_384
@@ -40,7 +42,7 @@ def asking(where: str, what: str = "give a tokenizer.json that the tokenizers li
         raise
     except BaseException as e:
         if isinstance(e, Exception) or is_panic(e):
-            raise DataError(f"{where} is no tokenizer that can be used ({_first_line(e)}); {what}.") from None
+            raise DataError(f"{where} is no tokenizer that can be used ({first_line(e)}); {what}.") from None
         raise
 
 
@@ -79,14 +81,32 @@ def _bound(spec: Mapping[str, Any]) -> None:
             pieces = [entry[0] for entry in _pairs(vocab)] if isinstance(vocab, list) else table(vocab, MOST_TOKENS)
             if any(type(piece) is not str or len(piece) > MOST_TOKEN_CHARS for piece in pieces):
                 raise BadValue(f"a token that is no text of at most {MOST_TOKEN_CHARS:,} characters")
+            bound_ids(vocab.values() if isinstance(vocab, dict) else ())
         with inside("merges"):
             items(model.get("merges") or [], MOST_TOKENS)
     with inside("added_tokens"):
         for token in items(spec.get("added_tokens") or [], MOST_TOKENS):
             text(table(token, 100).get("content"), MOST_TOKEN_CHARS)
+            bound_ids([token.get("id")])
     for key in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         with inside(key):
             _bound_steps(flat(spec.get(key)))
+    with inside("post_processor"):
+        for step in flat(spec.get("post_processor")):
+            _bound_template(step.get("single"))
+
+
+def _bound_template(pieces: object) -> None:
+    """One that has the text many times makes ids without end of a short text, and no cut of a long one is exact."""
+    if isinstance(pieces, list):
+        count = sum(isinstance(piece, dict) and "Sequence" in piece for piece in pieces)
+        if count != 1:
+            raise BadValue(f"a template that has the text {count} times")
+
+
+def bound_ids(ids: Iterable[object]) -> None:
+    if any(isinstance(i, int) and i > MOST_ID for i in ids):  # what is no id, the library refuses
+        raise BadValue(f"an id above {MOST_ID:,}")
 
 
 def _pairs(said: object) -> list[Any]:
@@ -173,7 +193,3 @@ def _held_back() -> Iterator[None]:
                 held.seek(0)
                 if said := held.read():
                     os.write(2, said)
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip() or type(e).__name__).splitlines()[0].rstrip(".")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.tokenizer_library import MOST_TOKEN_CHARS
-from shoal.values import BadValue, flag, inside, items, table, text, whole
+from shoal.data.tokenizer_library import MOST_ID, MOST_TOKEN_CHARS
+from shoal.values import BadValue, flag, inside, items, shown, table, text, whole
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -183,9 +183,9 @@ def _token(said: Any) -> AddedToken:
     token = {key: value for key, value in table(said, 100).items() if key != "__type"}
     content = text(token.pop("content", None), MOST_TOKEN_CHARS)
     if unknown := token.keys() - set(_FLAGS):
-        raise BadValue(f"'{min(unknown)}' is no setting of a token", content)
+        raise BadValue(f"'{shown(min(unknown))}' is no setting of a token", shown(content))
     for key, value in token.items():
-        with inside(f"{content}: {key}"):
+        with inside(f"{shown(content)}: {key}"):
             flag(value)
     return AddedToken(content, **token)
 
@@ -193,7 +193,7 @@ def _token(said: Any) -> AddedToken:
 def _index(said: Any) -> int:
     if isinstance(said, str) and said.isdecimal() and len(said) < 10:
         said = int(said)
-    return whole(said, 1 << 31)
+    return whole(said, MOST_ID)
 
 
 def _content(token: Any) -> str:

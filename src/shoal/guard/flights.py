@@ -78,6 +78,8 @@ def sentence(flights: Mapping[int, Flight]) -> str:
             for name, about in values.field(flight, "groups", values.by_name(values.fields_of)).items():
                 key = name, tuple(values.field(about, "ranks", values.each(values.whole, MOST_RANKS)))
                 axes[key] = values.field(about, "axis", values.maybe(values.short)) or name
+                if not key[1]:
+                    raise BadValue("a group of nobody")
                 if (stand := _stand(values.field(about, "collectives", values.each(values.fields_of)))) is not None:
                     stands.setdefault(key, {})[rank] = stand
     waiting = {rank for group in stands.values() for rank, stand in group.items() if stand.state != "completed"}

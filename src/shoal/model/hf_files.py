@@ -19,9 +19,8 @@ from torch import Tensor
 
 from shoal.errors import DataError, SetupError
 from shoal.plain_file import NotPlain, open_plain, read_object
-from shoal.spec.hf_fields import shown
 from shoal.spec.hf_folder import CONFIG, read_config
-from shoal.values import BadValue, inside, table, text
+from shoal.values import BadValue, inside, shown, table, text
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

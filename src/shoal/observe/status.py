@@ -180,7 +180,8 @@ def total_steps(spec_file: Path) -> int | None:
         if found := _STEPS.search(text):
             return int(found[1])
         spec = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return None
-    steps = spec.get("train", {}).get("steps") if isinstance(spec, dict) else None
+    train = spec.get("train") if isinstance(spec, dict) else None
+    steps = train.get("steps") if isinstance(train, dict) else None
     return steps if isinstance(steps, int) else None

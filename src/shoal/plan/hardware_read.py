@@ -13,6 +13,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.near import closest
 from shoal.plan.hardware_types import LINK_KINDS, PRECISIONS
+from shoal.values import shown
 
 Table = dict[str, Any]
 
@@ -93,6 +94,8 @@ def read(text: str, where: str) -> Table:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{where} is no TOML: {error}.") from error
+    except RecursionError:
+        raise SpecError(f"{where} is nested too deeply.") from None
     _check(content, _FILE, where, "")
     for kind in ("device", "fabric"):
         for entry in content.get(kind, []):
@@ -107,7 +110,7 @@ def read(text: str, where: str) -> Table:
 def _check(value: Any, kind: Any, where: str, path: str) -> None:
     if isinstance(kind, dict):
         if not isinstance(value, dict):
-            raise SpecError(f"{where}: {path} must be a table, not {value!r}.")
+            raise SpecError(f"{where}: {path} must be a table, not {shown(repr(value))}.")
         for name, inner in value.items():
             dotted = f"{path}.{name}" if path else name
             if name not in kind:
@@ -117,15 +120,15 @@ def _check(value: Any, kind: Any, where: str, path: str) -> None:
             _check(inner, kind[name], where, dotted)
     elif isinstance(kind, list):
         if not isinstance(value, list):
-            raise SpecError(f"{where}: {path} must be a list, not {value!r}.")
+            raise SpecError(f"{where}: {path} must be a list, not {shown(repr(value))}.")
         for item in value:
             named = isinstance(item, dict) and isinstance(item.get("name"), str)
             _check(item, kind[0], where, f"{path} '{item['name']}'" if named else path)
     elif isinstance(kind, tuple):
         if value not in kind:
-            raise SpecError(f"{where}: {path} must be one of {', '.join(kind)}, not {value!r}.")
+            raise SpecError(f"{where}: {path} must be one of {', '.join(kind)}, not {shown(repr(value))}.")
     elif not _is(value, kind):
-        raise SpecError(f"{where}: {path} must be {_WORDS[kind]}, not {value!r}.")
+        raise SpecError(f"{where}: {path} must be {_WORDS[kind]}, not {shown(repr(value))}.")
 
 
 def _is(value: Any, kind: Any) -> bool:

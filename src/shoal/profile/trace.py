@@ -121,11 +121,14 @@ def _content(file: Path) -> Any:
 
 
 def _unpacked(data: bytes) -> bytes:
+    parts, left = list[bytes](), MOST_BYTES
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        found = file.read(MOST_BYTES + 1)
-    if len(found) > MOST_BYTES:
-        raise BadValue(f"it has more than {MOST_BYTES:,} bytes unpacked")
-    return found
+        while part := file.read(1 << 20):  # all at once would take memory for the most that there may be
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise BadValue(f"it has more than {MOST_BYTES:,} bytes unpacked")
+    return b"".join(parts)
 
 
 def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:

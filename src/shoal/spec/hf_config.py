@@ -13,13 +13,13 @@ from typing import Any
 
 from shoal.errors import SpecError
 from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
-from shoal.spec.hf_fields import refuse_the_unknown, shown
+from shoal.spec.hf_fields import refuse_the_unknown
 from shoal.spec.hf_rope import rope_from_hf, rope_to_hf
 from shoal.spec.hf_values import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
 from shoal.spec.hf_windows import window_from_hf
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import STD
-from shoal.values import BadValue, inside
+from shoal.values import BadValue, inside, shown
 
 
 @dataclass(frozen=True)

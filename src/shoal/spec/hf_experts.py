@@ -7,10 +7,9 @@ from typing import Any
 
 from shoal import values
 from shoal.errors import SpecError
-from shoal.spec.hf_fields import shown
 from shoal.spec.hf_values import MOST_EXPERTS, MOST_LAYERS, MOST_WIDE, flag, whole
 from shoal.spec.shape import Shape
-from shoal.values import inside
+from shoal.values import inside, shown
 
 _COUNTS = {  # the class's own name first
     "mixtral": ("num_local_experts", "num_experts"),

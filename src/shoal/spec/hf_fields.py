@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.errors import SpecError
+from shoal.values import shown
 
 READ: Final = "read"
 
@@ -183,11 +184,3 @@ def refuse_the_unknown(config: Mapping[str, Any], kind: str) -> None:
         classes = [key for key in theirs if not key.startswith("AutoTokenizer")] if isinstance(theirs, dict) else ["?"]
         if classes:
             raise SpecError(f"config.json has an auto_map, which names classes of its own: {_NO_CODE}.")
-
-
-def shown(value: object) -> str:
-    """What others wrote, for a sentence: short, and in printable letters."""
-    text = value if isinstance(value, str) else ascii(value)
-    if not text.isprintable() or not text.isascii():
-        text = ascii(text)
-    return text if len(text) <= 60 else f"{text[:60]}…"

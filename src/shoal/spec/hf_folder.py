@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from shoal.errors import DataError, SetupError, ShoalError, SpecError
 from shoal.plain_file import is_plain, read_object
 from shoal.spec.hf_config import from_hf, to_hf
-from shoal.spec.hf_fields import shown
 from shoal.spec.model import Model
 from shoal.spec.rules import computable
 from shoal.spec.shape import Shape, shape_of
-from shoal.values import BadValue, inside, real
+from shoal.values import BadValue, inside, real, shown
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import SpecError
-from shoal.spec.hf_fields import ROPE_FIELDS, shown
+from shoal.spec.hf_fields import ROPE_FIELDS
 from shoal.spec.hf_values import MOST_POSITIONS, real, whole
 from shoal.spec.shape import Shape
-from shoal.values import BadValue, inside
+from shoal.values import BadValue, inside, shown
 
 
 def rope_from_hf(config: Mapping[str, Any], max_seq_len: int, default: float) -> tuple[float, dict[str, Any] | None]:

@@ -17,6 +17,7 @@ from shoal.spec.names import Name, Path, dotted, hint, lookup
 from shoal.spec.problems import ended
 from shoal.spec.yaml_text import parse, scalar
 
+MOST_SHOWN = 200  # characters of an override in what is said of it
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=", re.ASCII)
 _OPTION = re.compile(r"--([A-Za-z_][\w-]*(?:\.[\w-]+)+|name|seed)(=.*)?", re.ASCII | re.DOTALL)
 
@@ -63,8 +64,8 @@ def apply(overrides: Sequence[str], below: Layer, folder: str) -> Layer:
 
 
 def _apply_one(text: str, below: Layer, folder: str) -> Layer:
-    where = f"`{mask(text)}` on the command line"  # errors end up in logs, secrets must not
-
+    said = mask(text)  # errors end up in logs, secrets must not
+    where = f"`{said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + '…'}` on the command line"
     left, equals, right = text.partition("=")
     if not equals or not left:
         raise SpecError(f"{where}: an override is NAME=VALUE, such as train.steps=100.")
@@ -109,7 +110,9 @@ def _name(path: Path, where: str) -> Name:
             if inside is not None and inside.is_list:
                 raise SpecError(f"{where}: {inside.dotted} is a list; name an item, as in {inside.dotted}.0.weight.")
             wrong = path[:length]
-            raise SpecError(f"{where}: {dotted(wrong)} is not a name of the run file; {ended(hint(wrong))}")
+            raise SpecError(
+                f"{where}: {dotted(wrong)[:MOST_SHOWN]} is not a name of the run file; {ended(hint(wrong))}"
+            )
     return name  # type: ignore[return-value]  # a path is never empty, so the loop ran
 
 

@@ -33,7 +33,7 @@ from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
-from shoal.values import BadValue
+from shoal.values import BadValue, shown
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 KEPT = 2  # saved states: a stage may be lost while the others save
@@ -194,8 +194,11 @@ class StageLayers:
 
     def _refuse_another_schedule(self, file: Path) -> None:
         """A longer run, or another schedule, would make the learning rate jump; peers have no way to choose how."""
-        with safe_open(file, "pt") as f:
-            known = (f.metadata() or {}).get("schedule", self._schedule)
+        try:
+            with safe_open(file, "pt") as f:
+                known = (f.metadata() or {}).get("schedule", self._schedule)
+        except SafetensorError as e:
+            raise BadValue(f"no state: {shown(str(e))}") from None
         if known != self._schedule:
             raise SpecError(
                 f"train.steps or train.schedule is not what the state in {file.parent} was trained with, and a model "
@@ -213,7 +216,7 @@ class StageLayers:
         try:
             found = dict(deserialize(state))
         except SafetensorError as e:
-            raise BadValue(f"no state: {e}") from None
+            raise BadValue(f"no state: {shown(str(e))}") from None
         own, new = self._tensors(), dict[str, Tensor]()
         if found.keys() != own.keys():
             raise BadValue("a state of other tensors")
@@ -249,8 +252,8 @@ class StageLayers:
         for newer in (s for s in self.saved() if s > step):  # of a history that is not gone on with
             self._file(newer).unlink()
         if step:
-            self._refuse_another_schedule(self._file(step))
             try:
+                self._refuse_another_schedule(self._file(step))
                 self.restore(step, self._file(step).read_bytes())
             except BadValue as e:
                 raise DataError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import CheckpointError
+from shoal.values import shown
 
 
 class Refused(CheckpointError):
@@ -151,7 +152,7 @@ class _Machine:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a name that is no text")
         if (module, name) not in self.names:
-            raise Refused(f"it asks for {module}.{name}, which no plain checkpoint needs")
+            raise Refused(f"it asks for {shown(f'{module}.{name}')}, which no plain checkpoint needs")
         self.push(Global(module, name))
 
     def global_on_stack(self) -> None:

@@ -74,7 +74,7 @@ def read_greeting(data: bytes) -> Greeting:
     try:
         said = read_object(data)
         if said.get("version") != VERSION:
-            theirs = str(said.get("version"))[:20]
+            theirs = repr(said.get("version"))[:20]
             raise Broken(f"it speaks version {theirs} of the protocol, this side speaks {VERSION}")
         boot, link, you = (text(said.get(key), 64) for key in ("boot", "link", "you"))
         proof = base64.b64decode(text(said.get("proof"), 2 * MOST_GREETING), validate=True)

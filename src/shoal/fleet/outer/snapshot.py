@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.rule import Rule
 from shoal.plain_file import read_object
-from shoal.values import BadValue, text, whole
+from shoal.values import BadValue, shown, text, whole
 
 WEIGHTS, ABOUT = "outer.safetensors", "outer.json"
 FILES = (WEIGHTS, ABOUT)
@@ -55,7 +55,7 @@ def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Out
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError, ValueError) as e:
-        raise BadSnapshot(f"{folder / WEIGHTS} cannot be read: {e}.") from None
+        raise BadSnapshot(f"{folder / WEIGHTS} cannot be read: {shown(str(e))}.") from None
     named = {"theta", "momentum"} if rule.momentum else {"theta"}
     if set(tensors) != named or any(t.dtype != np.float32 or t.shape != (count,) for t in tensors.values()):
         raise BadSnapshot(f"{folder / WEIGHTS} does not hold {' and '.join(sorted(named))} of {count} float32 numbers.")
@@ -65,7 +65,9 @@ def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Out
     outer = Outer(tensors["theta"], rule, about.round, tensors.get("momentum"))
     found = outer.digest()
     if found != about.digest or (digest is not None and found != digest):
-        raise BadSnapshot(f"{folder} has the digest {found[:16]}, and {(digest or about.digest)[:16]} was expected.")
+        raise BadSnapshot(
+            f"{folder} has the digest {found[:16]}, and {shown((digest or about.digest)[:16])} was expected."
+        )
     return outer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.fleet.net.api import LinkState, PeerId
 from shoal.fleet.swarm.messages import MOST_LINKS, read_links
 from shoal.fleet.swarm.topology import Choice, Routes, routes
+from shoal.values import by_name, field, whole
 
 EVERY_S = 10.0  # between two choices, unless the members have changed
 
@@ -68,11 +69,9 @@ class Router:
 
 
 def routes_of(told: Mapping[str, Any]) -> Routes:
-    """The routes by what `Router.told` says; for those who look from outside."""
-    router = Router("")
-    for peer, links in told["links"].items():
-        router.hear(peer, read_links(links))
-    return routes(sorted(told["links"]), router._said, told["sizes"])
+    """The routes by what `Router.told` says; for those who look from outside. BadValue for what is none."""
+    links = field(told, "links", by_name(read_links, MOST_LINKS))
+    return routes(sorted(links), links, field(told, "sizes", by_name(whole, MOST_LINKS)))
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,0 +1,52 @@
+"""Places that parse nothing but what this very process, its own parent or child, or its own package wrote: why each."""
+
+from __future__ import annotations
+
+_CHILD = "a child process of this one, over its own pipe"
+_RANKS = "tensors of the ranks of one run, over the process group that they have joined"
+_LIBRARY = "figures in this package"
+_MEMORY = "memory that this process has mapped itself"
+
+OURS: dict[str, str] = {
+    "bench.collectives:measure": _CHILD,
+    "checkpoint.part:decode_contents": _CHILD,
+    "checkpoint.peers:first_error": _RANKS,
+    "checkpoint.peers:bytes_from_rank_0": _RANKS,
+    "checkpoint.peers:texts": _RANKS,
+    "checkpoint.persister:main": "its parent, over its own pipe",
+    "checkpoint.saver:Saver._read": _CHILD,
+    "checkpoint.snapshot:_places": _MEMORY,
+    "checkpoint.snapshot:_pin": _MEMORY,
+    "checkpoint.snapshot:_unpin": _MEMORY,
+    "data.prepare_workers:_Worker.messages": _CHILD,
+    "data.prepare_workers:main": "its parent, over its own pipe",
+    "data.readers_tables:_stream": "the library `datasets` reads it; its rows are those of the generator `rows`",
+    "data.table_look:_in_a_child": _CHILD,
+    "data.table_look:main": "its parent, over its own pipe",
+    "data.tokenizer:ByteTokenizer.encode_batch": "text that has been decoded already",
+    "data.tokenizer_train:_in_a_child": _CHILD,
+    "data.tokenizer_train:main": "its parent, over its own pipe",
+    "data.words:WordIds.encode": "ids that the tokenizer of this process made",
+    "fleet.codec.dense:Dense.encode": "a header that it has just made",
+    "fleet.emulate.wan:Wan.counters": _CHILD,
+    "fleet.emulate.wan:Wan.carried": _CHILD,
+    "fleet.emulate.wan:Wan.cpu_s": _CHILD,
+    "fleet.inner:Inner.share": _RANKS,
+    "fleet.net.tcp:counts": "the kernel's TCP_INFO",
+    "fleet.trade:Trader.sum.expect": "a length, of an island that knows the run's token; the header is `_parsed`",
+    "launch.bundle:Bundle.tar": "written, not read",
+    "launch.ray.driver:_secrets": "what the sender of this job has put aside for its driver",
+    "launch.ray.submission:package": "written, not read",
+    "observe.router:step_fields": "loads of experts, no parser",
+    "observe.router:record": "loads of experts, no parser",
+    "parallel.count:_gathered": _RANKS,
+    "parallel.flight:flight_of.look": "torch in this process; what becomes of it is `flights`",
+    "plan.constants:_file": _LIBRARY,
+    "profile.__main__:main.do": "its parent, in a folder of its own",
+    "profile.capture:_export": "written, not read",
+    "train.balance:counted": "loads of experts, no parser",
+    "train.balance:nudge": "loads of experts, no parser",
+    "train.numerics:Past._everywhere": _RANKS,
+    "train.swarm_keeper:Keeper._returned": "a file of this peer's trainer, in its own folder",
+    "train.swarm_link:Link._read": "its own node, over a socket in a folder of theirs",
+}

@@ -1,0 +1,53 @@
+"""All readers of outside data against generated input: a few thousand cases each time, millions by `make fuzz`.
+
+How many is fixed for each reader, so that a run takes the same work on any machine. What was found once is kept in
+cases/READER and read again here.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.fuzz import every, run
+from tests.fuzz.reader import CASES, READERS
+from tests.fuzz.run import Work
+
+every.load()
+PARTS = 3  # so that lanes can share them
+LARGE = ("torch.distributed.checkpoint", "shoal.model.hf", "shoal.train.stage_peer", "shoal.cli.main")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """What takes long to import, once for all children."""
+    for module in LARGE:
+        importlib.import_module(module)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_generated_input_is_taken_or_refused_in_one_sentence(part: int) -> None:
+    names = sorted(READERS)[part::PARTS]
+    ran = run.run([Work(name, 0, READERS[name].quick) for name in names])
+    told = "\n".join(
+        f"{f.place}: python -m tests.fuzz {f.reader} --seed {f.seed} --show\n{f.what}" for f in ran.found.values()
+    )
+    assert not ran.found, told
+    assert ran.cases == {name: READERS[name].quick for name in names}
+    noise = [name for name in names if not ran.taken[name]]
+    assert not noise, (
+        f"nothing that the generators of {noise} make is ever taken: they test no more than the first check"
+    )
+
+
+def test_what_was_found_once() -> None:
+    """Refused, but for `NAME.taken.*`; under the same limits of time and memory, as it may have been a hang."""
+    kept = {folder.name: tuple(sorted(folder.iterdir())) for folder in sorted(CASES.iterdir())}
+    assert sum(map(len, kept.values())) >= 20
+    assert len(kept) >= 10
+    ran = run.run([Work(name, 0, len(files), files) for name, files in kept.items()])
+    told = [f"{kept[f.reader][f.seed]}: {f.place}\n{f.what}" for f in ran.found.values()]
+    assert not told, "\n".join(told)
+    assert ran.cases == {name: len(files) for name, files in kept.items()}
+    assert ran.taken == {name: sum(".taken." in file.name for file in files) for name, files in kept.items()}
