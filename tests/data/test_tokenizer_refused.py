@@ -58,7 +58,7 @@ def test_the_class_is_the_one_that_autotokenizer_takes(model_type: str, named: s
         ({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": "no"}, "add_prefix_space: "),
         ({"eos_token": 5}, "eos_token: 5 where a text"),
         ({"eos_token": {"content": "x", "colour": True}}, "'colour' is no setting of a token"),
-        ({"added_tokens_decoder": []}, "added_tokens_decoder: no object"),
+        ({"added_tokens_decoder": []}, "added_tokens_decoder: a list where an object belongs"),
         ({"added_tokens_decoder": {"-1": {"content": "x"}}}, "added_tokens_decoder: '-1' where a whole number"),
         ({"extra_special_tokens": "x"}, "extra_special_tokens: no list"),
         ({"split_special_tokens": 1}, "split_special_tokens: 1 where true or false belongs"),
@@ -186,9 +186,9 @@ def test_sizes_are_looked_at_before_the_library_sees_them() -> None:
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 300}}, "no list of at most 256"),
         ({"pre_tokenizer": split}, "pattern: 'x+' where a text of at most 16384 characters belongs"),
         ({"model": {**good["model"], "vocab": {"x" * 20_000: 0}}}, "model: vocab: a token that is no text"),
-        ({"model": {**good["model"], "vocab": 5}}, "model: vocab: no object"),
-        ({"model": []}, "model: no object"),
-        ({"added_tokens": [5]}, "added_tokens: no object"),
+        ({"model": {**good["model"], "vocab": 5}}, "model: vocab: 5 where an object belongs"),
+        ({"model": []}, "model: a list where an object belongs"),
+        ({"added_tokens": [5]}, "added_tokens: 5 where an object belongs"),
         ({"normalizer": 5}, "normalizer: something else than a step"),
     ):
         with pytest.raises(DataError, match=words):

@@ -79,7 +79,8 @@ def test_a_member_whose_answers_are_nonsense_is_named_once_asked_less_and_keeps_
     for digests in weights(honest).values():
         assert len(digests) == 1
     took = {part.peer for record in honest[0].node.chain.past(head.hash) for part in record.took}
-    assert took == {member.id for member in honest}  # what it trained can be fetched from nobody
+    # What it trained can be fetched from nobody; the newcomer may have come too late to have trained.
+    assert {member.id for member in honest[:-1]} <= took <= {member.id for member in honest}
     for member in honest:
         named = [e for e in member.of("nonsense") if e["peer"] == odd.id]
         assert len(named) == 1
