@@ -90,7 +90,7 @@ def written(folder: Path, size_bytes: float) -> dict[str, Path]:
 
 def run(tree: Path, *arguments: object) -> float:
     """Processor seconds."""
-    env = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONPATH": str(tree / "src")}
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "shoal", "data", *map(str, arguments)]
     subprocess.run(command, env=env, check=True, capture_output=True)

@@ -54,8 +54,8 @@ PARTS = (
     Part("precision", "bf16 compiled, fp8, recomputation", ("test_nccl_precision.py",), 200, mps=True),
     Part("paths", "evaluation, resume elsewhere, torchrun, profile, bench", ("test_nccl_paths.py",), 120, mps=True),
     Part("compiles", "compiled once; packed pairs; fp8 that is evaluated", ("test_nccl_compiles.py",), 150, mps=True),
-    Part("drills", "every drill, and islands", ("test_nccl_drills.py",), 260),
-    Part("drills-mps", "the same under MPS", ("test_nccl_drills.py",), 220, mps=True),
+    Part("drills", "every drill, and islands", ("test_nccl_drills.py",), 300),
+    Part("drills-mps", "the same under MPS", ("test_nccl_drills.py",), 300, mps=True),
     Part(
         "one",
         "what one GPU computes",
