@@ -3,9 +3,9 @@
     python benchmarks/eval_precision.py [--cache FOLDER] [--seeds 2]     one GPU that computes in fp8
     python benchmarks/eval_precision.py --tiny                           to try the code
 
-34M parameters, trained in fp8 by `shoal train` for 300 steps, once for each precision of evaluation: the same seed gives
-the same losses of training to the bit (checked), so that the held-out losses differ by evaluation alone. There is no
-bar; the choice of `eval.precision: auto` stands in docs/decisions/064-counting.md.
+34M parameters, trained in fp8 by `shoal train` for 300 steps, once for each precision of evaluation: the same seed
+gives the same losses of training to the bit (checked), so that the held-out losses differ by evaluation alone. There is
+no bar; the choice of `eval.precision: auto` stands in docs/decisions/064-counting.md.
 """
 
 from __future__ import annotations
