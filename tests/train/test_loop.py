@@ -15,13 +15,6 @@ from shoal.train.schedule import lr_ratio
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
 
-def test_the_loop_is_at_most_150_lines() -> None:
-    import shoal.train.loop as loop
-
-    assert loop.__file__ is not None
-    assert len(Path(loop.__file__).read_text().splitlines()) <= 150
-
-
 def test_cosine_warms_up_peaks_and_ends_at_its_floor() -> None:
     schedule = Schedule(name="cosine", warmup_steps=10, min_ratio=0.1)
     ratios = [lr_ratio(schedule, step, 100) for step in range(100)]

@@ -18,7 +18,7 @@ from shoal.fleet.swarm.offer import _part_objection
 from shoal.fleet.swarm.record import BadRecord, Part, Record
 from shoal.fleet.swarm.trainer_words import Handed, read
 from shoal.train.swarm_keeper import Work
-from shoal.train.swarm_mesh import Step
+from shoal.train.swarm_mesh import InnerStep
 from shoal.train.swarm_round import Round
 from shoal.train.swarm_samples import Samples
 from shoal.train.swarm_scoring import Pool, first_epoch
@@ -32,7 +32,7 @@ PLAIN = {"peer": "b", "blob": "y", "tokens": 1000, "targets": 900, "loss": 4.0, 
 
 def test_a_part_says_its_targets_and_a_step_of_the_run_counts_them(tmp_path: Path) -> None:
     round = Round(1, Samples([(0, 8)]), 0, 1.0)
-    round.took(Step(2.0, targets=100, tokens=1000, grad_norm=1.0, lr=0.1), 0.5)
+    round.took(InnerStep(2.0, targets=100, tokens=1000, grad_norm=1.0, lr=0.1), 0.5)
     assert {"tokens": 1000, "targets": 100}.items() <= round.work.said().items()
     told: list[dict[str, Any]] = []
     run = make_run(make_data(tmp_path / "data", documents=8), **{"train.batch": 16})

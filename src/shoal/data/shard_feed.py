@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.data.ahead import Ahead
 from shoal.data.order import Order
 from shoal.data.windows import Batch, Windows
 
@@ -28,32 +28,24 @@ class ShardFeed:
         self._batch, self._shard, self._micro_batch = batch, shard, micro_batch
         self._share = shard // readers
         self._first = reader * self._share
-        self._thread = ThreadPoolExecutor(1, "shoal-shard-feed")
-        self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
-        self._counting: tuple[int, Future[tuple[int, int]]] | None = None
+        self._ahead: Ahead[tuple[int, int], list[Batch]] = Ahead(lambda key: self.assemble(*key), "shoal-shard-feed")
+        self._counts: Ahead[int, tuple[int, int]] | None = None  # of a model that asks for them
 
     def get(self, number: int, shard: int) -> list[Batch]:
-        made = self._ahead.pop((number, shard), None)
-        return self.assemble(number, shard) if made is None else made.result()
+        return self._ahead.get((number, shard))
 
-    def prepare(self, number: int, shards: Iterable[int]) -> None:
+    def prepare(self, number: int, shards: Sequence[int]) -> None:
         """In the background. What was prepared for other batches, and not fetched, is forgotten."""
-        self._ahead = {key: made for key, made in self._ahead.items() if key[0] == number}
-        for shard in shards:
-            if (number, shard) not in self._ahead:
-                self._ahead[number, shard] = self._thread.submit(self.assemble, number, shard)
-        if self._counting is not None:
-            self._count_of(number)
+        self._ahead.want([(number, shard) for shard in shards])
+        if self._counts is not None:
+            self._counts.want([number])
 
     def count(self, number: int) -> tuple[int, int]:
         """Targets and tokens in this reader's part of every shard of a batch, whoever computes them. All of
         them are read for it; once it was asked for, the next batch is counted ahead too."""
-        return self._count_of(number).result()
-
-    def _count_of(self, number: int) -> Future[tuple[int, int]]:
-        if self._counting is None or self._counting[0] != number:
-            self._counting = number, self._thread.submit(self._count, number)
-        return self._counting[1]
+        if self._counts is None:
+            self._counts = Ahead(self._count, "shoal-shard-count")
+        return self._counts.get(number)
 
     def _count(self, number: int) -> tuple[int, int]:
         batches = [b for shard in range(self._batch // self._shard) for b in self.assemble(number, shard)]
@@ -62,10 +54,9 @@ class ShardFeed:
     def assemble(self, number: int, shard: int) -> list[Batch]:
         first = number * self._batch + shard * self._shard + self._first
         sources, windows = self._order.pick(np.arange(first, first + self._share, dtype=np.uint64))
-        cuts = range(0, self._share, self._micro_batch)
-        return [
-            self._windows.batch(sources[i : i + self._micro_batch], windows[i : i + self._micro_batch]) for i in cuts
-        ]
+        return self._windows.micro_batches(sources, windows, self._micro_batch)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._ahead.close()
+        if self._counts is not None:
+            self._counts.close()

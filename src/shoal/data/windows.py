@@ -96,6 +96,11 @@ class Windows:
         pairs = zip(self.sources, self.packs, strict=True)
         return tuple((s.tokens - 1) // self.seq_len if packs is None else packs.count for s, packs in pairs)
 
+    def micro_batches(self, sources: I64, windows: I64, size: int) -> list[Batch]:
+        """The given windows, in batches of `size` rows."""
+        cuts = range(0, len(windows), size)
+        return [self.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
+
     def batch(self, sources: npt.ArrayLike, windows: npt.ArrayLike) -> Batch:
         """The given windows, one a row, in the given order."""
         source, window = np.asarray(sources, np.int64), np.asarray(windows, np.int64)

@@ -22,16 +22,20 @@ class Flat:
 
     def gather(self, into: Tensor) -> Tensor:
         """Collective over the ranks of the island."""
-        for p, part in zip(self._parameters, into.split(self._sizes), strict=True):
+        for p, part in zip(self._parameters, self.parts(into), strict=True):
             if p.grad is None:
                 part.zero_()
             else:
                 part.copy_(local(_as_laid_out(p)).reshape(-1))
         return into
 
+    def parts(self, total: Tensor) -> list[Tensor]:
+        """Of such a vector, that of each parameter."""
+        return list(total.split(self._sizes))
+
     def install(self, total: Tensor) -> None:
         """As the gradients of the parameters, whatever they were."""
-        for p, part in zip(self._parameters, total.split(self._sizes), strict=True):
+        for p, part in zip(self._parameters, self.parts(total), strict=True):
             if p.grad is None:
                 p.grad = torch.empty_like(p)
             local(p.grad).copy_(part.view(local(p.grad).shape))

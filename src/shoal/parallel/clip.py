@@ -28,12 +28,21 @@ def norm_and_factor(
     for parameter, copies in parameters:
         if (grad := _settled(parameter)) is not None:
             held[copies].append(grad)
-    square = torch.zeros((), dtype=torch.float64, device=place.device)
+    total = torch.zeros((), dtype=torch.float64, device=place.device)
     for copies, grads in held.items():
-        square += torch.stack(torch._foreach_norm(grads)).double().square().sum() / copies
-    norm = place.sum_on_device(square).sqrt() * scale
-    factor = norm.new_tensor(scale) if limit is None else scale * (limit / (norm + TINY)).clamp(max=1.0)
-    return norm, factor
+        total += squared(grads) / copies
+    return clipping(place.sum_on_device(total), scale, limit)
+
+
+def squared(grads: list[Tensor]) -> Tensor:
+    """The square of their norm."""
+    return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+
+
+def clipping(total: Tensor, scale: float, limit: float | None) -> tuple[Tensor, Tensor]:
+    """Norm and factor of gradients whose squares sum up to `total`."""
+    norm = total.sqrt() * scale
+    return norm, norm.new_tensor(scale) if limit is None else scale * (limit / (norm + TINY)).clamp(max=1.0)
 
 
 def unless_finite(factor: Tensor, *numbers: Tensor) -> Tensor:

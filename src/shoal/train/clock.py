@@ -159,6 +159,10 @@ class Clock:
         if self._timeline is not None:
             self._timeline.mark(phase)
 
+    def waits(self, phase: str) -> None:
+        """What the host waits for, for those who watch: the device has gone on."""
+        self._pulse.mark(phase)
+
     def lap(self, name: str, then: str | None = None) -> None:
         """What has passed belongs to `name`. `then`: the phase that begins with it."""
         now = time.perf_counter()

@@ -22,8 +22,8 @@ from shoal.train.amount import Amount
 class Exchange:
     """The sums of one rank. All ranks call the same, in the same order."""
 
-    _under_way: tuple[int, Summing] | None = None  # (batch that comes next, its sum)
-    _known: tuple[int, Amount] | None = None  # (batch that comes next, what all ranks have of it)
+    _under_way: tuple[int | None, Summing] | None = None  # (batch that comes next, its sum)
+    _known: tuple[int | None, Amount] | None = None  # (batch that comes next, what all ranks have of it)
     _stop: bool = False
 
     def of(self, place: Place, batch: int, mine: Callable[[], Amount], stop: bool) -> tuple[Amount, bool]:
@@ -35,8 +35,9 @@ class Exchange:
         assert self._known is not None
         return self._known[1], self._stop or (stop and place.world == 1)
 
-    def begin(self, place: Place, batch: int, mine: Amount, stop: bool, votes: tuple[float, ...]) -> None:
-        """Before a step computes: about the next one, which reads `batch`, and how the saves stand now."""
+    def begin(self, place: Place, batch: int | None, mine: Amount, stop: bool, votes: tuple[float, ...]) -> None:
+        """Before a step computes: about the next one, which reads `batch`, and how the saves stand now. None: there is
+        no next one, unless this one comes to nothing; then its next batch is not known yet."""
         self._under_way = batch, place.begin_sum_of_batch(*mine, float(stop), *votes)
 
     def join(self) -> list[float]:
@@ -47,6 +48,6 @@ class Exchange:
         self._note(batch, *said[: len(Amount._fields) + 1])
         return said[len(Amount._fields) + 1 :]
 
-    def _note(self, batch: int, *said: float) -> None:
+    def _note(self, batch: int | None, *said: float) -> None:
         *amount, stop = said
         self._known, self._stop = (batch, Amount(*amount)), bool(stop)

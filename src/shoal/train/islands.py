@@ -15,21 +15,19 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from shoal.checkpoint import faults
 from shoal.errors import Stopped
 from shoal.fleet.fleet import Turn
 from shoal.fleet.member import Evicted
 from shoal.fleet.trade import Offer, Traded
 from shoal.fleet.tree import Forest
 from shoal.track.journal import Record
-from shoal.train import collect
 from shoal.train.amount import amount
 from shoal.train.balance import Counts, counted, forget
 from shoal.train.clock import Clock
+from shoal.train.hooks import Moment
 from shoal.train.numerics import Rewind
 from shoal.train.pace import Pace, rest_s
 from shoal.train.replica import Finished, Island
-from shoal.train.seed import seed_step
 
 
 class TooSlow(Exception):
@@ -57,32 +55,26 @@ def train(t: Island) -> None:
             if t.saves:
                 t.saves.set_aside()
             t.saves = None
+        finally:
+            t.hooks.close()
 
 
 def _train(t: Island, first_round: int) -> None:
     total, number = t.run.steps, first_round
     t.pace = Pace()
-    while t.step < total:
+    t.hooks.start(t.model, t.taken)
+    while t.taken < total:
         if t.numerics.alarm():
-            t.numerics.go_back(t.step)
+            t.numerics.go_back(t.taken)
         _leave_if_told(t, number)
         record = train_step(t, number)
         number += 1
         if record is None:
             continue
         t.say("step", **record)
-        t.numerics.taken(t.step, record["loss"], record["grad_norm"])
-        done = t.step
-        every = t.run.eval.every
-        if every and done % every == 0 and done < total:
-            t.pulse.mark("evaluate")
-            t.evaluate(done)
-        t.pulse.mark("save")
-        if t.saves and done < total:
-            t.saves.after(done)
-        collect.after(done)
-    t.pulse.mark("evaluate")
-    t.evaluate(total)
+        t.hooks.step(Moment(t.taken, t.state.skips.batch_of(t.taken - 1)), record)
+        t.hooks.save(t.taken)
+    t.hooks.end(total)
     t.pulse.mark("finish")
     # Nobody leaves before the last state is saved: if the first island dies over it, the next one does it.
     while (turn := t.fleet.take(number, t)) is not None:
@@ -95,14 +87,13 @@ def _train(t: Island, first_round: int) -> None:
 
 def train_step(t: Island, number: int) -> Record | None:
     """A round of the fleet. None: the numbers of its batch are wrong, and no step was taken."""
-    clock, batch = Clock(t.pulse, t.step, t.timeline), t.batch
-    faults.reach("step")
+    clock, batch = Clock(t.pulse, t.taken, t.timeline), t.batch
     work = Work(t, batch)
     while True:
         clock.mark("trade")
         turn = t.fleet.take(number, t)
         if turn is None:
-            raise AssertionError(f"step {t.step + 1} was decided without this island's sum")
+            raise AssertionError(f"step {t.taken + 1} was decided without this island's sum")
         _begin_epoch(t, turn)
         work.compute(turn.shards, clock)
         clock.mark("trade")
@@ -113,14 +104,14 @@ def train_step(t: Island, number: int) -> Record | None:
     clock.mark("optimizer")
     _pace(t, traded)
     _votes(t)
-    fields = t.update(traded.total, traded.said, clock.begin)
+    fields = t.update(traded.total, traded.said, clock)
     t.fleet.applied(number, traded)
     t.feed.prepare(t.batch, turn.shards)
     clock.lap("optimizer_s", then="record")
     if fields is None:
         return None
     return {
-        "step": t.step,
+        "step": t.taken,
         "begin": clock.begin,
         "position": batch * t.run.train.batch,
         "samples": _samples(t, traded),
@@ -152,14 +143,12 @@ class Work:
         for some in [[shard] for shard in todo] if one_by_one else [todo] * bool(todo):
             clock.mark("data")
             batches = [batch for shard in some for batch in self._t.feed.get(self._batch, shard)]
-            batches = self._t.poison.batches(self._batch, batches, self._t.model.shape.vocab_size)
+            at = self._t.at
+            batches = self._t.step.samples(at, batches)
             clock.lap("data_s")
-            seed_step(self._t.run.seed, self._t.step, some[0] * self._t.place.sizes.dp + self._t.place.at["dp"])
             summing = self._t.place.begin_sum_of_batch(*amount(self._t.model.shape, batches))
-            weight = self._token_weight()
-            loss = float(self._t.model.total(self._t.model.backward(batches, clock.mark, weight)))
-            self._t.poison.gradients(self._batch, (p for _, p in self._t.model.named_parameters()))
-            clock.mark("clip")
+            weight, reader = self._token_weight(), some[0] * self._t.place.sizes.dp + self._t.place.at["dp"]
+            loss = float(self._t.step.gradient(at, (at.step, reader), batches, clock, weight))
             targets, tokens, pairs = map(int, summing.wait())
             self._losses.append(loss)
             self._targets, self._tokens = self._targets + targets, self._tokens + tokens
@@ -188,7 +177,7 @@ class Work:
 
     def _count(self) -> None:
         """What the experts had to do, likewise."""
-        counts = counted(self._t.model, self._t.step + 1)
+        counts = counted(self._t.model, self._t.taken + 1)
         if counts is not None:
             self._counts = counts if self._counts is None else self._counts + counts
             forget(self._t.model)
@@ -235,15 +224,15 @@ def _rest(t: Island) -> None:
 def _votes(t: Island) -> None:
     """How the saves stand, among the ranks of the island that makes them."""
     if t.saves:
-        t.saves.heard(*t.place.sum_of_batch(*t.saves.votes(t.step)))
+        t.saves.heard(*t.place.sum_of_batch(*t.saves.votes(t.taken)))
 
 
 def _begin_epoch(t: Island, turn: Turn) -> None:
     if t.fleet.is_first and t.saves is None:
-        t.saves = t.new_saves(t.step)
+        t.saves = t.new_saves(t.taken)
     elif not t.fleet.is_first and t.saves is not None:
         _not_first(t)
-    t.took_part(t.step, turn)
+    t.took_part(t.taken, turn)
 
 
 def _not_first(t: Island) -> None:
@@ -264,11 +253,11 @@ def _leave_if_told(t: Island, number: int) -> None:
     if left is None:
         return
     if left:
-        raise Stopped(f"island {t.fleet.island} has left after step {t.step}; the others go on.")
+        raise Stopped(f"island {t.fleet.island} has left after step {t.taken}; the others go on.")
     turn = t.fleet.take(number, t)
     assert turn is not None
     _begin_epoch(t, turn)
     assert t.saves is not None
-    t.saves.now(t.step, must=False)
+    t.saves.now(t.taken, must=False)
     total, name = t.run.steps, t.run.name
-    raise Stopped(f"stopped after step {t.step} of {total}; the state is saved, `shoal resume {name}` goes on.")
+    raise Stopped(f"stopped after step {t.taken} of {total}; the state is saved, `shoal resume {name}` goes on.")

@@ -7,54 +7,39 @@ between, a step without a record was never taken.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-from shoal.checkpoint import faults
 from shoal.errors import NumericsError, Stopped
-from shoal.parallel.clip import read_later, unless_finite
-from shoal.parallel.count import Counter, due, together
 from shoal.track.journal import Record
-from shoal.train import collect
 from shoal.train.amount import amount, read_fields
-from shoal.train.balance import balance, forget
+from shoal.train.balance import balance
 from shoal.train.clock import Clock
+from shoal.train.hooks import Moment
 from shoal.train.numerics import NotFinite
 from shoal.train.schedule import lr_ratio
-from shoal.train.seed import seed_step
 from shoal.train.training import Training as Training  # those who take steps one by one make one
 
 
 def train(t: Training, first_step: int) -> None:
     """Runs steps `first_step` … `train.steps` - 1. Raises Stopped when told to stop, saved; Rewind after a spike."""
-    run, total = t.run, t.run.steps
-    counter, experts = Counter(t.place), t.run.model.experts is not None
-    for step in range(first_step, total):
-        count = t.place.world > 1 and due(step - first_step, total - step, varies=experts)
-        with counter.counting() if count else nullcontext():
+    total = t.run.steps
+    t.hooks.start(t.model, first_step)
+    try:
+        for step in range(first_step, total):
             record = train_step(t, step)
-        if record is None:
-            t.pulse.mark("save")
-            t.saves.now(step, must=False)
-            raise Stopped(
-                f"stopped after step {step} of {total}; the state is saved, `shoal resume {run.name}` goes on."
-            )
-        t.tell("step", **record)
-        t.numerics.taken(step + 1, record["loss"], record["grad_norm"])
-        done = step + 1
-        if count:
-            t.tell("traffic", step=done, world=t.place.world, rows=together(counter.table()))
-        if (every := run.eval.every) and done % every == 0 and done < total:
-            t.pulse.mark("evaluate")
-            t.evaluate(done)
-        if done < total:
-            t.pulse.mark("save")
-            t.saves.after(done)
-        collect.after(done)
-    if first_step < total:
-        t.pulse.mark("evaluate")
-        t.evaluate(total)
-    t.pulse.mark("save")
-    t.saves.now(total, must=True)  # also where the last step was found in memory: it is the end when it is on disk
+            if record is None:
+                t.pulse.mark("save")
+                t.saves.now(step, must=False)
+                raise Stopped(
+                    f"stopped after step {step} of {total}; the state is saved, `shoal resume {t.run.name}` goes on."
+                )
+            t.tell("step", **record)
+            t.hooks.step(Moment(step + 1, t.numerics.skips.batch_of(step)), record)
+            t.hooks.save(step + 1)
+        if first_step < total:
+            t.hooks.end(total)
+        t.pulse.mark("save")
+        t.saves.now(total, must=True)  # also where the last step was found in memory: it is the end when it is on disk
+    finally:
+        t.hooks.close()
 
 
 def train_step(t: Training, step: int) -> Record | None:
@@ -65,48 +50,29 @@ def train_step(t: Training, step: int) -> Record | None:
         except NotFinite as wrong:
             t.saves.heard(*t.exchange.join())
             t.numerics.skip(step, wrong)
-            t.optimizers.forget(taken=step)
-            forget(t.model)
 
 
 def _try_step(t: Training, step: int) -> Record | None:
     clock, shape = Clock(t.pulse, step, t.timeline), t.model.shape
-    faults.reach("step")
-    seed_step(t.run.seed, step, t.place.at["dp"])
-    batch, coming = t.numerics.skips.batch_of(step), t.numerics.skips.batch_of(step + 1)
-    micro_batches = t.poison.batches(batch, t.feed.step(batch), shape.vocab_size)
-    ahead = t.feed.look_ahead(coming) if step + 1 < t.run.steps else []
+    batch = t.numerics.skips.batch_of(step)
+    at, coming = Moment(step, batch), t.numerics.skips.batch_of(step + 1) if step + 1 < t.run.steps else None
+    micro_batches = t.step.samples(at, t.feed.step(batch))
+    ahead = [] if coming is None else t.feed.look_ahead(coming)
     clock.lap("data_s", then="exchange")
 
-    # What the whole batch asks for was summed during the step before, and that of the next one is during this one. Loss
-    # normalised by its count of targets is right for any split, packing and mask.
+    # What the whole batch asks for was summed during the step before, and that of the next one is during this one.
     known, stop = t.exchange.of(t.place, batch, lambda: amount(shape, micro_batches), told := t.told_to_stop())
     if stop:
         return None
     if t.numerics.alarm():
         t.numerics.go_back(step)
-    if not (targets := known.targets):
+    if not known.targets:
         raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
     t.exchange.begin(t.place, coming, amount(shape, ahead), told, t.saves.votes(step))
 
-    # The gradient of the sum over all targets, whatever the mesh; divided by their number in the clipping.
-    part = t.model.backward(micro_batches, clock.mark, known.token_weight)
-    clock.mark("clip")
-    loss = t.model.total(part) / targets
-    t.poison.gradients(batch, (p for _, p in t.model.named_parameters()))
-    grad_norm, factor = t.model.norm(1 / targets, t.run.train.clip)
-    # Where the update can skip itself it is launched before the host knows the numbers: no GPU waits for that.
-    numbers = read_later(loss, grad_norm)
-    if not t.optimizers.skips_by_itself:
-        t.numerics.check(batch, numbers(), clock.begin)
-    clock.lap("compute_s", then="optimizer")
-    t.saves.settle()
-    factor = unless_finite(factor, loss, grad_norm)
-    lr = t.optimizers.step(lr_ratio(t.run.train.schedule, step, t.run.steps), factor)
-    t.model.spread()
-    t.pulse.mark("clip")
-    loss_now, norm_now = t.numerics.check(batch, numbers(), clock.begin)  # here alone the host waits for a GPU
-    t.pulse.mark("optimizer")
+    loss = t.step.gradient(at, (step, t.place.at["dp"]), micro_batches, clock, known.token_weight)
+    ratio = lr_ratio(t.run.train.schedule, step, t.run.steps)
+    taken = t.step.update(at, loss, known.targets, ratio, clock, settle=t.saves.settle)
     routing = balance(t.model, step + 1, t.tell)
     clock.mark("exchange")
     t.saves.heard(*t.exchange.join())
@@ -115,9 +81,7 @@ def _try_step(t: Training, step: int) -> Record | None:
         "step": step + 1,
         "begin": clock.begin,
         **read_fields(t.run, shape, batch, known),
-        "loss": loss_now,
-        "grad_norm": norm_now,
-        "lr": lr,
+        **taken._asdict(),
         **clock.fields(),
         **routing,
     }

@@ -99,8 +99,7 @@ class Replay:
         first = batch * feed.batch + owner * feed.share
         size = feed.micro_batch
         sources, windows = feed.order.pick(np.arange(first, first + size * self.model.at_once, dtype=np.uint64))
-        cuts = range(0, len(sources), size)
-        return [feed.windows.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
+        return feed.windows.micro_batches(sources, windows, size)
 
     def _accuse(self, step: int, begin: float, wrong: list[int], results: list[Result]) -> None:
         ranks = [r for r in range(self.place.world) if self.place.sizes.coordinate(r)["dp"] in wrong]

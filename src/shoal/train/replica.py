@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
 
+import torch
 import xxhash
 from torch import Tensor
 
@@ -28,14 +28,17 @@ from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train.amount import flops_fields
 from shoal.train.balance import Counts, nudge
-from shoal.train.clock import Timeline
+from shoal.train.clock import Clock, Timeline
+from shoal.train.hooks import Hooks, Moment
 from shoal.train.numerics import NotFinite, Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
+from shoal.train.own_hooks import Evaluation, Faults, Garbage, Saving, Watch
 from shoal.train.pace import Pace
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.schedule import lr_ratio
 from shoal.train.state import State, digest
+from shoal.train.step import Step
 
 
 class Finished(Exception):
@@ -68,7 +71,9 @@ class Island:
     pulse: Pulse = SILENT
     poison: Poison = field(default_factory=lambda: Poison("", 0))
     timeline: Timeline | None = None  # of this process's GPU
-    step: int = 0  # how many are taken
+    taken: int = 0  # steps
+    hooks: Hooks = field(init=False)
+    step: Step = field(init=False)
     flat: Flat = field(init=False)
     total: Tensor = field(init=False)
     numerics: Numerics = field(init=False)
@@ -82,11 +87,24 @@ class Island:
         self.flat = Flat(p for _, p in self.model.named_parameters())
         self.total = self.flat.empty()
         self.numerics = Numerics(self.run.guard, self.state.skips, self.say, good_before=self.good_before)
+        own = [
+            Faults(self.poison, self.model),
+            Watch(self.numerics),
+            Evaluation(self.run, self.pulse, self.evaluate),
+            Saving(self.run, self.pulse, lambda: self.saves),
+            Garbage(),
+        ]
+        self.hooks = Hooks(own)
+        self.step = Step(self.run, self.model, self.optimizers, self.hooks)
 
     @property
     def batch(self) -> int:
         """Of the order of the data: the one that the next step reads."""
-        return self.state.skips.batch_of(self.step)
+        return self.state.skips.batch_of(self.taken)
+
+    @property
+    def at(self) -> Moment:
+        return Moment(self.taken, self.batch)
 
     def say(self, kind: str, **fields: Any) -> None:
         """What all islands know and the first one writes: if it could not, the next one does."""
@@ -98,23 +116,23 @@ class Island:
     def restore(self, back: dict[str, Any] | None) -> tuple[int, str]:
         self.flat.forget()
         self.recent.clear()
-        self.step = self.reload(None if back is None else back["good"])
-        past = self.past(self.step) if back is None else self._gone_back(back)
-        self.state.skips.resume(self.state.skips.spans, self.step, past.spans)
+        self.taken = self.reload(None if back is None else back["good"])
+        past = self.past(self.taken) if back is None else self._gone_back(back)
+        self.state.skips.resume(self.state.skips.spans, self.taken, past.spans)
         self.numerics.stand(past)
-        if self.step >= self.run.steps:
+        if self.taken >= self.run.steps:
             raise Finished
         notes = xxhash.xxh3_64_hexdigest(json.dumps(self.notes()).encode())
-        return self.step, f"{digest(self.model, self.place)} {notes}"
+        return self.taken, f"{digest(self.model, self.place)} {notes}"
 
     def _gone_back(self, back: dict[str, Any]) -> Past:
         """The state stands before a spike again; the batches from there on are gone around."""
         past = Past(**back["past"])
         self.numerics.stand(past)
         cause = Rewind(back["good"], back["step"], back["why"], back["begin"])
-        past.spans.append(self.numerics.rewound(cause, self.step, past.spans))
+        past.spans.append(self.numerics.rewound(cause, self.taken, past.spans))
         past.rewound.append(cause.step)
-        past.taken = [one for one in past.taken if one[0] <= self.step]
+        past.taken = [one for one in past.taken if one[0] <= self.taken]
         return past
 
     def tensors(self) -> dict[str, Tensor]:
@@ -123,51 +141,50 @@ class Island:
     def notes(self) -> dict[str, Any]:
         past = asdict(self.numerics.standing())
         past["taken"] = [one for one in past["taken"] if all(map(math.isfinite, one))]  # JSON has no NaN
-        return {"step": self.step, "past": past}
+        return {"step": self.taken, "past": past}
 
     def stands_at(self, step: int, notes: dict[str, Any]) -> None:
         past = Past(**notes["past"])
-        self.step = int(notes["step"])
+        self.taken = int(notes["step"])
         self.state.skips.spans = past.spans
         self.numerics.stand(past)
-        self.optimizers.set_step(self.step)
+        self.optimizers.set_step(self.taken)
         self.model.spread()
 
     def apply(self, step: int, total: Tensor, said: list[dict[str, Any]]) -> None:
-        fields = self.update(total, said, time.time())
+        fields = self.update(total, said, Clock())
         if fields is not None:
-            self.numerics.taken(self.step, fields["loss"], fields["grad_norm"])
+            self.numerics.taken(self.taken, fields["loss"], fields["grad_norm"])
 
-    def update(self, total: Tensor, said: list[dict[str, Any]], begin: float) -> Record | None:
+    def update(self, total: Tensor, said: list[dict[str, Any]], clock: Clock) -> Record | None:
         """The one update of a step, from what all islands have traded: the same on each of them, bit for bit. None
         where its numbers are wrong, and the batch is left out."""
         targets = sum(s["targets"] for s in said)
         if not targets:
             raise NumericsError(
-                f"step {self.step + 1} has no target token: the data's loss mask hides every token of its batch."
+                f"step {self.taken + 1} has no target token: the data's loss mask hides every token of its batch."
             )
-        loss = math.fsum(math.nan if loss is None else loss for s in said for loss in s["losses"]) / targets
+        losses = math.fsum(math.nan if loss is None else loss for s in said for loss in s["losses"])
+        loss = torch.tensor(losses, dtype=torch.float64, device=self.place.device)
         self.flat.install(total)
-        grad_norm, factor = self.model.norm(1 / targets, self.run.train.clip)
-        norm = float(grad_norm)
+        ratio = lr_ratio(self.run.train.schedule, self.taken, self.run.steps)
         try:
-            self.numerics.check(self.batch, (loss, norm), begin)
+            taken = self.step.update(self.at, loss, targets, ratio, clock, self._settle)
         except NotFinite as wrong:
-            self.numerics.skip(self.step, wrong)
-            self.optimizers.forget()
+            self.numerics.skip(self.taken, wrong)
             return None
-        if self.saves:
-            self.saves.settle()
-        lr = self.optimizers.step(lr_ratio(self.run.train.schedule, self.step, self.run.steps), factor)
-        self.model.spread()
-        self.step += 1
+        self.taken += 1
         tokens = sum(s["tokens"] for s in said)
-        fields = {"tokens": tokens, "targets": targets, "loss": loss, "grad_norm": norm, "lr": lr}
+        fields = {"tokens": tokens, "targets": targets, **taken._asdict()}
         fields |= flops_fields(self.run, self.model.shape, tokens, sum(s["pairs"] for s in said))
         return fields | self._balance([Counts.of(s["experts"]) for s in said if "experts" in s])
+
+    def _settle(self) -> None:
+        if self.saves:
+            self.saves.settle()
 
     def _balance(self, counts: list[Counts]) -> Record:
         """The experts of this step, over all islands."""
         if not counts:
             return {}
-        return nudge(self.model, self.step, reduce(Counts.__add__, counts), self.say)
+        return nudge(self.model, self.taken, reduce(Counts.__add__, counts), self.say)

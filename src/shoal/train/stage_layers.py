@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal.data.ahead import Ahead
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Batch, Windows
@@ -27,12 +27,16 @@ from shoal.fleet.stages.routes import Commit
 from shoal.fleet.stages.squeeze import Squeeze
 from shoal.fleet.stages.subspace import Space, confine, whole
 from shoal.model.decoder import Decoder
-from shoal.parallel.clip import TINY
+from shoal.parallel.clip import clipping, squared
+from shoal.parallel.laid import Laid
+from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
+from shoal.train.seed import seed_step
+from shoal.train.step import Step
 from shoal.values import BadValue, shown
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
@@ -70,11 +74,14 @@ class StageLayers:
         bf16 = run.train.precision == "bf16" or (run.train.precision == "auto" and device.type == "cuda")
         self._autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
         self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
+        alone = Laid(Place(0, 1, device), (self.decoder,), self.decoder, "ring")
+        self._stepping = Step(run, alone, self._optimizers)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
         self._left = self._residual  # the same once the running step counts
         self._sum = self._flat.empty()
+        self._feed: Ahead[tuple[int, int], Batch] = Ahead(lambda key: self._made(*key), "shoal-stage-feed")
         self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
         self.part_bytes = self._codec.most_bytes(self._flat.count)
         self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
@@ -97,11 +104,11 @@ class StageLayers:
 
     def begin(self, step: int) -> None:
         self._step = step
-        sources, windows = self._order.at(step * self.run.train.batch, self.run.train.batch)
-        self._samples = sources, windows
         self._batches: dict[int, Batch] = {}
+        self._feed.want([(step + i, m) for i in (0, 1) for m in range(self.micro_batches)])
         self._graphs: dict[int, tuple[Tensor | None, Tensor]] = {}  # what came in and what went out
-        self._losses: dict[int, float] = defaultdict(float)
+        self._losses: dict[int, float] = {}
+        seed_step(self.run.seed, step, 0)
         self._flat.forget()
 
     def forward(self, m: int, message: bytes | None) -> bytes | None:
@@ -151,7 +158,11 @@ class StageLayers:
             self._squeeze.check(payload, self._rows * self.run.data.seq_len)
 
     def loss(self) -> float:
-        return sum(self._losses[m] for m in sorted(self._losses))
+        """Added up as a process adds its micro-batches, in float32 (`shoal.parallel.laid`)."""
+        total = np.float32(0.0)
+        for m in sorted(self._losses):
+            total += np.float32(self._losses[m])
+        return float(total)
 
     def part(self) -> bytes:
         self._left = self._residual.copy()  # a part may be made again, when there are more micro-batches in it
@@ -168,20 +179,22 @@ class StageLayers:
             total = self._sum.zero_().numpy()
             for part in parts:
                 self._codec.add(part, total, 1.0)
-        return float(self._sum.double().square().sum())
+        return float(squared(self._flat.parts(self._sum)))
 
     def factor(self, step: int, squares: float, loss: float) -> Commit:
         if not (math.isfinite(squares) and math.isfinite(loss)):
             raise self._no_numbers("the sum of all gradients, or the loss, is no number")
         targets = sum(self._batch(m).target_count for m in range(self.micro_batches))
-        norm, limit = squares**0.5 / targets, self.run.train.clip
-        clipped = 1.0 if limit is None else min(1.0, limit / (norm + TINY))
-        return Commit(step, clipped / targets, loss / targets, norm)
+        if not targets:
+            raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
+        total = torch.tensor(squares, dtype=torch.float64)
+        norm, factor = clipping(total, 1 / targets, self.run.train.clip)
+        return Commit(step, float(factor), float(np.float32(loss) / np.float32(targets)), float(norm))
 
     def apply(self, commit: Commit) -> None:
         self._flat.install(self._sum)
         ratio = lr_ratio(self.run.train.schedule, commit.step, self.run.steps)
-        self._optimizers.step(ratio, torch.tensor(commit.factor, device=self.device))
+        self._stepping.apply(ratio, torch.tensor(commit.factor, dtype=torch.float64, device=self.device))
         self._residual = self._left
 
     # Its state.
@@ -281,9 +294,12 @@ class StageLayers:
 
     def _batch(self, m: int) -> Batch:
         if m not in self._batches:
-            rows = slice(m * self._rows, (m + 1) * self._rows)
-            self._batches[m] = self._windows.batch(self._samples[0][rows], self._samples[1][rows])
+            self._batches[m] = self._feed.get((self._step, m))
         return self._batches[m]
+
+    def _made(self, step: int, m: int) -> Batch:
+        first = step * self.run.train.batch + m * self._rows
+        return self._windows.batch(*self._order.at(first, self._rows))
 
     def _here(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

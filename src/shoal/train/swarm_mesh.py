@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from shoal.checkpoint import ledger, peers
 from shoal.checkpoint.publish import prune
 from shoal.checkpoint.saving import save
 from shoal.checkpoint.store import Folder
+from shoal.data.ahead import Ahead
 from shoal.data.order import I64
 from shoal.data.windows import Batch, Windows
 from shoal.fleet.inner import Inner
@@ -29,8 +29,11 @@ from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train.amount import Amount, amount
 from shoal.train.balance import balance, forget
+from shoal.train.clock import Clock
 from shoal.train.evaluate import Evaluator
-from shoal.train.seed import seed_step
+from shoal.train.hooks import Moment
+from shoal.train.numerics import NotFinite
+from shoal.train.step import Step
 from shoal.train.swarm_samples import Range, positions
 from shoal.train.swarm_scoring import Pool
 from shoal.train.swarm_weights import Weights
@@ -38,7 +41,7 @@ from shoal.train.worker import Parts
 
 
 @dataclass(frozen=True)
-class Step:
+class InnerStep:
     """What an inner step was."""
 
     loss: float  # not finite: the step was not taken
@@ -57,7 +60,8 @@ class Mesh:
         self._run, self._run_dir, self._parts, self._evaluator = run, run_dir, parts, evaluator
         self._place, self._model = parts.place, parts.model
         self._inner = Inner(parts.place.rank, parts.place.world)
-        self._ahead = _Ahead(parts, int(run.mesh.micro_batch))
+        self._step = Step(run, parts.model, parts.optimizers)
+        self._feed: Ahead[tuple[Range, ...], list[Batch]] = Ahead(self._make, "shoal-swarm-feed")
         trained, held_out = run.steps * run.train.batch, None if evaluator is None else evaluator.windows
         self.pool = Pool.of(parts.windows, parts.order, trained, held_out)  # on which parts are tried
         self.weights = Weights(parts.model)
@@ -86,32 +90,36 @@ class Mesh:
 
     def leave(self) -> None:
         self._call("leave")
-        self._ahead.close()
+        self._feed.close()
 
-    def step(self, ranges: Sequence[Sequence[int]], then: Sequence[Sequence[int]], ratio: float) -> Step:
+    def step(self, ranges: Sequence[Sequence[int]], then: Sequence[Sequence[int]], ratio: float) -> InnerStep:
         """One optimizer step on the windows at these positions. `then`: those of the next step, most likely."""
         self._call("step", ranges, then, ratio)
-        batches = self._ahead.get(ranges)
-        self._ahead.prepare(then)
-        seed_step(self._run.seed, int(ranges[0][0]), self._place.at["dp"])
+        wanted, shape, clock = _ranges(ranges), self._model.shape, Clock()
+        at = Moment(self.steps, wanted[0][0] // self._run.train.batch)
+        batches = self._step.samples(at, self._feed.get(wanted))
+        self._feed.want([coming] if (coming := _ranges(then)) else [])
         # Of a dense model the sum is not needed before the gradient; a router weighs its tokens by it.
-        shape = self._model.shape
         summing = self._place.begin_sum_of_batch(*amount(shape, batches))
         known = None if shape.experts is None else Amount(*summing.wait())
-        total = self._model.total(self._model.backward(batches, token_weight=known.token_weight if known else 1.0))
+        weight, draw = known.token_weight if known else 1.0, (wanted[0][0], self._place.at["dp"])
+        total = self._step.gradient(at, draw, batches, clock, weight)
         targets, tokens, *_ = known or summing.wait()
-        loss = float(total) / max(1.0, targets)
-        grad_norm, factor = self._model.norm(1 / max(1.0, targets), self._run.train.clip)
-        step = Step(loss, int(targets), int(tokens), float(grad_norm), 0.0)
-        if not step.taken or not targets:
+        if not targets:
             self._parts.optimizers.forget()
             forget(self._model)
-            return step
-        lr = self._parts.optimizers.step(ratio, factor)
-        self._model.spread()
+            return InnerStep(0.0, 0, int(tokens), 0.0, 0.0)
+        try:
+            loss, norm, lr = self._step.update(at, total, targets, ratio, clock)
+        except NotFinite as wrong:
+            return InnerStep(wrong.loss, int(targets), int(tokens), wrong.norm, 0.0)
         self.steps += 1
         balance(self._model, self.steps, lambda *_, **__: None)
-        return Step(loss, int(targets), int(tokens), float(grad_norm), lr)
+        return InnerStep(loss, int(targets), int(tokens), norm, lr)
+
+    def _make(self, ranges: tuple[Range, ...]) -> list[Batch]:
+        picked = self._parts.order.pick(positions(ranges))
+        return _batches(self._place, self._parts.windows, *picked, int(self._run.mesh.micro_batch))
 
     def loss(self, numbers: Sequence[int]) -> float:
         """The mean loss on windows of the pool, without a step."""
@@ -177,42 +185,16 @@ class Mesh:
         return {"bytes": saved.bytes, "path": str(saved.name), "stall_s": round(saved.seconds, 6), "persist_s": 0.0}
 
 
-class _Ahead:
-    """Batches, made in a thread before they are asked for."""
-
-    def __init__(self, parts: Parts, micro_batch: int) -> None:
-        self._parts, self._micro_batch = parts, micro_batch
-        self._thread = ThreadPoolExecutor(1, "shoal-swarm-feed")
-        self._next: tuple[list[Range], Future[list[Batch]]] | None = None
-
-    def prepare(self, ranges: Sequence[Sequence[int]]) -> None:
-        wanted = _ranges(ranges)
-        self._next = (wanted, self._thread.submit(self._make, wanted)) if wanted else None
-
-    def get(self, ranges: Sequence[Sequence[int]]) -> list[Batch]:
-        wanted = _ranges(ranges)
-        made, self._next = self._next, None
-        return made[1].result() if made is not None and made[0] == wanted else self._make(wanted)
-
-    def _make(self, ranges: list[Range]) -> list[Batch]:
-        picked = self._parts.order.pick(positions(ranges))
-        return _batches(self._parts.place, self._parts.windows, *picked, self._micro_batch)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
 def _batches(place: Place, windows: Windows, sources: I64, ids: I64, micro_batch: int) -> list[Batch]:
     """This process's share of some windows."""
     share = len(ids) // place.sizes.dp
     assert share * place.sizes.dp == len(ids), "a step's windows are not shared equally"
     mine = slice(place.at["dp"] * share, (place.at["dp"] + 1) * share)
-    sources, ids, size = sources[mine], ids[mine], min(micro_batch, share)
-    return [windows.batch(sources[i : i + size], ids[i : i + size]) for i in range(0, share, size)]
+    return windows.micro_batches(sources[mine], ids[mine], micro_batch)
 
 
-def _ranges(said: Sequence[Sequence[int]]) -> list[Range]:
-    return [(int(a), int(b)) for a, b in said]
+def _ranges(said: Sequence[Sequence[int]]) -> tuple[Range, ...]:
+    return tuple((int(a), int(b)) for a, b in said)
 
 
 def _mine(vector: F32 | None) -> F32:

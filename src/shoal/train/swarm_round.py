@@ -10,7 +10,7 @@ from typing import Any
 from shoal.spec.run import Run
 from shoal.train.schedule import lr_ratio
 from shoal.train.swarm_keeper import Work
-from shoal.train.swarm_mesh import Step
+from shoal.train.swarm_mesh import InnerStep
 from shoal.train.swarm_samples import Samples
 
 LEAST_STEPS = 8  # of a round: a peer too slow for so many takes smaller ones instead of fewer
@@ -37,7 +37,7 @@ class Round:
     def used(self) -> int:
         return sum(b - a for a, b in self.samples.used)
 
-    def took(self, step: Step, seconds: float) -> None:
+    def took(self, step: InnerStep, seconds: float) -> None:
         work = self.work
         work.used = [list(r) for r in self.samples.used]
         work.seconds = round(work.seconds + seconds, 6)

@@ -12,15 +12,18 @@ from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.train.clock import Timeline
 from shoal.train.exchange import Exchange
+from shoal.train.hooks import Hooks
 from shoal.train.numerics import Numerics
 from shoal.train.optim import Optimizers
+from shoal.train.own_hooks import Evaluation, Faults, Garbage, Saving, Traffic, Watch
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
+from shoal.train.step import Step
 
 Tell = Callable[..., None]  # writes a journal record (rank 0; elsewhere it does nothing)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
     """Made by `shoal.train.worker`."""
 
@@ -38,3 +41,17 @@ class Training:
     poison: Poison = field(default_factory=lambda: Poison("", 0))
     timeline: Timeline | None = None  # of this process's GPU
     exchange: Exchange = field(default_factory=Exchange)
+    hooks: Hooks = field(init=False)
+    step: Step = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = [
+            Faults(self.poison, self.model),
+            Traffic(self.run, self.place, self.tell),
+            Watch(self.numerics),
+            Evaluation(self.run, self.pulse, self.evaluate),
+            Saving(self.run, self.pulse, lambda: self.saves),
+            Garbage(),
+        ]
+        self.hooks = Hooks(own)
+        self.step = Step(self.run, self.model, self.optimizers, self.hooks)

@@ -1,0 +1,102 @@
+"""Hooks: what is done at the events of training beside the step itself. Shoal's own features are the first of them.
+
+    start                       the state is there, new or restored; no step was taken yet
+    batch ─► backward ─► update ─► step ─► save        … for every step
+    end                         the last step is taken
+    close                       training is left, whatever the reason; it may start again
+
+Every event comes on every process of a run, in the same order and at the same step: a hook may call collectives, if it
+does so on all of them alike. Hooks are asked in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from shoal.data.windows import Batch
+from shoal.parallel.laid import Laid
+from shoal.track.journal import Record
+
+
+class Moment(NamedTuple):
+    """Where training stands."""
+
+    step: int
+    """Steps that are taken: the one under way is the next."""
+    batch: int
+    """Of the order of the data, counted from 0. It is the step's number, unless batches were left out."""
+
+
+class Hook:
+    """Each event does nothing unless a hook says otherwise."""
+
+    def start(self, model: Laid, step: int) -> None:
+        """`step` steps are taken. Comes again after a rewind, and where an island comes back."""
+
+    def batch(self, at: Moment, batches: list[Batch]) -> list[Batch]:
+        """This process's samples, before they are computed: these or others in their place. An island computes a batch
+        in parts, and asks for each."""
+        return batches
+
+    def backward(self, at: Moment) -> None:
+        """The gradient of these samples stands in the parameters, summed over their targets; of an island that part."""
+
+    def update(self, at: Moment) -> None:
+        """The gradient of the whole batch does. It is neither divided by its targets nor clipped, nor known to be
+        finite."""
+
+    def step(self, at: Moment, record: Record) -> None:
+        """A step is taken and told: `record` is what the journal has of it. `at.step` counts it."""
+
+    def save(self, step: int) -> None:
+        """After `step` steps, where a checkpoint is begun if one is due."""
+
+    def end(self, step: int) -> None:
+        """All steps are taken."""
+
+    def close(self) -> None:
+        """Gives back what `start` and later events have taken. No collectives: others may be gone."""
+
+
+class Hooks:
+    """Several, as one."""
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self.all: Sequence[Hook] = tuple(hooks)
+
+    def start(self, model: Laid, step: int) -> None:
+        for hook in self.all:
+            hook.start(model, step)
+
+    def batch(self, at: Moment, batches: list[Batch]) -> list[Batch]:
+        for hook in self.all:
+            batches = hook.batch(at, batches)
+        return batches
+
+    def backward(self, at: Moment) -> None:
+        for hook in self.all:
+            hook.backward(at)
+
+    def update(self, at: Moment) -> None:
+        for hook in self.all:
+            hook.update(at)
+
+    def step(self, at: Moment, record: Record) -> None:
+        for hook in self.all:
+            hook.step(at, record)
+
+    def save(self, step: int) -> None:
+        for hook in self.all:
+            hook.save(step)
+
+    def end(self, step: int) -> None:
+        for hook in self.all:
+            hook.end(step)
+
+    def close(self) -> None:
+        for hook in self.all:
+            hook.close()
+
+
+NONE = Hooks()
