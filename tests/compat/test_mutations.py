@@ -1,7 +1,7 @@
 """A change of one line in the step fails a row of every driver: the reference digests can see what they are for.
 
-The line is changed in a copy of the package, each driver's own where it has its own. Where drivers come to share a step,
-their entries become one.
+The line is changed in a copy of the package, each driver's own where it has its own. Where drivers come to share a
+step, their entries become one.
 """
 
 from __future__ import annotations

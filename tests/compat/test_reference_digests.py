@@ -1,5 +1,5 @@
-"""Every driver computes what it computed when the reference was kept, to the last bit: each loss, each gradient norm and
-the final weights of a short run.
+"""Every driver computes what it computed when the reference was kept, to the last bit: each loss, each gradient norm
+and the final weights of a short run.
 
 A change that is meant to change bits keeps new ones: `python -m tests.compat.bits`, and says why in its commit.
 """
