@@ -93,7 +93,9 @@ def run(tree: Path, *arguments: object) -> float:
     env = os.environ | {"PYTHONPATH": str(tree / "src")}
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "shoal", "data", *map(str, arguments)]
-    subprocess.run(command, env=env, check=True, capture_output=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{tree}: `{' '.join(command[2:])}` ended with {done.returncode}: {done.stderr[-2000:]}")
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
 
