@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -201,9 +200,6 @@ def relay_answers(folder: Path) -> Target:
     from shoal.fleet.net.pipe import Broken
 
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(
-        ThreadPoolExecutor(1)
-    )  # for getaddrinfo: twenty threads have more address space than a case
     watch = {"rendezvous": {"id": "a" * 64, "addr": "1.2.3.4:5"}}
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
 

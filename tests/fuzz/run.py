@@ -7,6 +7,7 @@ on after it in another child.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import mmap
@@ -31,6 +32,7 @@ from typing import Any
 
 from tests.fuzz.reader import MIB, READERS, Finding, Reader, Target, dump, load, objection
 
+_M_ARENA_MAX = -8  # of malloc.h
 MOST_CPU_S = 5.0  # of one case
 _KILL_CPU_S = 12.0  # of one case that does not come back to Python
 _AT = struct.Struct("<qqdqd")  # item, seed, CPU seconds of the process when the case began; taken before, CPU s before
@@ -224,6 +226,7 @@ def _work(works: Sequence[Work], shared: mmap.mmap, into: int, folder: Path, unt
     for fd in (0, 1, 2):  # libraries print what they think of bad input
         os.dup2(nothing, fd)
     signal.signal(signal.SIGPROF, _too_long)
+    _few_arenas()
     for item, work in enumerate(works):
         _AT.pack_into(shared, 0, item, -1, time.process_time(), 0, 0.0)
         try:
@@ -274,6 +277,13 @@ def _item(
         taken=done if target.refuses_all else taken,
         cpu_s=time.process_time() - began,
     )
+
+
+def _few_arenas() -> None:
+    """glibc reserves 64 MiB of address space for each thread that allocates, and libraries start one a core: on 16 of
+    them that is all a case may have. Then no thread can be started, and Rust aborts where an allocation fails."""
+    with suppress(OSError, AttributeError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _warm(target: Target, reader: Reader) -> Iterator[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -43,6 +45,16 @@ def _read(case: int) -> None:
             raise BaseException("a panic")  # as those of Rust libraries are
         case 9:
             sum(range(10**13))  # never comes back to Python
+        case 11:
+            _threads(32)
+
+
+def _threads(count: int) -> None:
+    over = threading.Event()
+    for _ in range(count):
+        # Looking up a name takes memory of the C library's, which each thread has its own of.
+        threading.Thread(target=lambda: (socket.getaddrinfo("127.0.0.1", 80), over.wait()), daemon=True).start()
+    over.set()
 
 
 def _make(case: int) -> int:
@@ -114,6 +126,10 @@ def test_no_case_is_beyond_all_memory() -> None:
     for change in (json_values._many, json_values._much_longer) * 3:
         value = change(Random(1), {"a": value} if change is json_values._many else [value])
     assert 1 << 20 < len(json_values.encoded(value)) < 5 * json_values.MOST_BYTES
+
+
+def test_threads_of_a_library_take_nothing_of_a_cases_memory(reader: Callable[..., run.Ran]) -> None:
+    assert not reader([11]).found
 
 
 def test_one_that_never_comes_back_is_ended(reader: Callable[..., run.Ran]) -> None:

@@ -2,8 +2,9 @@
 
 The library is written in Rust. It raises bare `Exception` for most of what is wrong with a file; where it did not
 expect something it panics, which Python sees as a `BaseException` that no `except Exception` catches. It looks at no
-sizes, and cannot be interrupted. So counts are looked at here, and patterns that could take for ever are refused: a
-pattern is run on every text that is ever encoded.
+sizes, and cannot be interrupted; where the system gives it no memory it aborts the process, which nothing here can
+catch. So counts are looked at here, and patterns that could take for ever are refused: a pattern is run on every text
+that is ever encoded.
 """
 
 from __future__ import annotations
