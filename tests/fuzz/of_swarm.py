@@ -236,8 +236,11 @@ def charter(folder: Path) -> Target:
     from shoal.errors import SetupError
     from shoal.fleet.swarm.charter import Charter
 
+    file = folder / "charter.json"
+
     def read(data: bytes) -> None:
-        found = Charter.of(data, hashlib.sha256(data).hexdigest())
+        file.write_bytes(data)
+        found = Charter.load(file)
         if not all(i.place.startswith("inputs/") and ".." not in i.place for i in found.inputs):
             raise Finding("an input outside of the run's folder")
         again = found.to_bytes()
