@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,42 @@ def test_brackets_and_commas_in_texts_are_no_depth() -> None:
 def test_the_count_of_values_is_bounded_before_anything_is_built() -> None:
     with pytest.raises(BadValue, match="more than 10 values"):
         read_json(b"[" + b"1," * 20 + b"1]", most_parts=10)
+
+
+def test_the_length_of_a_text_is_bounded_before_it_is_looked_at() -> None:
+    assert read_json(b"[" + b" " * 48 + b"]", most_bytes=50) == []
+    with pytest.raises(BadValue, match="51 bytes, where at most 50"):
+        read_json(b"[" + b" " * 49 + b"]", most_bytes=50)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 8, 1000])
+def test_texts_are_told_from_the_rest_at_any_border_of_a_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_BLOCK", block)
+    texts = ["\\", '"[', '\\"', '\\\\,"', "", "é\n", 'x\\\\"[[', "\\" * 9 + '"' * 4]
+    data = json.dumps([texts, {"\\,[": {}}]).encode()
+    parts = 2 + 2 + len(texts)  # lists, objects, commas
+    assert read_json(data, most_parts=parts) == [texts, {"\\,[": {}}]
+    with pytest.raises(BadValue, match=f"more than {parts - 1} values"):
+        read_json(data, most_parts=parts - 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{" + b",".join(b'"%05x":"%05x"' % (i, i) for i in range(58_000)) + b"}",
+        b"[" + b",".join(b'{"%05x":1.5}' % i for i in range(31_000)) + b"]",
+        b'["' + b"\\u00e9" * 174_000 + b'"]',
+    ],
+    ids=["names", "objects", "escapes"],
+)
+def test_reading_takes_no_more_memory_than_is_said(data: bytes) -> None:
+    """A sixteenth of what `read_json` allows, and of its 256 MiB."""
+    tracemalloc.start()
+    try:
+        read_json(data, most_parts=values.MOST_PARTS // 16, most_bytes=values.MOST_BYTES // 16)
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20 >> 4
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,12 @@ def read_words(path: str | os.PathLike[str], most_bytes: int = 1 << 20) -> str:
     return read_plain(path, most_bytes).decode(errors="replace")
 
 
-def read_object(path: str | os.PathLike[str], most_bytes: int = 16 << 20) -> dict[str, Any]:
+def read_object(
+    path: str | os.PathLike[str], most_bytes: int = values.MOST_BYTES, most_parts: int = values.MOST_PARTS
+) -> dict[str, Any]:
     """The JSON object that a small file holds. OSError, or `BadValue` (a ValueError) that names the file."""
     with inside(os.fspath(path)):
-        return values.read_object(read_plain(path, most_bytes))
+        return values.read_object(read_plain(path, most_bytes), most_parts=most_parts, most_bytes=most_bytes)
 
 
 def is_plain(path: Path) -> bool:

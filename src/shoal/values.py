@@ -8,7 +8,6 @@ become a float somewhere far away. `shoal.plain_file` opens files; this module r
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -23,9 +22,11 @@ LAST_YEAR = 253_402_300_800.0  # the year 10000: no clock of Python knows a late
 MOST_PID = 1 << 22  # Linux has no higher number of a process; 0 and less would mean many of them at once
 MOST_DIGITS = 19  # of a whole number
 MOST_DEPTH = 64
-MOST_PARTS = 4_000_000  # values of one JSON text: about 400 MB of Python objects at the worst
+MOST_BYTES = 16 << 20  # of one JSON text, and
+MOST_PARTS = 1_000_000  # values in it: with both, reading it takes 256 MiB at the worst
+MOST_ITEMS = 4_000_000  # of a list or an object that is there already
+_BLOCK = 1 << 18
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG, _FAR = b"0" * MOST_DIGITS, b"e000"
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -59,14 +60,20 @@ def inside(place: str) -> Iterator[None]:
 
 
 def read_json(
-    data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS, huge: bool = False
+    data: bytes | memoryview,
+    most_depth: int = MOST_DEPTH,
+    most_parts: int = MOST_PARTS,
+    huge: bool = False,
+    most_bytes: int = MOST_BYTES,
 ) -> Any:
-    """JSON whose numbers are finite and of 64 bits and whose texts can be printed, in UTF-8. Depth and count are looked
-    at before anything is built.
+    """JSON whose numbers are finite and of 64 bits and whose texts can be printed, in UTF-8. Length, depth and count
+    are looked at before anything is built. It takes about 200 bytes a value and 4 a byte, so who allows more says so.
 
     With `huge`, a whole number beyond that is read as a float, for files in which they are usual where nobody looks."""
+    if len(data) > most_bytes:
+        raise BadValue(f"it has {len(data):,} bytes, where at most {most_bytes:,} are expected")
     data = bytes(data)
-    outside = _STRING.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])  # of its texts
+    outside = b"".join(_outside(data))
     _bound(outside, most_depth, most_parts)
     digits = outside.translate(_AS_ZEROS, b"+-")
     odd = _LONG in digits or _FAR in digits  # some number may be too large: look at each
@@ -91,12 +98,34 @@ def read_json(
 
 
 def read_object(
-    data: bytes | memoryview, most_depth: int = MOST_DEPTH, most_parts: int = MOST_PARTS, huge: bool = False
+    data: bytes | memoryview,
+    most_depth: int = MOST_DEPTH,
+    most_parts: int = MOST_PARTS,
+    huge: bool = False,
+    most_bytes: int = MOST_BYTES,
 ) -> dict[str, Any]:
-    said = read_json(data, most_depth, most_parts, huge)
+    said = read_json(data, most_depth, most_parts, huge, most_bytes)
     if not isinstance(said, dict):
         raise BadValue(f"{_shown(said)} where a JSON object belongs")
     return said
+
+
+def _outside(data: bytes) -> Iterator[bytes]:
+    """What stands outside of its texts, block by block: one list of all pieces, or a pattern that goes over a text with
+    many escapes, would take more memory than the values."""
+    at = within = 0
+    while at < len(data):
+        block = data[at : at + _BLOCK]
+        if b"\\" in block:
+            if (len(block) - len(block.rstrip(b"\\"))) & 1:  # the last one escapes what comes next
+                block += data[at + _BLOCK : at + _BLOCK + 1]
+            at += len(block)
+            block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        else:
+            at += len(block)
+        pieces = block.split(b'"')
+        yield b"".join(pieces[within::2])
+        within ^= (len(pieces) - 1) & 1
 
 
 def _bound(outside: bytes, most_depth: int, most_parts: int) -> None:
@@ -212,13 +241,18 @@ def look_at_count(data: bytes, most_parts: int) -> None:
     marks = (b"[", b"{", b",")
     if sum(map(data.count, marks)) <= most_parts:
         return
-    parts = at = 0
-    for found in itertools.chain(_STRING.finditer(data), (None,)):
-        begin = len(data) if found is None else found.start()
-        parts += sum(map(data[at:begin].count, marks))
-        at = begin if found is None else found.end()
+    parts = 0
+    for outside in _outside(data):
+        parts += sum(map(outside.count, marks))
         if parts > most_parts:
             raise BadValue(f"it holds more than {most_parts:,} values")
+
+
+def look_at_depth(data: bytes, most_depth: int = MOST_DEPTH) -> None:
+    """For the same: how deep a parser of Python goes by itself depends on its version, and who writes it again with an
+    indent goes less deep than who has read it."""
+    if data.count(b"[") + data.count(b"{") > most_depth:
+        _bound(b"".join(_outside(data)), most_depth, len(data))
 
 
 # What has fields: a reader of one value (`whole`, `flag`, a lambda) for each.
@@ -258,12 +292,12 @@ def maybe(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda said: None if said is None else read(said)
 
 
-def each(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], list[T]]:
+def each(read: Callable[[Any], T], most: int = MOST_ITEMS) -> Callable[[Any], list[T]]:
     """A list, all of one kind."""
     return lambda said: [read(one) for one in items(said, most)]
 
 
-def by_name(read: Callable[[Any], T], most: int = MOST_PARTS) -> Callable[[Any], dict[str, T]]:
+def by_name(read: Callable[[Any], T], most: int = MOST_ITEMS) -> Callable[[Any], dict[str, T]]:
     """An object whose fields are all of one kind."""
 
     def one(name: str, said: object) -> T:
@@ -323,7 +357,8 @@ def read_large(data: bytes, most_parts: int, none_for_nan: bool = False) -> Any:
 def looked_at(said: object) -> dict[str, Any]:
     """An object of others' choice, out of `read_large`: as if `read_json` had read it."""
     try:
-        return read_object(json.dumps(fields_of(said), allow_nan=False).encode())
+        text = json.dumps(fields_of(said), allow_nan=False).encode()
+        return read_object(text, most_parts=MOST_ITEMS, most_bytes=len(text))  # it is there already
     except BadValue:
         raise
     except (ValueError, RecursionError):  # an infinity, or too deep

@@ -66,7 +66,7 @@ def receive_message(sock: socket.socket, most_bytes: int) -> dict[str, Any]:
     if length > most_bytes:
         raise Broken(f"a message of {length} bytes, where at most {most_bytes} are allowed")
     try:
-        return read_object(receive(sock, length))
+        return read_object(receive(sock, length), most_bytes=most_bytes)
     except BadValue as e:
         raise Broken(f"a message that is none: {e}") from None
 

@@ -16,6 +16,7 @@ from tests.fuzz.reader import CASES, READERS, dump
 from tests.fuzz.run import Found, Ran, Work, case_of, one, run
 
 _MOST_KEPT = 20_000  # bytes of a case in the repository
+_SLOW = 100  # of a smaller share: more than a millisecond a case
 _BATCH = 100_000  # cases of one reader in a child: what piles up in a library ends with it
 
 
@@ -82,16 +83,20 @@ def _shared_out(names: list[str], cases: int, seed: int) -> list[Work]:
 
 def _run(works: list[Work], until: float | None, jobs: int) -> Ran:
     if jobs == 1:
-        results = (_alone(one, until) for one in _turns(works))
+        results = (_alone(one, until) for one in turns(works, jobs))
         return _sum(results)
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        return _sum(pool.imap_unordered(_job, [(part, until) for part in _turns(works)]))
+        return _sum(pool.imap_unordered(_job, [(part, until) for part in turns(works, jobs)]))
 
 
-def _turns(works: list[Work]) -> list[list[Work]]:
-    """First batches first, several small ones to a child: with --minutes every reader gets its turn."""
-    first = sorted(works, key=lambda work: work.seed)
-    return [first[at : at + 4] for at in range(0, len(first), 4)]
+def turns(works: list[Work], jobs: int) -> list[list[Work]]:
+    """What each child does, in order. First batches first: with --minutes every reader gets its turn. Of these the
+    slowest readers (the smallest share) first, and with several jobs each alone: else one that begins last runs on by
+    itself when all others are done."""
+    order = sorted(works, key=lambda work: (work.seed, READERS[work.reader].share))
+    alone = [work for work in order if jobs > 1 and READERS[work.reader].share < _SLOW]
+    rest = [work for work in order if work not in alone]
+    return [[work] for work in alone] + [rest[at : at + 4] for at in range(0, len(rest), 4)]
 
 
 def _alone(works: list[Work], until: float | None) -> Ran:

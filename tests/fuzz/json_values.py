@@ -43,6 +43,7 @@ TEXTS = (
     ),
     *("\ud800", "\udcff", "x" * 5000, " ", "\n", "\u2028", "1e400", "9" * 30, "%s%n", "{}", "-", "a,b", "\U0001f41f"),
 )
+MOST_BYTES = 8 << 20  # of a case: three changes that each make a thousand of one are more than any machine has
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [None], [[]], [[[[1]]]], {"": None}, {"a": {}}, _DEEP)
 
 
@@ -69,7 +70,8 @@ def encoded(value: Any) -> bytes:
 
 def finished(text: bytes) -> bytes:
     if b"@" in text:
-        text = text.replace(b'"%b"' % _DEEP.encode(), b"[" * 1500 + b"]" * 1500)
+        deep = b'"%b"' % _DEEP.encode()
+        text = text.replace(deep, b"[" * 1500 + b"]" * 1500, 1000).replace(deep, b"[]")
         deeper = b'"%b"' % _DEEPER.encode()
         text = text.replace(deeper, b"[" * 100_000 + b"]" * 100_000, 1).replace(
             deeper, b"[]"
@@ -135,7 +137,7 @@ def _nested(rng: Random, value: dict[str, Any]) -> Any:
 
 def _many(rng: Random, value: dict[str, Any]) -> Any:
     like = rng.choice(tuple(value.values()))
-    return {**value, **{f"k{i}": like for i in range(rng.choice((10, 300)))}}
+    return {**value, **{f"k{i}": like for i in range(_fitting(rng.choice((10, 300)), like))}}
 
 
 def _replaced(rng: Random, value: Any) -> Any:
@@ -158,7 +160,12 @@ def _longer(rng: Random, value: list[Any]) -> Any:
 
 
 def _much_longer(rng: Random, value: list[Any]) -> Any:
-    return value * rng.choice((2, 3, 100, 1000)) if len(value) < 50 else value
+    return value * _fitting(rng.choice((2, 3, 100, 1000)), value) if len(value) < 50 else value
+
+
+def _fitting(times: int, value: Any) -> int:
+    """So many times, or as often as fits."""
+    return min(times, max(1, MOST_BYTES // len(json.dumps(value))))
 
 
 def _reversed(rng: Random, value: list[Any]) -> Any:

@@ -63,8 +63,9 @@ def slurm(folder: Path) -> Target:
     def read(text: str) -> None:
         states.ask = lambda command, **more: text  # type: ignore[assignment]
         states.states([job])
-        for said in (*states.parse_squeue(text), *states.parse_sacct(text)):
-            states.state("123", said, None)
+        for parse in (states.parse_squeue, states.parse_sacct):
+            for said in {one.id: one for one in parse(text)}.values():  # a job once, as `states` does
+                states.state("123", said, None)
         if len(expand(text[:300])) > 200_000:
             raise Finding("more nodes than any cluster has")
 
@@ -312,7 +313,7 @@ def nvidia_smi(folder: Path) -> Target:
     return Target(lambda rng: damaged(rng, good).decode("utf-8", "replace"), nvidia.read)
 
 
-@reader("amd-smi", "devices.amd", quick=400, share=150, most_mib=512)  # as many values as `read_json` takes
+@reader("amd-smi", "devices.amd", quick=400, share=150)
 def amd_smi(folder: Path) -> Target:
     from shoal.devices import amd
 

@@ -74,6 +74,7 @@ def certified_body() -> dict[str, Any]:
     "fleet.swarm.router",
     quick=1500,
     share=1000,
+    most_mib=512,  # a history: two million values of 200 bytes, and 4 times its 32 MiB
 )
 def messages(folder: Path) -> Target:
     from shoal.fleet.swarm.messages import read, read_history
@@ -113,7 +114,7 @@ def messages(folder: Path) -> Target:
 
     def parse(data: bytes) -> None:
         kind, _, body = data.partition(b"\n")
-        said = read_history(body, 100) if kind == b"history" else read(kind.decode(), body)
+        said = read_history(body, 100, 32 << 20) if kind == b"history" else read(kind.decode(), body)
         if kind == b"commit" and type(said).of(json.loads(json.dumps(said.body()))) != said:
             raise Finding("a record that is another after a round trip")
 
@@ -235,8 +236,11 @@ def charter(folder: Path) -> Target:
     from shoal.errors import SetupError
     from shoal.fleet.swarm.charter import Charter
 
+    file = folder / "charter.json"
+
     def read(data: bytes) -> None:
-        found = Charter.of(data, hashlib.sha256(data).hexdigest())
+        file.write_bytes(data)
+        found = Charter.load(file)
         if not all(i.place.startswith("inputs/") and ".." not in i.place for i in found.inputs):
             raise Finding("an input outside of the run's folder")
         again = found.to_bytes()
@@ -279,7 +283,14 @@ def invitation(folder: Path) -> Target:
 
 
 @reader(
-    "roster", "fleet.swarm.roster", "fleet.swarm.entries", "fleet.swarm.lies", "fleet.swarm.gossip", quick=150, share=20
+    "roster",
+    "fleet.swarm.roster",
+    "fleet.swarm.entries",
+    "fleet.swarm.lies",
+    "fleet.swarm.gossip",
+    quick=150,
+    share=20,
+    most_mib=512,  # a million values of 200 bytes, and 4 times the 64 MiB of its file
 )
 def roster(folder: Path) -> Target:
     """What a peer hears of others, and its own file of it."""

@@ -7,6 +7,7 @@ on after it in another child.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import mmap
@@ -22,6 +23,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -30,9 +32,10 @@ from typing import Any
 
 from tests.fuzz.reader import MIB, READERS, Finding, Reader, Target, dump, load, objection
 
+_M_ARENA_MAX = -8  # of malloc.h
 MOST_CPU_S = 5.0  # of one case
 _KILL_CPU_S = 12.0  # of one case that does not come back to Python
-_AT = struct.Struct("<qqd")  # item, seed, CPU seconds of the process when the case began
+_AT = struct.Struct("<qqdqd")  # item, seed, CPU seconds of the process when the case began; taken before, CPU s before
 _MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _SOURCE = f"{os.sep}src{os.sep}shoal{os.sep}"
 
@@ -132,7 +135,7 @@ def run(works: Sequence[Work], until: float | None = None, told: Callable[[Ran],
 def _child(works: list[Work], ran: Ran, until: float | None, told: Callable[[Ran], None] | None) -> list[Work]:
     """What one child does of it; what is left where it died."""
     shared = mmap.mmap(-1, _AT.size)
-    _AT.pack_into(shared, 0, 0, -1, 0.0)
+    _AT.pack_into(shared, 0, 0, -1, 0.0, 0, 0.0)
     folder = Path(tempfile.mkdtemp(prefix="shoal-fuzz-", dir=_MEMORY))
     out, into = os.pipe()
     pid = os.fork()
@@ -159,14 +162,14 @@ def _child(works: list[Work], ran: Ran, until: float | None, told: Callable[[Ran
         shutil.rmtree(folder, ignore_errors=True)
     if status == 0:
         return []
-    item, seed, _ = _AT.unpack_from(shared)
+    item, seed, _, taken, cpu_s = _AT.unpack_from(shared)
     work = works[item]
     if seed < 0 or status > 0:
         raise RuntimeError(f"the generator of {work.reader} itself failed")
     how = f"took more than {_KILL_CPU_S:g} s of CPU" if killed else f"died of {signal.Signals(-status).name}"
     if killed or not READERS[work.reader].isolated:
         ran.note(Found(work.reader, f"process:{how}", how, seed, 1 << 60))
-    ran.count(work.reader, seed + 1 - work.seed, 0, 0.0)  # how many of these were taken died with it
+    ran.count(work.reader, seed + 1 - work.seed, taken, cpu_s)
     rest = replace(work, seed=seed + 1, cases=work.seed + work.cases - seed - 1)
     return ([rest] if rest.cases else []) + works[item + 1 :]
 
@@ -223,8 +226,9 @@ def _work(works: Sequence[Work], shared: mmap.mmap, into: int, folder: Path, unt
     for fd in (0, 1, 2):  # libraries print what they think of bad input
         os.dup2(nothing, fd)
     signal.signal(signal.SIGPROF, _too_long)
+    _few_arenas()
     for item, work in enumerate(works):
-        _AT.pack_into(shared, 0, item, -1, time.process_time())
+        _AT.pack_into(shared, 0, item, -1, time.process_time(), 0, 0.0)
         try:
             _item(item, work, READERS[work.reader], shared, into, folder / work.reader, until)
         except Exception:  # of the generator itself: it has to be mended, and the others are run all the same
@@ -248,20 +252,22 @@ def _item(
         if until is not None and not done & 15 and time.monotonic() > until:
             break
         case = case_of_work(work, target, seed)
+        if _peak_mib() > base:  # what it took to make the case is none of the reader's
+            base = _forgotten_peak_mib()
         now = time.process_time()
-        _AT.pack_into(shared, 0, item, seed, now)
+        _AT.pack_into(shared, 0, item, seed, now, taken, now - began)
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
         wrong = one(target, case)
         signal.setitimer(signal.ITIMER_PROF, 0)
         done += 1
         if (peak := _peak_mib()) > base + reader.most_mib:
             wrong = ("memory:over its bound", f"{peak - base} MiB, where {reader.most_mib} are allowed")
-            base = peak
+            base = _forgotten_peak_mib()
         if isinstance(wrong, bool):
             taken += wrong
         else:
             _note(work.reader, seed, case, wrong, seen, into)
-    _AT.pack_into(shared, 0, item, -1, time.process_time())
+    _AT.pack_into(shared, 0, item, -1, time.process_time(), 0, 0.0)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     shutil.rmtree(folder, ignore_errors=True)
     _tell(
@@ -271,6 +277,13 @@ def _item(
         taken=done if target.refuses_all else taken,
         cpu_s=time.process_time() - began,
     )
+
+
+def _few_arenas() -> None:
+    """glibc reserves 64 MiB of address space for each thread that allocates, and libraries start one a core: on 16 of
+    them that is all a case may have. Then no thread can be started, and Rust aborts where an allocation fails."""
+    with suppress(OSError, AttributeError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _warm(target: Target, reader: Reader) -> Iterator[Any]:
@@ -295,6 +308,13 @@ def _too_long(signum: int, frame: FrameType | None) -> None:
 
 def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+def _forgotten_peak_mib() -> int:
+    """From here on the peak is of what comes (5: Documentation/filesystems/proc.rst)."""
+    with suppress(OSError), open("/proc/self/clear_refs", "wb") as file:
+        file.write(b"5")
+    return _peak_mib()
 
 
 def _size_mib() -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from tests.fuzz import every, run
+from tests.fuzz import every, json_values, run
+from tests.fuzz.__main__ import _shared_out, turns
 from tests.fuzz.reader import READERS, Finding, Reader, Target, dump, load, objection
 from tests.fuzz.run import Work, case_of
 
@@ -32,7 +36,7 @@ def _read(case: int) -> None:
             while True:
                 pass
         case 5:
-            bytearray(b"x" * (200 << 20))
+            b"x" * (120 << 20)
         case 6:
             raise Refused("this is a defect")
         case 7:
@@ -41,6 +45,22 @@ def _read(case: int) -> None:
             raise BaseException("a panic")  # as those of Rust libraries are
         case 9:
             sum(range(10**13))  # never comes back to Python
+        case 11:
+            _threads(32)
+
+
+def _threads(count: int) -> None:
+    over = threading.Event()
+    for _ in range(count):
+        # Looking up a name takes memory of the C library's, which each thread has its own of.
+        threading.Thread(target=lambda: (socket.getaddrinfo("127.0.0.1", 80), over.wait()), daemon=True).start()
+    over.set()
+
+
+def _make(case: int) -> int:
+    if case == 10:
+        b"x" * (120 << 20)
+    return case
 
 
 @pytest.fixture
@@ -50,7 +70,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., run.Ran]]:
 
     def runs(cases: list[int], isolated: bool = False) -> run.Ran:
         made = iter([0, 0, 0, *cases])  # three to warm up
-        target = Target(lambda rng: next(made), _read, (Refused,))
+        target = Target(lambda rng: _make(next(made)), _read, (Refused,))
         READERS["of a test"] = Reader("of a test", lambda folder: target, 1, 1, 100, isolated)
         return run.run([Work("of a test", 0, len(cases))])
 
@@ -80,6 +100,36 @@ def test_a_reader_that_dies_is_a_finding_and_the_rest_is_run(reader: Callable[..
     assert {found.place for found in ran.found.values()} >= {"process:died of SIGSEGV"}
     assert ran.found["of a test", "process:died of SIGSEGV"].seed == 1
     assert ran.cases == {"of a test": 4}
+
+
+def test_what_was_taken_before_a_death_is_counted(reader: Callable[..., run.Ran]) -> None:
+    assert reader([0, 1, 0, 3]).taken == {"of a test": 2}
+
+
+def test_memory_for_making_a_case_is_not_its_readers(reader: Callable[..., run.Ran]) -> None:
+    assert not reader([10, 0]).found
+    assert reader([10, 5]).found  # and hides nothing of it
+
+
+def test_the_slowest_readers_begin_first_and_alone() -> None:
+    works = _shared_out(list(READERS), 10_000_000, 7)
+    first = [turn[0].reader for turn in turns(works, 15)]
+    assert READERS[first[0]].share == min(one.share for one in READERS.values())
+    assert all(len(turn) == 1 for turn in turns(works, 15) if READERS[turn[0].reader].share < 100)
+    assert sorted(map(repr, works)) == sorted(repr(work) for turn in turns(works, 15) for work in turn)
+    begun = [work for turn in turns(works, 1) for work in turn]
+    assert {work.reader for work in begun[: len(READERS)]} == READERS.keys()  # with --minutes each gets its turn
+
+
+def test_no_case_is_beyond_all_memory() -> None:
+    value: Any = "x" * 5000
+    for change in (json_values._many, json_values._much_longer) * 3:
+        value = change(Random(1), {"a": value} if change is json_values._many else [value])
+    assert 1 << 20 < len(json_values.encoded(value)) < 5 * json_values.MOST_BYTES
+
+
+def test_threads_of_a_library_take_nothing_of_a_cases_memory(reader: Callable[..., run.Ran]) -> None:
+    assert not reader([11]).found
 
 
 def test_one_that_never_comes_back_is_ended(reader: Callable[..., run.Ran]) -> None:

@@ -106,6 +106,14 @@ def test_nobody_waits_or_the_format_is_another_one() -> None:
     assert sentence({0: {"groups": {"0": {"ranks": ["x"]}}}, 1: {"groups": 3}, 2: {}}) == ""
 
 
+def test_a_rank_that_no_run_has_takes_no_memory() -> None:
+    """4 billion and 2^40 fit into 64 bits; a list of all ranks up to there does not fit into a machine."""
+    said = flight(entry("0", 5, "started"))
+    for last, told in (((1 << 20) + 1, False), (1 << 32, False), (1 << 40, False), (1 << 20, True)):
+        said["groups"]["0"]["ranks"] = [0, 1, last]
+        assert ("ranks 0, 1 and 1048576" in sentence({0: said})) == told
+
+
 def test_a_record_is_cut_down_to_the_newest_of_each_group() -> None:
     many = [entry("0", n, "completed") for n in range(2000)] + [entry("3", 1, "started")]
     found = flight(*many, g3="[0, 1]")

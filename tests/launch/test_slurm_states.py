@@ -123,3 +123,10 @@ def test_node_lists_are_unfolded() -> None:
     assert expand("rack[1-2]n[09-10]") == ("rack1n09", "rack1n10", "rack2n09", "rack2n10")
     assert expand("n[1-3,0") == ()
     assert expand("") == ()
+
+
+def test_only_the_nodes_of_a_job_that_is_asked_for_are_written_out() -> None:
+    """squeue --me lists thousands of jobs; each list of nodes may be long."""
+    others = "9|FAILED|2:0|Unknown|Unknown|n[1-99999]\n" * 1000
+    assert {one.listed for one in parse_sacct(others)} == {"n[1-99999]"}
+    assert len(state("9", next(iter(parse_sacct(others))), None).nodes) == 99_999

@@ -177,6 +177,9 @@ def test_overrides_are_parted_from_a_verbs_own_arguments() -> None:
     assert split_overrides(["--train.schedule.min_ratio", "-1"]) == ([], ["train.schedule.min_ratio=-1"])
     with pytest.raises(UsageError, match=r"`--train\.steps` on the command line needs a value"):
         split_overrides(["--train.steps", "--json"])
+    with pytest.raises(UsageError, match="needs a value") as caught:
+        split_overrides(["--train." + "x" * 9000])
+    assert len(str(caught.value)) < 500
 
 
 def test_the_shape_comes_from_the_config_of_the_weights() -> None:

@@ -14,6 +14,7 @@ import pytest
 from shoal.errors import SetupError, UsageError
 from shoal.masking import mask, mask_arguments
 from shoal.track.journal import Journal, read, records
+from shoal.track.record import parse
 from shoal.track.rundir import RunDir, find_run, runs_in
 from shoal.track.tail import head, is_closed, newest_session_offset, tail
 from tests.patience import limit
@@ -214,3 +215,16 @@ def test_a_run_is_found_by_name_and_by_path_and_a_typo_gets_a_hint(tmp_path: Pat
         find_run("tiny-lama", tmp_path)
     with pytest.raises(UsageError, match="there are no runs there yet"):
         find_run("x", tmp_path / "elsewhere")
+
+
+def test_a_record_is_nested_no_deeper_than_a_view_can_show() -> None:
+    """`report --json` writes it again, with an indent, and goes less deep than the parser of a newer Python."""
+    deep = [b'{"kind": "failure", "t": 1.0, "exit_code": %b%b}' % (b"[" * n, b"]" * n) for n in (60, 64, 900)]
+    assert [parse(line) is None for line in deep] == [False, True, True]
+    assert parse(b'{"kind": "failure", "t": 1.0, "evidence": "%b"}' % (b"[" * 900)) is not None
+
+
+@pytest.mark.parametrize("said", [{"params": "x"}, {"params": -1}, {"mesh": 3}])
+def test_what_a_start_says_of_its_model_has_its_type(said: dict[str, object]) -> None:
+    assert parse(json.dumps({"kind": "start", "t": 1.0, "params": 5, "mesh": {"dp": 2}}).encode()) is not None
+    assert parse(json.dumps({"kind": "start", "t": 1.0, **said}).encode()) is None

@@ -14,7 +14,7 @@ from typing import Any
 from shoal.checkpoint.blocks import DIGEST_BYTES, File, file_of
 from shoal.checkpoint.grids import Cut, Dims, Grid
 from shoal.checkpoint.rows import ITEM_BYTES, Entry, Layout
-from shoal.values import MOST_PARTS, BadValue, fields_of, items, short, whole
+from shoal.values import MOST_ITEMS, BadValue, fields_of, items, short, whole
 
 MOST = 1 << 53  # of any number in them
 MOST_DIMS = 64
@@ -48,7 +48,7 @@ def layout_from(fields: dict[str, Any], world: int) -> Layout:
     """`ValueError`, or what indexing raises, where it cannot be."""
     if not 0 < world <= MOST_RANKS:
         raise BadValue(f"a world of {world} ranks")
-    grids = [_grid_from(grid, world) for grid in items(fields["grids"], MOST_PARTS)]
+    grids = [_grid_from(grid, world) for grid in items(fields["grids"], MOST_ITEMS)]
     tensors = {name: _entry_from(entry, grids) for name, entry in fields_of(fields["tensors"]).items()}
     block_bytes = _whole(fields["block_bytes"], 1)
     if block_bytes % ALIGNED:
@@ -124,7 +124,7 @@ def _entry_from(fields: dict[str, Any], grids: Sequence[Grid]) -> Entry:
         return Entry(dtype, shape, grid)
     if grid is None or len(grid.ranks) != 1:
         raise BadValue("a tensor in boxes of its own that are not all in one file")
-    listed = tuple((_dims(offset), _dims(size)) for offset, size in items(boxes, MOST_PARTS))
+    listed = tuple((_dims(offset), _dims(size)) for offset, size in items(boxes, MOST_ITEMS))
     return Entry(dtype, shape, grid, listed)
 
 

@@ -36,6 +36,7 @@ from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.rows import Slice
 from shoal.checkpoint.store import Store
 from shoal.errors import CheckpointError, ShoalError, TransientError
+from shoal.values import shown
 
 # The first word of what travels between ranks: which error all of them raise. A rank that has lost the network must not
 # make the others believe that the checkpoint is bad, nor that a retry is useless.
@@ -222,7 +223,7 @@ def _check_names(found: Found, tensors: Mapping[str, torch.Tensor], unwanted: li
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{name}'" for name in names[:3]) + more
+    return ", ".join(f"'{shown(name)}'" for name in names[:3]) + more
 
 
 def _fill(found: Found, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from shoal.checkpoint.blocks import DIGEST_BYTES, File
 from shoal.checkpoint.faulty import Corrupt
 from shoal.checkpoint.grids import Dims, tiles
 from shoal.checkpoint.rows import ITEM_BYTES, Entry, Layout, Listed, Slice
-from shoal.values import MOST_PARTS, below, each, fields_of, items, short, shown, whole
+from shoal.values import MOST_ITEMS, below, each, fields_of, items, short, shown, whole
 
 MOST_DIMS = 64
 
@@ -28,7 +28,7 @@ def tables_of(fields: dict[str, Any]) -> tuple[dict[str, File], Layout, Listed]:
         if entry.dtype not in ITEM_BYTES:
             raise Corrupt(f"tensor '{shown(name)}' has the unknown dtype {shown(entry.dtype)}")
         rows = []
-        for row in items(about["slices"], MOST_PARTS):
+        for row in items(about["slices"], MOST_ITEMS):
             offset, shape = _dims(row["offset"]), _dims(row["shape"])
             s = Slice(below(row["file"]), short(row["key"]), offset, shape, whole(row["at"]))
             count = math.prod(s.shape) * entry.item_bytes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import values
 from shoal.data.tokenizer_classes import BACKEND, class_of
-from shoal.data.tokenizer_library import MOST_BYTES, asking_quietly, bound_ids, bounded, build
+from shoal.data.tokenizer_library import MOST_BYTES, MOST_TOKENS, asking_quietly, bound_ids, bounded, build
 from shoal.data.tokenizer_rebuild import REBUILT, Rebuilt, setting
 from shoal.data.tokenizer_tokens import Tokens, gathered
 from shoal.errors import DataError
@@ -132,7 +132,7 @@ def text_of(raw: bytes, where: str) -> str:
 def spec_of(content: str, where: str) -> dict[str, Any]:
     """What a tokenizer.json holds, within bounds."""
     try:
-        spec = values.read_object(content.encode(), huge=True)
+        spec = values.read_object(content.encode(), most_parts=MOST_TOKENS, huge=True, most_bytes=MOST_BYTES)
     except BadValue as e:
         raise DataError(f"{where} is no tokenizer that can be used ({e.reason}); give a tokenizer.json.") from None
     bounded(spec, where)

@@ -2,8 +2,9 @@
 
 The library is written in Rust. It raises bare `Exception` for most of what is wrong with a file; where it did not
 expect something it panics, which Python sees as a `BaseException` that no `except Exception` catches. It looks at no
-sizes, and cannot be interrupted. So counts are looked at here, and patterns that could take for ever are refused: a
-pattern is run on every text that is ever encoded.
+sizes, and cannot be interrupted; where the system gives it no memory it aborts the process, which nothing here can
+catch. So counts are looked at here, and patterns that could take for ever are refused: a pattern is run on every text
+that is ever encoded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.broken import first_line
 from shoal.errors import DataError, ShoalError
-from shoal.values import BadValue, inside, items, table, text
+from shoal.values import BadValue, inside, items, shown, table, text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -126,7 +127,7 @@ def _bound_steps(steps: list[Mapping[str, Any]]) -> None:
             with inside("pattern"):
                 text(said, MOST_PATTERN_CHARS)
                 if kind == "Regex" and (why := endless(said)) is not None:
-                    raise BadValue(f"'{said[:60]}' {why}")
+                    raise BadValue(f"'{shown(said)}' {why}")
         growth *= max(1, len(text(step.get("content") or "", MOST_PATTERN_CHARS)))
         if growth > MOST_GROWTH:
             raise BadValue(f"its steps may make a text more than {MOST_GROWTH:,} times as long")

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import SetupError
 from shoal.plain_file import read_object
-from shoal.values import BadValue, fields, items, real, table, text, whole
+from shoal.values import MOST_ITEMS, BadValue, fields, items, real, table, text, whole
 
 TOKEN_BYTES = 32
 MOST_TEXT, MOST_WHY, MOST_RANKS, MOST_SHARDS = 1024, 1 << 14, 1 << 16, 1 << 20
@@ -115,7 +115,7 @@ class Fence:
 
     def read(self, number: int) -> Epoch | None:
         try:
-            return Epoch.of(read_object(self._path(number), MOST_EPOCH))
+            return Epoch.of(read_object(self._path(number), MOST_EPOCH, MOST_ITEMS))
         except FileNotFoundError:
             return None
         except BadValue as e:

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import peers
-from shoal.values import read_json
+from shoal.fleet.epoch import MOST_EPOCH
+from shoal.values import MOST_ITEMS, read_json
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Inner:
         if self.speaks:
             data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         dist.broadcast(data, src=0)
-        return read_json(bytes(data.tolist()))
+        return read_json(bytes(data.tolist()), most_parts=MOST_ITEMS, most_bytes=MOST_EPOCH)
 
     def all(self, mine: bool) -> bool:
         return peers.total(int(mine)) == self.world

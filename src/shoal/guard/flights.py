@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def sentence(flights: Mapping[int, Flight]) -> str:
     for rank, flight in sorted(flights.items()):
         with suppress(BadValue):  # another version's format, or damage
             for name, about in values.field(flight, "groups", values.by_name(values.fields_of)).items():
-                key = name, tuple(values.field(about, "ranks", values.each(values.whole, MOST_RANKS)))
+                key = name, tuple(values.field(about, "ranks", values.each(_rank, MOST_RANKS)))
                 axes[key] = values.field(about, "axis", values.maybe(values.short)) or name
                 if not key[1]:
                     raise BadValue("a group of nobody")
@@ -85,6 +86,10 @@ def sentence(flights: Mapping[int, Flight]) -> str:
     waiting = {rank for group in stands.values() for rank, stand in group.items() if stand.state != "completed"}
     told = [_of_group(key[1], axes[key], group, flights.keys(), waiting) for key, group in stands.items()]
     return max((one for one in told if one is not None), default=(0, 0, ""))[2]
+
+
+def _rank(said: object) -> int:
+    return values.whole(said, MOST_RANKS)
 
 
 def _stand(collectives: Sequence[Mapping[str, Any]]) -> _Stand | None:
@@ -125,7 +130,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0 to 7`, `ranks 0, 4 and 12`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+    if len(ranks) > 2 and all(after == rank + 1 for rank, after in pairwise(ranks)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -30,6 +30,7 @@ from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.track.tail import tail
 
+MOST_BYTES = 64 << 20  # of its file: 100,000 runs
 LOOK_EVERY_S = {"local": 0.5}
 LOOK_EVERY_ELSE_S = 10.0
 
@@ -83,7 +84,7 @@ class Sweep:
     def read(cls, name: str, workspace: Path) -> Sweep:
         file = file_of(name, workspace)
         try:
-            told = values.read_object(read_plain(file, 1 << 26))
+            told = values.read_object(read_plain(file, MOST_BYTES), most_bytes=MOST_BYTES)
             points = values.field(told, "points", values.by_name(values.each(values.short)))
             if name != told.get("name"):
                 raise values.BadValue(f"it is of another sweep than '{name}'", "name")

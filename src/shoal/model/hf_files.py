@@ -119,7 +119,7 @@ def _files(folder: Path) -> tuple[str, dict[str, str]]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         with inside("weight_map"):
-            where = table(read_object(index, _MOST_INDEX_BYTES).get("weight_map"), _MOST_TENSORS)
+            where = table(read_object(index, _MOST_INDEX_BYTES, _MOST_TENSORS).get("weight_map"), _MOST_TENSORS)
             names = {tensor: text(name, _MOST_NAME) for tensor, name in where.items()}
     except OSError as e:
         raise DataError(f"{index} cannot be read ({e.strerror or e}): get the model again.") from None

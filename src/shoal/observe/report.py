@@ -274,11 +274,13 @@ def _identity(run_dir: RunDir, found: History) -> str:
     """What ran, in one line: enough to tell two reports apart."""
     start, parts = found.start, []
     if start:
-        mesh = mesh if isinstance(mesh := start.get("mesh"), dict) else {}
+        mesh = start.get("mesh", {})
         axes = [f"{name} {mesh[name]}" for name in AXES if mesh.get(name, 1) not in (1, "auto", None)]
         ways = [mesh.get(name) for name in ("schedule", "cp_method", "recompute")]
         ways += ["reduce micro_batch"] if mesh.get("reduce") == "micro_batch" else []
-        layout = ", ".join([" x ".join(axes)] * bool(axes) + [way for way in ways if way not in ("auto", "none", None)])
+        layout = ", ".join(
+            [" x ".join(axes)] * bool(axes) + [str(way) for way in ways if way not in ("auto", "none", None)]
+        )
         processes = int(start.get("world", 1))
         parts.append(f"{words.count(start.get('params') or 0)} parameters")
         where = f"{processes} process{'es' if processes > 1 else ''} on {start.get('device')}"

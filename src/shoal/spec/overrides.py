@@ -41,7 +41,8 @@ def split_overrides(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[list[
         elif option:
             value = next(waiting, None)
             if value is None or value.startswith("--"):
-                raise UsageError(f"`{argument}` on the command line needs a value, as in `{argument} VALUE`.")
+                said = _shown(argument)
+                raise UsageError(f"`{said}` on the command line needs a value, as in `{said} VALUE`.")
             found.append(f"{option[1]}={value}")
         elif _ASSIGNMENT.match(argument):
             found.append(argument)
@@ -63,9 +64,13 @@ def apply(overrides: Sequence[str], below: Layer, folder: str) -> Layer:
     return below
 
 
+def _shown(argument: str) -> str:
+    said = mask(argument)  # errors end up in logs, secrets must not
+    return said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}…"
+
+
 def _apply_one(text: str, below: Layer, folder: str) -> Layer:
-    said = mask(text)  # errors end up in logs, secrets must not
-    where = f"`{said if len(said) <= MOST_SHOWN else said[:MOST_SHOWN] + '…'}` on the command line"
+    where = f"`{_shown(text)}` on the command line"
     left, equals, right = text.partition("=")
     if not equals or not left:
         raise SpecError(f"{where}: an override is NAME=VALUE, such as train.steps=100.")

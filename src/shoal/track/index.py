@@ -194,7 +194,7 @@ class _File:
         text = os.pread(self.fd, length, at)
         if _framed(text) != frame:
             return None
-        header = values.read_object(text)
+        header = values.read_object(text, most_parts=values.MOST_ITEMS, most_bytes=_MOST_HEADER_BYTES)
         return (header, at + length) if 0 <= _whole(header, "payload") <= size - at - length else None
 
     def _block(self, header: dict[str, Any], at: int, journal: _File) -> Block:

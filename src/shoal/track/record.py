@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.values import look_at_depth
+
 Record = dict[str, Any]
 Check = Callable[[Any], bool]
 
@@ -71,6 +73,10 @@ def _counts(value: Any) -> bool:
 
 def _reals(value: Any) -> bool:
     return type(value) is list and bool(value) and all(map(_real, value))
+
+
+def _named(value: Any) -> bool:
+    return type(value) is dict
 
 
 def _named_reals(value: Any) -> bool:
@@ -144,6 +150,8 @@ _SHAPES = {
             "moved_bytes": _maybe(_real),
             "peak_bandwidth": _maybe(_real),
             "sharing": _text,
+            "params": _maybe(_count),
+            "mesh": _named,
             "resumed_from": _maybe(_count),
         },
     ),
@@ -227,6 +235,7 @@ def parse(line: bytes) -> Record | None:
 
 def _loads(line: bytes) -> Any:
     """As `json.loads`, without its search for an encoding where the line begins as ours do."""
+    look_at_depth(line)
     if not line.startswith(b'{"'):
         return json.loads(line)
     text = line.decode("utf-8", "surrogatepass")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.values import BadValue, read_object, text
+from shoal.values import MOST_ITEMS, BadValue, read_object, text
 
 Message = dict[str, Any]
 CONNECT_S = 30.0
@@ -78,7 +78,7 @@ class Link:
         """A line that is no message ends it as its end would: what comes after it cannot be trusted."""
         with contextlib.suppress(OSError, BadValue), self._sock.makefile("rb") as lines:
             while line := lines.readline(MOST_LINE):
-                message = read_object(line)
+                message = read_object(line, most_parts=MOST_ITEMS, most_bytes=MOST_LINE)
                 text(message.get("kind"), 64)
                 self._heard.put(message)
         self._heard.put(None)

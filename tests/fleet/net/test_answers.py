@@ -94,7 +94,7 @@ def test_one_kind_of_bad_answers_does_not_keep_others_from_being_asked() -> None
 
 @pytest.mark.parametrize(
     "read",
-    [read_offered, read_shown, read_told, read_place, lambda answer: read_history(answer.body, 100)],
+    [read_offered, read_shown, read_told, read_place, lambda answer: read_history(answer.body, 100, 1 << 20)],
     ids=["snapshots", "blob", "roster", "punch", "chain"],
 )
 def test_every_reader_takes_nonsense_for_what_it_is(read) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from shoal.fleet.swarm import chain as of_chain
 from shoal.fleet.swarm.chain import Chain
 from shoal.fleet.swarm.record import Certified, Kind, Record
 
@@ -58,3 +63,16 @@ def test_two_long_branches_learn_each_other_and_what_is_new_in_them_in_one_answe
     assert a.common(a.head.hash, b.head.hash).round == 40
     grow(a, 5, by="b" * 64)
     assert learn(a, b) == 1
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before it is kept; the rest is learned from the others again."""
+    file = tmp_path / "chain.jsonl"
+    first = Chain(SWARM, START, lambda *_: True, file)
+    grow(first, 3)
+    whole = file.read_bytes()
+    monkeypatch.setattr(of_chain, "MOST_BYTES", 2000)
+    with open(file, "ab") as f:
+        f.write(b"[" * 5000 + b"\n" + whole.splitlines(keepends=True)[-1])
+    assert Chain(SWARM, START, lambda *_: True, file).head == first.head
+    assert file.read_bytes() == whole

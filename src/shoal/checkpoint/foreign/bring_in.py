@@ -32,6 +32,7 @@ from shoal.errors import CheckpointError, UsageError
 from shoal.spec.hf_folder import model_of_folder, notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
+from shoal.values import shown
 
 KIND = "a Hugging Face folder"
 _MOST_VALUES_BYTES = 64 << 10  # of what is no tensor; more than that is no setting but data
@@ -149,7 +150,7 @@ def _plain_values(dcp: Dcp) -> tuple[dict[str, Any], list[str]]:
     if not lost:
         return values, []
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    return values, [f"left out, as no plain values: {', '.join(lost[:3])}{more}."]
+    return values, [f"left out, as no plain values: {', '.join(map(shown, lost[:3]))}{more}."]
 
 
 def _with_vocabulary(model: Model | None, tensors: Mapping[str, Incoming]) -> Model | None:

@@ -17,6 +17,7 @@ from shoal.checkpoint.foreign.incoming import Incoming, half_split, narrowed, st
 from shoal.errors import DataError, UsageError
 from shoal.model.hf_names import is_stacked, pieces, stacked_pieces
 from shoal.spec.shape import Shape
+from shoal.values import shown
 
 Tensors = Mapping[str, Incoming]
 
@@ -135,7 +136,7 @@ def _step(groups: dict[str, dict[str, Incoming]]) -> int | None:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
+    return f"{', '.join(map(shown, names[:3]))}{more}"
 
 
 def _of_transformers(tensors: Tensors, shape: Shape) -> dict[str, Incoming]:

@@ -10,7 +10,8 @@ from typing import Any
 from shoal.fleet.swarm.messages import read_acked, read_votes
 from shoal.fleet.swarm.record import Record
 from shoal.fleet.swarm.terms import Agreed, shown
-from shoal.values import BadValue, read_json, table, whole
+from shoal.plain_file import read_plain
+from shoal.values import MOST_BYTES, BadValue, read_json, table, whole
 
 
 def write(file: Path, head: str, agreed: Agreed) -> None:
@@ -28,7 +29,7 @@ def read(file: Path, head: str) -> Agreed:
     """What it says of this head. Nothing of it is taken on trust: the file of an earlier version may hold a term that
     one liar has made up, and the votes show whether most members stand behind it."""
     try:
-        said = table(read_json(file.read_bytes()), 16)
+        said = table(read_json(read_plain(file, MOST_BYTES)), 16)
         if said.get("head") != head:
             return Agreed()
         return Agreed(whole(said.get("term")), _votes(said), _one(said.get("acked")), _one(said.get("proposed")))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.swarm.record import BadRecord, Certified, Record, ack_text
-from shoal.values import BadValue, read_object
+from shoal.values import MOST_BYTES, BadValue, read_object
 from shoal.values import name as name_of
 
 Verify = Callable[[PeerId, bytes, str], bool]  # (peer, text, signature)
@@ -176,7 +176,7 @@ class Chain:
         """Our own words, but a disk may have lost the end of them: what does not fit is as if it were not there."""
         good = 0
         with open(file, "rb") as f:
-            for raw in f:
+            while raw := f.readline(MOST_BYTES):
                 if not raw.endswith(b"\n"):
                     break
                 with contextlib.suppress(BadValue):

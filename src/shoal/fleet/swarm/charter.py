@@ -28,6 +28,7 @@ from shoal.fleet.swarm import proposal
 from shoal.fleet.swarm.blob_folder import MOST_MANIFEST
 from shoal.fleet.swarm.invite import plain
 from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
+from shoal.plain_file import read_plain
 from shoal.spec import Run, dump, load
 from shoal.spec.balancing import with_balancing
 from shoal.spec.drivers import refusals
@@ -125,9 +126,11 @@ class Charter:
     @classmethod
     def load(cls, file: Path) -> Charter:
         try:
-            data = file.read_bytes()
+            data = read_plain(file, MOST_CHARTER)
         except FileNotFoundError:
             raise UsageError(f"this run is in no swarm: there is no {file}.") from None
+        except OSError as e:  # NotPlain
+            raise SetupError(f"the swarm's charter cannot be read ({e}); join again with an invitation.") from None
         return cls.of(data, hashlib.sha256(data).hexdigest())
 
     def local(self, file: Path, at: Mapping[str, Where], overrides: list[str]) -> Run:

@@ -253,7 +253,7 @@ def read_told(answer: Message) -> Told:
 def read_news(body: bytes | memoryview) -> News:
     if not len(body):
         return News()
-    s = read_object(body)
+    s = read_object(body, most_bytes=MOST_BODY)
     return News(
         entries=_objects(s.get("entries"), MOST_ENTRIES),
         revocations=_objects(s.get("revocations"), MOST_REVOKED),

@@ -24,7 +24,7 @@ from shoal.fleet.net.api import Address, PeerId
 from shoal.fleet.net.identity import KEY_BYTES, Identity, is_peer
 from shoal.fleet.swarm.signed import Forged, Object, check, decode64, encode64, sign
 from shoal.masking import INVITATION
-from shoal.values import items, name, read_json, table, whole
+from shoal.values import items, name, read_json, shown, table, whole
 from shoal.values import text as text_of
 
 PREFIX = INVITATION
@@ -157,7 +157,7 @@ class Invitation:
         """Of what a person pasted; line breaks and blanks in it do no harm."""
         text = "".join(text.split())
         if not text.startswith(PREFIX):
-            raise UsageError(f"'{text[:24]}' is no invitation: it is one line that begins with {PREFIX}.")
+            raise UsageError(f"'{shown(text[:24])}' is no invitation: it is one line that begins with {PREFIX}.")
         wrong = UsageError("the invitation is damaged (cut off, or a letter has changed); copy the whole line again.")
         if len(text) > MOST_TEXT:
             raise wrong

@@ -18,6 +18,7 @@ from shoal.fleet.swarm.terms import MOST_TERM, Vote
 from shoal.values import MOST_REAL, BadValue, flag, items, name, read_json, real, table, text, whole
 
 MOST_LINKS = 1000
+MOST_IN_HISTORY = 2_000_000  # values of one answer: a record has one in 40 bytes, or in 8 where samples are in pieces
 MOST_LOCATOR = 2 * LOCATOR + 16
 MOST_ROUND = 1 << 40
 MOST_LIFE = 1 << 40
@@ -254,7 +255,7 @@ def read(kind: str, body: bytes | memoryview) -> Any:
     return _READ[kind](table(read_json(body) if len(body) else {}, 1 << 12))
 
 
-def read_history(body: bytes | memoryview, most: int) -> History:
-    s = table(read_json(body), 64)
+def read_history(body: bytes | memoryview, most: int, most_bytes: int) -> History:
+    s = table(read_json(body, most_parts=MOST_IN_HISTORY, most_bytes=most_bytes), 64)
     records = [Certified.of(one) for one in items(s.get("records"), most)]
     return History(name(s.get("head")), records, len(body))

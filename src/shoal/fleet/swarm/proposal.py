@@ -21,6 +21,7 @@ from shoal.spec.names import Path, dotted, known_part, lookup
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
+from shoal.values import shown
 
 Range = tuple[float, float]
 WORD: Range = (0, 0)  # true, false, or one of a list of words
@@ -243,7 +244,7 @@ def _in_range(name: str, value: Any, range: Range, places: Container[str]) -> No
     for number in value if isinstance(value, list) else [value]:
         # Compared as they are: a whole number of 400 digits is no float.
         if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
-            raise Unfit(f"{name} is {str(value)[:40]}, and must be from {least:g} to {most:g}")
+            raise Unfit(f"{name} is {shown(value)}, and must be from {least:g} to {most:g}")
 
 
 def _bounded(run: Run, vocabulary: int = 1) -> None:

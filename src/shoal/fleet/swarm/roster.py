@@ -32,7 +32,7 @@ from shoal.values import name as name_of
 FORMAT = 1
 MOST_ENTRIES = 2000
 MOST_REVOKED = 4000
-MOST_FILE, MOST_FIELDS = 256 << 20, 64
+MOST_FILE, MOST_FIELDS = 64 << 20, 64  # a thousand members and a hundred revocations have 15 MB
 MOST_TOLD = 60
 
 

@@ -257,4 +257,4 @@ class Talk:
 
 
 def _history(answer: Message) -> History:
-    return read_history(answer.body, RECORDS)
+    return read_history(answer.body, RECORDS, MOST_ANSWER)

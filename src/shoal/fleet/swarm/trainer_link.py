@@ -15,9 +15,9 @@ from typing import Any
 
 from shoal.fleet.net.tasks import Tasks
 from shoal.fleet.swarm.trainer_words import Word, read
-from shoal.values import BadValue
+from shoal.values import MOST_BYTES, BadValue
 
-LINE_BYTES = 64 << 20
+LINE_BYTES = MOST_BYTES
 LEAVE_S = 60.0  # a trainer that was told to stop has so long
 
 Said = dict[str, Any]

@@ -13,7 +13,7 @@ from shoal.launch.kubernetes.names import Manifest
 from shoal.values import BadValue, fields_of, read_object, whole
 
 MOST_TEXT = 64 << 10  # of a message
-MOST_PARTS = 1 << 26  # 100,000 pods
+MOST_PARTS, MOST_BYTES = 1 << 26, 1 << 30  # 100,000 pods
 MOST_WHOLE = 1 << 31
 _MISSING = object()
 _NAMED: dict[str, Any] = {"": str}  # an object whose keys are of others' choice
@@ -65,7 +65,7 @@ def thing(said: object) -> Manifest:
 
 def answer(printed: str) -> Manifest:
     """The object that kubectl printed; BadValue where it is none."""
-    return read_object(printed.encode(errors="replace"), most_parts=MOST_PARTS)
+    return read_object(printed.encode(errors="replace"), most_parts=MOST_PARTS, most_bytes=MOST_BYTES)
 
 
 def listed(printed: str) -> list[Manifest]:

@@ -8,28 +8,44 @@ from math import prod
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 MOST = 100_000  # names; a malformed range must not fill the memory
+MOST_LETTERS = 255  # of a name, its ranges folded: no system has a longer name of a host
+
+Ranges = list[tuple[int, int, int]]  # first, last, digits
 
 
 def expand(folded: str) -> tuple[str, ...]:
-    """Empty for what cannot be read, such as a list that was cut off."""
+    """Empty for what cannot be read, such as a list that was cut off. Names are counted before any is made."""
     if folded.count("[") != folded.count("]"):
         return ()
-    names: list[str] = []
+    listed: list[list[Ranges | str]] = []
+    count = 0
     for one in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", folded):
         parts = re.split(r"\[([^\]]*)\]", one)  # text, ranges, text, ranges, … text
-        choices = [[part] if i % 2 == 0 else _range(part) for i, part in enumerate(parts)]
-        if len(names) + prod(map(len, choices)) > MOST:  # before they are made
+        choices = [part if i % 2 == 0 else _ranges(part) for i, part in enumerate(parts)]
+        count += prod(map(_count, choices))
+        if count > MOST or not all(map(_count, choices)) or sum(map(len, parts[::2])) > MOST_LETTERS:
             return ()
-        names += ["".join(chosen) for chosen in product(*choices)]
-    return tuple(names)
+        listed.append(choices)
+    return tuple("".join(chosen) for choices in listed for chosen in product(*map(_written, choices)))
 
 
-def _range(text: str) -> list[str]:
-    found: list[str] = []
+def _ranges(text: str) -> Ranges:
+    """Empty where one of them is none."""
+    found: Ranges = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not dash:
-            found.append(first)
-        elif _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last) and int(last) - int(first) < MOST - len(found):
-            found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+        last = last if dash else first
+        if not _NUMBER.fullmatch(first) or not _NUMBER.fullmatch(last) or int(first) > int(last):
+            return []
+        found.append((int(first), int(last), len(first)))
     return found
+
+
+def _count(choice: Ranges | str) -> int:
+    return 1 if isinstance(choice, str) else sum(last - first + 1 for first, last, _ in choice)
+
+
+def _written(choice: Ranges | str) -> list[str]:
+    if isinstance(choice, str):
+        return [choice]
+    return [str(n).zfill(digits) for first, last, digits in choice for n in range(first, last + 1)]

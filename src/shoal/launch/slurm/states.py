@@ -35,7 +35,7 @@ class Said:
     state: str
     reason: str = "None"
     restarts: int = 0
-    nodes: tuple[str, ...] = ()
+    listed: str = ""  # its nodes, folded: only those of our own jobs are ever written out
     start: float | None = None
     end: float | None = None
     code: int | None = None
@@ -94,7 +94,7 @@ def parse_squeue(text: str) -> Iterable[Said]:
         left, signal = _exit(code)
         yield Said(
             id_, state, reason or "None", int(restarts) if restarts.isdecimal() and len(restarts) < 10 else 0,
-            expand(nodes) if whole else (), _time(start), _time(end), left, signal,
+            nodes if whole else "", _time(start), _time(end), left, signal,
         )  # fmt: skip
 
 
@@ -106,8 +106,10 @@ def parse_sacct(text: str) -> Iterable[Said]:
         id_, state, code, start, end, nodes = fields
         state, _, by = state.partition(" by ")
         left, signal = _exit(code)
-        listed = () if nodes == "None assigned" else expand(nodes)
-        yield Said(id_, state, nodes=listed, start=_time(start), end=_time(end), code=left, signal=signal, by=_user(by))
+        listed = "" if nodes == "None assigned" else nodes
+        yield Said(
+            id_, state, listed=listed, start=_time(start), end=_time(end), code=left, signal=signal, by=_user(by)
+        )
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
@@ -136,17 +138,18 @@ def _user(number: str) -> str | None:
 def state(job: str, said: Said | None, noted: Notes | None) -> State:
     if said is None:
         return _forgotten(job, noted)
-    phase, why = _words(said, noted)
+    nodes = expand(said.listed)
+    phase, why = _words(said, nodes, noted)
     over = phase in ("done", "failed", "stopped")
     return State(
-        phase, why, said.nodes, said.restarts,
+        phase, why, nodes, said.restarts,
         started=None if phase == "waiting" else said.start,
         ended=said.end if over else None,
         exit_code=said.code if over and (said.code or said.signal is None) else None,
     )  # fmt: skip
 
 
-def _words(said: Said, noted: Notes | None) -> tuple[Phase, str]:
+def _words(said: Said, nodes: tuple[str, ...], noted: Notes | None) -> tuple[Phase, str]:
     match said.state:
         case "PENDING" | "REQUEUED" | "REQUEUE_FED":
             return "waiting", _waits(said, noted)
@@ -157,7 +160,7 @@ def _words(said: Said, noted: Notes | None) -> tuple[Phase, str]:
         case "CONFIGURING":
             return "starting", "its nodes are being started"
         case "RUNNING" | "RESIZING" | "SIGNALING":
-            return "running", f"on {_some(said.nodes)}"
+            return "running", f"on {_some(nodes)}"
         case "COMPLETING" | "STAGE_OUT":
             return "running", "its processes are ending"
         case "COMPLETED":
@@ -168,7 +171,7 @@ def _words(said: Said, noted: Notes | None) -> tuple[Phase, str]:
             return "failed", _failed(said, noted)
         case "CANCELLED":
             return "stopped", f"cancelled by {said.by}" if said.by else "it was cancelled"
-    return ("failed", _ENDS[said.state].format(nodes=_some(said.nodes))) if said.state in _ENDS else (
+    return ("failed", _ENDS[said.state].format(nodes=_some(nodes))) if said.state in _ENDS else (
         "unknown", f"Slurm calls its state {said.state}; `scontrol show job {said.id}` tells more"
     )  # fmt: skip
 
