@@ -1,0 +1,41 @@
+"""Batches that are too small for so many devices: traffic that nothing hides, steps that are mostly starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.plan.explain import CALLED
+from shoal.plan.review.finding import WORTH, Finding, costing, percent
+from shoal.plan.review.subject import Subject
+
+# Parts that a larger batch spreads over more work.
+SPREAD = ("data", "host", "update", "islands")
+
+
+def small_batch(s: Subject) -> Iterator[Finding]:
+    batch, devices = s.run.train.batch, s.asked.devices
+    seen = {name: s.part(name) for name in SPREAD if s.part(name) >= WORTH / 2}
+    # The bubble of a pipeline has a rule of its own; a batch below the devices forces axes that nobody would choose.
+    if not seen and batch >= devices:
+        return
+    twice = s.best(run=s.with_batch(2 * batch))
+    if twice is None:
+        return
+    gain = 2 * s.found.seconds / twice.seconds - 1
+    severity = costing(gain)
+    if severity is None:
+        return
+    each = f"{batch / devices:.3g} window{'s' * (batch != devices)}"
+    parts = " and ".join(
+        f"{CALLED[name]} {percent(share)}" for name, share in sorted(seen.items(), key=lambda x: -x[1])
+    )
+    spent = f"; of a step, {parts} would be spread over more work" if parts else ""
+    yield Finding(
+        severity,
+        "small-batch",
+        ("train.batch",),
+        f"train.batch {batch:,} is {each} of {s.run.data.seq_len:,} tokens for each of {devices:,} "
+        f"devices{spent}. Twice the batch would train {percent(gain)} more tokens a second.",
+        f"train.batch {2 * batch:,}, as far as the loss allows it, or fewer devices.",
+        gain / (1 + gain),
+    )
