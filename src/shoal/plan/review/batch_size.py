@@ -9,14 +9,15 @@ from shoal.plan.review.finding import WORTH, Finding, costing, percent
 from shoal.plan.review.subject import Subject
 
 # Parts that a larger batch spreads over more work.
-SPREAD = ("data", "host", "update", "islands")
+SPREAD = ("data", "host", "update")
 
 
 def small_batch(s: Subject) -> Iterator[Finding]:
     batch, devices = s.run.train.batch, s.asked.devices
     seen = {name: s.part(name) for name in SPREAD if s.part(name) >= WORTH / 2}
-    # The bubble of a pipeline has a rule of its own; a batch below the devices forces axes that nobody would choose.
-    if not seen and batch >= devices:
+    # A batch below the devices forces axes that nobody would choose. Bubbles and islands have rules of their own.
+    elsewhere = max(s.part("pipeline"), s.part("islands"))
+    if (not seen and batch >= devices) or elsewhere > sum(seen.values()):
         return
     twice = s.best(run=s.with_batch(2 * batch))
     if twice is None:

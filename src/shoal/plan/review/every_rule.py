@@ -33,7 +33,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "pipeline stages": (stage_cut.uneven_stages, stage_cut.bubble, stage_cut.tied_over_stages),
     "links": (
         slow_links.tensor_over_nodes,
-        slow_links.sequence_over_nodes,
+        slow_links.sequence_traffic,
         slow_links.narrow_heads,
         slow_links.islands_apart,
     ),

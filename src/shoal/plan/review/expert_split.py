@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.observe.words import size
-from shoal.plan.explain import words
-from shoal.plan.review.finding import Finding, Severity, costing, percent
+from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
 from shoal.spec.mesh_rules import EXPERTS
 from shoal.spec.shape import Shape
@@ -24,9 +23,9 @@ def unsplit_experts(s: Subject) -> Iterator[Finding]:
     near = max(USUAL, round(e.count / USUAL) * USUAL)
     shape = _with(s.shape, count=near, top_k=min(e.top_k, near))
     other = s.best(shape=shape)
-    gain = s.gain_of_shape(shape, other) if other else 0.0
+    gain = max(0.0, s.gain_of_shape(shape, other)) if other else 0.0
     gathered = 2 * 3 * s.shape.dim * e.ffn_dim * e.count
-    instead = f" With {near} a step would do {percent(gain)} more." if other and gain > 0 else ""
+    instead = f" With {near} a step would do {percent(gain)} more." if gain > 0 else ""
     yield Finding(
         costing(gain) or Severity.NOTE,
         "unsplit-experts",
@@ -40,14 +39,12 @@ def unsplit_experts(s: Subject) -> Iterator[Finding]:
 
 def expert_traffic(s: Subject) -> Iterator[Finding]:
     e, ep, domain = s.shape.experts, s.sizes.ep, s.asked.machine.domain
-    share = s.part("experts")
-    severity = costing(share)
+    share, named = s.part("experts"), s.run.mesh.ep != "auto"
+    severity = traffic_costing(share, named)
     if e is None or ep == 1 or severity is None:
         return
-    other = s.opened("ep")
-    change = f"No mesh.ep is faster; model.experts.top_k {max(1, e.top_k // 2)} would send half."
-    if other and costing(s.gain(other)):
-        change = f"{words(other.layout, other.recompute)} is {percent(s.gain(other))} faster."
+    near = f"A mesh.ep of {domain} or less stays on fast links" if ep > domain else "A smaller mesh.ep sends less"
+    first = near if named else "No mesh.ep is faster"
     where = f"over the network (fast links join {domain})" if ep > domain else "inside a node"
     yield Finding(
         severity,
@@ -55,7 +52,7 @@ def expert_traffic(s: Subject) -> Iterator[Finding]:
         ("mesh.ep", "model.experts.top_k"),
         f"mesh.ep {ep} sends every token to its {e.top_k} experts and back {where}, forwards and backwards in every "
         f"layer, which takes {percent(share)} of a step.",
-        change,
+        f"{first}; model.experts.top_k {max(1, e.top_k // 2)} would send half.",
         share,
     )
 

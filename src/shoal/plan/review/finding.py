@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 # Of a step: a plan is off by a few percent, so less than the one is not said, and less than the other does not hurt.
-WORTH, HURTS = 0.02, 0.05
+WORTH, HURTS = 0.03, 0.05
 
 
 class Severity(IntEnum):
@@ -50,9 +50,19 @@ def costing(share: float) -> Severity | None:
     return Severity.HURTS if share >= HURTS else Severity.NOTE if share >= WORTH else None
 
 
+def traffic_costing(share: float, named: bool) -> Severity | None:
+    """The same of what an axis costs: where the planner chose it nothing is faster, so a little is not said."""
+    severity = costing(share)
+    return severity if named or severity is Severity.HURTS else None
+
+
 def order(finding: Finding) -> tuple[int, float]:
     """What hurts most comes first; what has no price comes after what has."""
     return finding.severity, -(finding.share or 0.0)
+
+
+def faster(gain: float) -> str:
+    return f"{percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f} times as fast"
 
 
 def percent(share: float) -> str:

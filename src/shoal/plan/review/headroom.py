@@ -8,10 +8,11 @@ from dataclasses import replace
 from shoal.observe.words import size
 from shoal.plan.memory import MODES
 from shoal.plan.review.finding import HURTS, Finding, Severity, costing, percent
+from shoal.plan.review.own_mesh import NAMES
 from shoal.plan.review.subject import Subject
 from shoal.plan.search import priced
 from shoal.spec.mesh import Layout, Sizes
-from shoal.spec.mesh_rules import AXES, CONTEXT, FIXED
+from shoal.spec.mesh_rules import CONTEXT, FIXED
 
 # Of the memory that may be filled: above the one activations dominate it, above the other nothing more fits in.
 DOMINATES, FULL = 0.5, 0.9
@@ -41,17 +42,18 @@ def needless_recompute(s: Subject) -> Iterator[Finding]:
 
 
 def dear_recompute(s: Subject) -> Iterator[Finding]:
-    share = s.part("recompute")
-    if share < HURTS or s.found.recompute == "none":
+    share, mode = s.part("recompute"), s.found.recompute
+    if share < HURTS:
         return
-    whole = priced(s.asked, s.layout, "none")
-    if whole.fits:
+    less = [priced(s.asked, s.layout, other) for other in MODES[: MODES.index(mode)]]
+    if s.run.mesh.recompute != "auto" and any(found.fits for found in less):
         return  # `needless_recompute` has said it
+    whole = less[0]
     yield Finding(
         Severity.HURTS,
         "dear-recompute",
         ("mesh.recompute", "data.seq_len", "mesh.micro_batch"),
-        f"Recomputing ({s.found.recompute}) takes {percent(share)} of a step, as keeping all activations would need "
+        f"Recomputing ({mode}) takes {percent(share)} of a step, as keeping all activations would need "
         f"{size(whole.memory.total)} a device, of {size(whole.budget)} that may be filled.",
         _more_room(s),
         share,
@@ -80,7 +82,7 @@ def nothing_left_to_drop(s: Subject) -> Iterator[Finding]:
 def _more_room(s: Subject) -> str:
     """The axes that divide activations, as far as they can go; a mesh that is open has them already."""
     shorter = f"data.seq_len {s.run.data.seq_len // 2:,}"
-    if all(getattr(s.run.mesh, name) == "auto" for name in (*AXES, "micro_batch")):
+    if all(getattr(s.run.mesh, name) == "auto" for name in NAMES):
         return f"No mesh is faster here: more devices, devices with more memory, or {shorter} leave more room."
     sizes, work = s.sizes, replace(s.asked.work, processes=None)
 

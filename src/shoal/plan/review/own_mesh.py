@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.plan.explain import against, words
-from shoal.plan.review.finding import Finding, costing, percent
+from shoal.plan.review.finding import Finding, costing, faster
 from shoal.plan.review.subject import Subject
 from shoal.spec.mesh_rules import AXES
 
@@ -23,13 +23,13 @@ def slower_mesh(s: Subject) -> Iterator[Finding]:
     if severity is None:
         return
     kept = ", ".join(f"{name} {getattr(mesh, name)}" for name in named)
-    why = against(best, s.found).partition(": ")[2].rstrip(".")
+    why = against(best, s.found).partition(": ")[2].rstrip(".") if gain < 1 else ""
     yield Finding(
         severity,
         "slower-mesh",
         tuple(f"mesh.{name}" for name in named),
         f"The mesh that is named ({kept}) is not the fastest: left open, {words(best.layout, best.recompute)} is "
-        f"{percent(gain)} faster" + (f" ({why})." if why else "."),
+        f"{faster(gain)}" + (f" ({why})." if why else "."),
         "Leave values of the mesh open (`auto`), or take those.",
         gain / (1 + gain),
     )

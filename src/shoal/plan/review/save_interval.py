@@ -9,6 +9,7 @@ from shoal.plan.review.finding import HURTS, Finding, Severity, costing, percent
 from shoal.plan.review.subject import Subject
 from shoal.plan.verdict import SAVED_BYTES, save_s
 from shoal.spec.duration import seconds as seconds_of
+from shoal.spec.duration import written
 
 # Of the time of all devices; what a plan of failures says is nearer than what one of speed does.
 WORTH_OF_GOODPUT = 0.01
@@ -46,7 +47,7 @@ def saves(s: Subject) -> Iterator[Finding]:
             f"Saves of {saved} {how} ({duration(takes_s)}) leave {given.expected:.1%} of the time for steps that "
             f"count, with a failure every {duration(given.mttf_s)} on {s.asked.devices:,} devices; the best interval, "
             f"{duration(best.interval_s)}, leaves {best.expected:.1%}.",
-            f"checkpoint.every auto, or {duration(best.interval_s)}.",
+            f"checkpoint.every auto, or {written(max(1, round(best.interval_s)))}.",
             lost,
         )
 

@@ -6,51 +6,43 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.plan.explain import words
-from shoal.plan.review.finding import Finding, Severity, costing, percent
+from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
-from shoal.plan.search import Found
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.mesh_rules import FIXED, Broken
 from shoal.spec.shape import Shape, round_up
 
 
 def tensor_over_nodes(s: Subject) -> Iterator[Finding]:
-    tp, domain = s.sizes.tp, s.asked.machine.domain
+    tp, domain, share = s.sizes.tp, s.asked.machine.domain, s.part("tensor")
     if tp == 1 or domain % tp == 0 or s.asked.island <= domain:
         return
-    near = s.repriced(machine=replace(s.asked.machine, domain=tp))
-    share = 1 - near.seconds / s.found.seconds
-    other = s.opened("tp", "pp", "dp_shard", "dp_replicate")
-    better = f": {_faster(s, other)}" if other and s.gain(other) > 0 else ""
     yield Finding(
         costing(share) or Severity.NOTE,
         "tensor-over-nodes",
         ("mesh.tp",),
-        f"mesh.tp {tp} does not stay inside the {domain} devices that fast links join: its traffic, in every layer, "
-        f"goes over the network and takes {percent(s.part('tensor'))} of a step; with all {tp} on fast links a step "
-        f"would be {percent(share)} shorter.",
-        f"A mesh.tp that divides {domain}{better}.",
+        f"mesh.tp {tp} does not stay inside the {domain} devices that fast links join: its traffic, in every layer and "
+        f"behind no other work, goes over the network and takes {percent(share)} of a step.",
+        f"A mesh.tp that divides {domain}.",
         share,
     )
 
 
-def sequence_over_nodes(s: Subject) -> Iterator[Finding]:
-    share, cp, tp = s.part("context"), s.sizes.cp, s.sizes.tp
-    severity = costing(share)
+def sequence_traffic(s: Subject) -> Iterator[Finding]:
+    share, cp, tp, named = s.part("context"), s.sizes.cp, s.sizes.tp, s.run.mesh.cp != "auto"
+    severity = traffic_costing(share, named)
     if cp == 1 or severity is None:
         return
-    across = cp * tp > s.asked.machine.domain
-    where = "over the network" if across else "inside a node"
-    tokens = s.run.data.seq_len // cp
-    other = s.opened("cp", "cp_method", "dp_shard", "dp_replicate")
-    better = f" Left open: {_faster(s, other)}." if other and s.gain(other) > 0 else ""
+    where = "over the network" if cp * tp > s.asked.machine.domain else "inside a node"
     yield Finding(
         severity,
         "sequence-traffic",
         ("mesh.cp", "mesh.cp_method", "data.seq_len"),
-        f"mesh.cp {cp} ({s.layout.cp_method}) leaves {tokens:,} tokens of data.seq_len {s.run.data.seq_len:,} to a "
-        f"process; what its processes send each other {where} in every layer takes {percent(share)} of a step.",
-        f"A smaller mesh.cp where the memory allows it, or longer sequences for it to cut.{better}",
+        f"mesh.cp {cp} ({s.layout.cp_method}) leaves {s.run.data.seq_len // cp:,} tokens of data.seq_len "
+        f"{s.run.data.seq_len:,} to a process; what its processes send each other {where} in every layer takes "
+        f"{percent(share)} of a step.",
+        f"{'A smaller mesh.cp where the memory allows it' if named else 'No mesh.cp is faster'}; longer sequences hide "
+        "more of it.",
         share,
     )
 
@@ -102,10 +94,6 @@ def islands_apart(s: Subject) -> Iterator[Finding]:
             "(`shoal plan goodput`).",
             share,
         )
-
-
-def _faster(s: Subject, other: Found) -> str:
-    return f"{words(other.layout, other.recompute)} is {percent(s.gain(other))} faster"
 
 
 def _unsplit(s: Subject, tp: int) -> list[Broken]:

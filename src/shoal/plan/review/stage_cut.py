@@ -9,10 +9,11 @@ import numpy as np
 
 from shoal.observe.words import short, size
 from shoal.plan.collectives import hand_over
-from shoal.plan.review.finding import Finding, Severity, costing, percent
+from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
 from shoal.plan.search import cases_of, priced, waited
 from shoal.plan.traffic import Step, step_of, traffic
+from shoal.plan.verdict import SAVED_BYTES
 from shoal.spec.mesh_rules import broken
 from shoal.spec.stages import layer_costs, stage_count, stages_of, stretches
 
@@ -53,7 +54,7 @@ def bubble(s: Subject) -> Iterator[Finding]:
     if s.sizes.pp == 1:
         return
     share = s.part("pipeline") * _bubble(s)
-    severity = costing(share)
+    severity = traffic_costing(share, s.run.mesh.pp != "auto")
     if severity is None:
         return
     pp, rounds = s.sizes.pp, s.micro_batches
@@ -88,13 +89,15 @@ def tied_over_stages(s: Subject) -> Iterator[Finding]:
     seconds = float(hand_over(cases, s.asked.constants, np.array([sent / enders]))[0])
     share = seconds / s.found.seconds
     numbers = s.shape.vocab_size * s.shape.dim
+    own = SAVED_BYTES * numbers / s.sizes.tp / (s.sizes.dp_shard * s.sizes.cp)
     yield Finding(
         costing(share) or Severity.NOTE,
         "tied-over-stages",
         ("model.tie_embeddings", "mesh.pp", "mesh.schedule"),
         f"model.tie_embeddings shares a matrix of {numbers / 1e6:,.0f}M numbers that the pipeline needs at both ends: "
-        f"first and last stage each hold it, and their {enders:,} processes send each other {size(sent / enders)} of "
-        f"its gradient every step ({short(seconds)}, {percent(share)} of a step).",
+        f"first and last stage each hold it with its optimizer ({size(own)} a process), and their {enders:,} processes "
+        f"send each other {size(sent / enders)} of its gradient in every step ({short(seconds)} of "
+        f"{short(s.found.seconds)}).",
         "mesh.schedule zbv puts both ends on one process; without a pipeline there is one matrix.",
         share,
     )

@@ -37,9 +37,7 @@ def unaligned(s: Subject) -> Iterator[Finding]:
         tuple(name.split(" ")[0] for name in odd),
         f"{each}{over} leaves rows that are no multiple of {ALIGNED} numbers (16 bytes): {what}, {percent(touched)} of "
         "a step as planned, gets slower kernels. The planner does not price that; it comes on top.",
-        f"{near}: what is added is never a target and costs memory alone."
-        if list(odd) == ["model.vocab_size"]
-        else f"{near}.",
+        f"{near}: rows that are added are never a target." if list(odd) == ["model.vocab_size"] else f"{near}.",
     )
 
 
