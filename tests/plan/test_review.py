@@ -35,7 +35,7 @@ from shoal.plan.review import (
 )
 from shoal.plan.review.every_rule import RULES, Reviewed, Rule, merged, review
 from shoal.plan.review.finding import Finding, Severity, order
-from shoal.plan.review.sizes import SIZES, at_sizes, ends
+from shoal.plan.review.sizes import SIZES, at_sizes, ends, too_large
 from shoal.plan.review.subject import Subject
 from shoal.plan.search import search
 from shoal.spec.presets import presets
@@ -254,6 +254,30 @@ def test_a_finding_of_several_sizes_is_said_once_where_it_is_worst() -> None:
     assert finding.devices in seen
     same = [one for size in sizes for one in size.findings if one.rule == finding.rule]
     assert finding.share == max(one.share or 0.0 for one in same if one.severity == finding.severity)
+
+
+def test_sizes_stop_being_looked_at_where_a_device_does_less_than_half() -> None:
+    sizes = at_sizes(
+        lambda n: asked("small", n, {"data.seq_len": 1024, "train.batch": 32}), DEFAULT, style("manual", 1)
+    )
+    assert too_large(sizes) == (64, 8)
+    assert [bool(one.findings) for one in sizes] == [True, True, False, False]  # manual: failures always cost something
+    assert all(one.works for one in sizes)
+    assert {finding.devices for finding, _ in merged(sizes)} <= {8, 64}
+
+
+def test_sizes_are_what_islands_can_share_and_a_way_of_coming_back_asks_for() -> None:
+    changes = {"data.seq_len": 1024, "train.batch": 32, "fleet.islands": 3}
+    sizes = at_sizes(lambda n: asked("small", n, changes), DEFAULT, style("islands", 3))
+    assert [one.asked.devices for one in sizes] == [6, 63, 510, 4095]
+    ((refused, seen),) = merged(sizes)
+    assert (refused.code, seen) == (2, [4095])
+    assert "train.batch 32 cannot be cut into shards for 3 islands" in refused.what
+    islands = style("islands", 1)  # 16 of them, of a node each
+    assert [
+        one.asked.devices
+        for one in at_sizes(lambda n: asked("small", n, changes | {"fleet.islands": 1}), DEFAULT, islands)
+    ] == [512, 4096]
 
 
 def test_axes_end_where_the_mesh_rules_say() -> None:

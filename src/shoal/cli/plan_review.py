@@ -11,13 +11,14 @@ from shoal.observe.words import count
 from shoal.plan.explain import words
 from shoal.plan.review.every_rule import LOOKED_AT, Reviewed, merged, review
 from shoal.plan.review.finding import Finding, Severity
-from shoal.plan.review.sizes import at_sizes, ends
+from shoal.plan.review.sizes import at_sizes, ends, too_large
 from shoal.spec.mesh_rules import AXES
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 # What is looked at where no machine is named and this one has no accelerator.
 USUAL = "h100"
+HERE = "no machine is named, and this one has no accelerator"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,18 +26,18 @@ def run(args: argparse.Namespace) -> int:
     devices = one(counts(args.devices), "--devices")
     spec, shape = wanted(args)
     rates, style = failing(args, spec), coming_back(args, spec)
-    where = target(args, spec, name, fabric, devices)
+    where, note = target(args, spec, name, fabric, devices), ""
     if _sized(spec, devices):
         reviews = [review(where.asked(spec, shape), rates, style)]
     else:
         if is_here(where.device):
-            where = target(args, spec, USUAL, fabric, devices)
+            where, note = target(args, spec, USUAL, fabric, devices), f" ({HERE})"
         reviews = at_sizes(lambda n: _of(where, n).asked(spec, shape), rates, style)
     findings = merged(reviews)
     if args.json:
         print(json.dumps(_as_json(spec, shape, where, reviews, findings), indent=2))
     else:
-        print("\n".join(_lines(spec, shape, where, reviews, findings)))
+        print("\n".join(_lines(spec, shape, f"{_words(where, reviews)}{note}", reviews, findings)))
     codes = [finding.code for finding, _ in findings if finding.code]
     return min(codes, default=0)
 
@@ -50,17 +51,27 @@ def _of(where: Target, devices: int) -> Target:
     return Target(where.device, where.fabric, devices, where.workspace)
 
 
+def _words(where: Target, reviews: list[Reviewed]) -> str:
+    if len(reviews) == 1:
+        return where.words
+    return f"{where.device.name}, {where.device.per_node} a node, {where.joined_by} between nodes"
+
+
 def _lines(
-    spec: Run, shape: Shape, where: Target, reviews: list[Reviewed], findings: list[tuple[Finding, list[int]]]
+    spec: Run, shape: Shape, where: str, reviews: list[Reviewed], findings: list[tuple[Finding, list[int]]]
 ) -> list[str]:
     first = reviews[0]
-    about = f"{spec.name}: {count(shape.params)} parameters, {spec.train.batch:,} x {spec.data.seq_len:,} tokens a step"
-    about += f" in {first.asked.precision}"
+    lines = [
+        f"{spec.name}: {count(shape.params)} parameters, {spec.train.batch:,} x {spec.data.seq_len:,} tokens a step in "
+        f"{first.asked.precision}, on {where}"
+    ]
     if len(reviews) == 1:
-        lines = [f"{about}, on {where.words}", *_layout(spec, first), ""]
+        lines += [*_layout(spec, first), ""]
     else:
-        each = f"{where.device.name} ({where.device.per_node} a node, {where.joined_by} between nodes)"
-        lines = [f"{about}, on {each}; --devices looks at one size", "", *_table(reviews), "", _ends(first), ""]
+        lines += ["", *_table(reviews), "", _ends(first)]
+        if large := too_large(reviews):
+            lines.append(f"On {large[0]:,} devices each does less than half of what it does on {large[1]:,}.")
+        lines.append("")
     if not findings:
         return [*lines, f"Nothing found. Looked at: {', '.join(LOOKED_AT)}."]
     for severity in Severity:

@@ -103,13 +103,16 @@ def no_layout(asked: Asked) -> str:
         if search(replace(asked, run=run.model_copy(update={"mesh": free})), 1):
             return ONLY_FSDP_SCATTERS
     head = f"no layout of {asked.island:,} devices{' an island' * (run.fleet.islands > 1)} can train this run"
-    if shards(run) is not None:
-        found = refusal(mesh, replace(asked.work, processes_name="--devices"))
-        if found is not None:
-            return f"{head} ({asked.machine.name}): {found[1]}."
+    batch, islands = run.train.batch, run.fleet.islands
+    if shards(run) is None:
+        return (
+            f"{head}: train.batch {batch} cannot be cut into shards for {islands} islands; make it a multiple of them."
+        )
+    if found := refusal(mesh, replace(asked.work, processes_name="--devices")):
+        return f"{head} ({asked.machine.name}): {found[1]}."
     return (
-        f"{head}: train.batch {run.train.batch} cannot be shared out to them ({asked.machine.name}; --on names "
-        "another machine); take another number of devices or another batch, or leave values of the mesh open."
+        f"{head} ({asked.machine.name}): train.batch {batch} cannot be shared out to them; take another number of "
+        "devices (--devices), another machine (--on) or another batch, or leave values of the mesh open."
     )
 
 

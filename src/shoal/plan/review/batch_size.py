@@ -26,7 +26,10 @@ def small_batch(s: Subject) -> Iterator[Finding]:
     severity = costing(gain)
     if severity is None:
         return
-    each = f"{batch / devices:.3g} window{'s' * (batch != devices)}"
+    windows = f"{batch / devices:.3g} window{'s' * (batch != devices)} of {s.run.data.seq_len:,} tokens"
+    each = f"is {windows} for each of {devices:,} devices"
+    if batch < devices:
+        each = f"is less than the {devices:,} devices, which have to share windows of {s.run.data.seq_len:,} tokens"
     parts = " and ".join(
         f"{CALLED[name]} {percent(share)}" for name, share in sorted(seen.items(), key=lambda x: -x[1])
     )
@@ -35,8 +38,7 @@ def small_batch(s: Subject) -> Iterator[Finding]:
         severity,
         "small-batch",
         ("train.batch",),
-        f"train.batch {batch:,} is {each} of {s.run.data.seq_len:,} tokens for each of {devices:,} "
-        f"devices{spent}. Twice the batch would train {percent(gain)} more tokens a second.",
+        f"train.batch {batch:,} {each}{spent}. Twice the batch would train {percent(gain)} more tokens a second.",
         f"train.batch {2 * batch:,}, as far as the loss allows it, or fewer devices.",
         gain / (1 + gain),
     )

@@ -80,13 +80,15 @@ class Reviewed:
         return self.tokens_s * self.asked.shape.flops_per_token_seeing(self.asked.seen.seen) / self.asked.peak
 
 
-def review(asked: Asked, rates: FailureRate, style: Style) -> Reviewed:
+def review(asked: Asked, rates: FailureRate, style: Style, ask_rules: bool = True) -> Reviewed:
     """The mesh of the run file, with what it leaves open as the planner would close it."""
     found = search(asked, 1)
     if not found:
         return Reviewed(asked, None, (refused.by_the_rules(asked),))
     if not found[0].fits:
         return Reviewed(asked, found[0], (refused.by_memory(asked, found[0]),))
+    if not ask_rules:
+        return Reviewed(asked, found[0], ())
     subject = Subject(asked, found[0], rates, style)
     seen = [replace(one, devices=asked.devices) for rules in RULES.values() for rule in rules for one in rule(subject)]
     return Reviewed(asked, found[0], tuple(sorted(seen, key=order)))

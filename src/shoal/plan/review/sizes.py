@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal.plan.asked import Asked
@@ -13,20 +13,37 @@ from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import FIXED
 
 SIZES = (8, 64, 512, 4096)
+# Of a device's best speed, what has to be left.
+LEFT = 0.5
 # Axes that take what a size leaves: named for one size, they are open for the others.
 TAKES_THE_REST = ("dp_replicate", "dp_shard")
 
 
 def at_sizes(asked_on: Callable[[int], Asked], rates: FailureRate, style: Style) -> list[Reviewed]:
-    """The run on each of SIZES that its islands can share. The batch stays as it is."""
-
-    def on(devices: int) -> Asked:
-        asked = asked_on(devices)
+    """The run on each of SIZES, or as near as its islands can share. The batch stays as it is. Beyond the first size
+    that is too large for it nobody would go, so what is wrong there is not looked for."""
+    reviews: list[Reviewed] = []
+    for size in SIZES:
+        asked = asked_on(size)
+        islands, machine = asked.run.fleet.islands, asked.machine
+        if islands == 1 and size < style.islands * machine.node:
+            continue  # fewer than the way of coming back asks for
         mesh = asked.run.mesh.model_copy(update=dict.fromkeys(TAKES_THE_REST, "auto"))
-        return replace(asked, run=asked.run.model_copy(update={"mesh": mesh}))
+        run, devices = asked.run.model_copy(update={"mesh": mesh}), max(1, size // islands) * islands
+        asked = replace(asked, run=run, devices=devices)
+        reviews.append(review(asked, rates, style, ask_rules=too_large(reviews) is None))
+    return reviews
 
-    islands = style.islands
-    return [review(on(devices), rates, style) for devices in SIZES if devices % islands == 0]
+
+def too_large(reviews: Sequence[Reviewed]) -> tuple[int, int] | None:
+    """The first size on which a device does less than half of what it does on some smaller one; and that one."""
+    best: Reviewed | None = None
+    for one in reviews:
+        if one.works and best is not None and one.tokens_s < LEFT * best.tokens_s:
+            return one.asked.devices, best.asked.devices
+        if one.works and (best is None or one.tokens_s > best.tokens_s):
+            best = one
+    return None
 
 
 def ends(asked: Asked) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shoal.observe.words import size
 from shoal.plan.explain import words
 from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
@@ -88,7 +89,7 @@ def islands_apart(s: Subject) -> Iterator[Finding]:
             severity,
             "islands-traffic",
             ("fleet.islands",),
-            f"{islands} islands trade {s.found.traded_bytes / 1e9:.1f} GB of gradients a device after every step; "
+            f"{islands} islands trade {size(s.found.traded_bytes)} of gradients a device after every step; "
             f"nothing hides it, and it takes {percent(share)} of a step.",
             "Fewer islands of more devices each, or a larger train.batch; islands are worth it for what failures cost "
             "(`shoal plan goodput`).",

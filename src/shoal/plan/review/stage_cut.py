@@ -58,7 +58,7 @@ def bubble(s: Subject) -> Iterator[Finding]:
     if severity is None:
         return
     pp, rounds = s.sizes.pp, s.micro_batches
-    fewer = " (fewer than stages)" if rounds < pp else ""
+    fewer = ", fewer than it has processes" if rounds < pp else ""
     twice = replace(s.asked, run=s.with_batch(2 * s.run.train.batch))
     now, then = (waited(asked, s.layout, s.found.recompute, even=True) for asked in (s.asked, twice))
     half = share * (then / (2 * rounds + then)) / (now / (rounds + now)) if now > 0 else 0.0
@@ -69,9 +69,9 @@ def bubble(s: Subject) -> Iterator[Finding]:
         severity,
         "bubble",
         ("train.batch", "mesh.pp", "mesh.micro_batch", "mesh.schedule"),
-        f"A pipeline of {pp} processes gets {rounds:,} micro-batches a step{fewer} (train.batch {s.run.train.batch:,} "
-        f"over {s.sizes.dp:,} data-parallel processes, micro_batch {s.layout.micro_batch}), so its processes stand "
-        f"idle for {percent(share)} of a step while it fills and empties ({s.layout.schedule}).",
+        f"A pipeline of {pp} processes gets {rounds:,} micro-batch{'es' * (rounds > 1)} a step{fewer} (train.batch "
+        f"{s.run.train.batch:,} over {s.sizes.dp:,} data-parallel processes, micro_batch {s.layout.micro_batch}), so "
+        f"its processes stand idle for {percent(share)} of a step while it fills and empties ({s.layout.schedule}).",
         f"{change}{'; a smaller mesh.pp has less of it' * (s.run.mesh.pp != 'auto')}.",
         share,
     )
