@@ -70,6 +70,7 @@ UNEVEN = PIPELINE | {"mesh.pp": 8, "mesh.tp": 2, "mesh.cp": 2, "train.batch": 20
 LONG = {"data.seq_len": 131072, "model.max_seq_len": 131072, "train.batch": 8}
 ALONE = {"mesh.cp": 1, "mesh.tp": 1, "mesh.pp": 1, "mesh.micro_batch": 1}
 SLIDING = {"data.seq_len": 32768, "model.max_seq_len": 32768, "model.sliding_window": 2048}
+MASKED = {"mesh.cp": 1, "data.mask_documents": False}
 SHARDED = {"mesh.cp": 1, "mesh.tp": 1, "mesh.pp": 1, "mesh.dp_replicate": 1}
 FP8 = {"train.precision": "fp8", "model.vocab_size": 50264}
 ONE_KEY_HEAD = {"model.kv_heads": 1, "train.batch": 8}
@@ -103,6 +104,7 @@ CASES: list[tuple[Rule, str, int, dict[str, Any], str, dict[str, Any]]] = [
     (headroom.dear_recompute, "llama3-8b", 8, LONG | ALONE, "Recomputing (full)", {"data.seq_len": 4096}),
     (headroom.nothing_left_to_drop, "llama3-8b", 8, LONG | ALONE, "data.seq_len 131,072", {"mesh.cp": 8}),
     (attention_waste.unseen_tokens, "llama3-8b", 16, SLIDING | {"mesh.cp": 4}, "1,984 others", {"mesh.cp": 1}),
+    (attention_waste.unseen_tokens, "llama3-8b", 16, SLIDING | MASKED, "by a mask", {"data.mask_documents": True}),
     (batch_size.small_batch, "llama3-8b", 64, {"train.batch": 64}, "1 window of 4,096", {"train.batch": 1024}),
     (own_mesh.slower_mesh, "llama3-8b", 64, {"mesh.tp": 8}, "The mesh that is named (tp 8)", {"mesh.tp": 1}),
     (muon_work.muon_work, "llama3-8b", 64, MUON, "224 matrices", {"train.optimizer.name": "adamw"}),

@@ -20,7 +20,7 @@ def unseen_tokens(s: Subject) -> Iterator[Finding]:
     slides = window is not None and window < seq
     skips = skips_between(run, s.shape, True, asked.precision)
     if cp == 1 and (skips or not slides):
-        return  # single heads of odd widths have a rule of their own
+        return  # that heads of odd widths skip no documents is told by `odd_heads`
     whole = seq / 2
     least = asked.seen.computed
     if asked.seen.basis == WHOLE:
@@ -30,6 +30,8 @@ def unseen_tokens(s: Subject) -> Iterator[Finding]:
     if severity is None:
         return
     why = f"mesh.cp {cp} cuts the sequence" if cp > 1 else "this run tells them apart by a mask"
+    ways = ["mesh.cp 1 (mesh.tp or mesh.recompute for the memory)"] * (cp > 1)
+    ways += ["data.mask_documents true in bf16 with train.kernels auto"] * (not skips)
     what = f"model.sliding_window {window:,}" if slides else f"data.mask_documents ({asked.seen.basis})"
     yield Finding(
         severity,
@@ -37,8 +39,6 @@ def unseen_tokens(s: Subject) -> Iterator[Finding]:
         ("model.sliding_window", "mesh.cp", "data.mask_documents"),
         f"{what} leaves a token {asked.seen.seen:,.0f} others to see on average, but {why}, where nothing is skipped: "
         f"{whole:,.0f} are computed for it, and {percent(share)} of a step is for nothing.",
-        "mesh.cp 1, with mesh.tp or mesh.recompute for the memory: the kernel of one process skips."
-        if cp > 1
-        else "data.mask_documents true with train.kernels auto: that kernel skips what a window hides.",
+        f"{' and '.join(ways)}: the kernel for documents skips what is not seen.",
         share,
     )

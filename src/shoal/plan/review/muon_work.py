@@ -38,8 +38,10 @@ def muon_work(s: Subject) -> Iterator[Finding]:
             f"round{'s' * (len(rounds) > 1)}, in which {busy:.0%} of them have one"
         )
     else:
-        why = f"mesh.tp {tp} cuts them" if tp > 1 else "copies do not share them out"
-        who = f"orthogonalises all {len(costs):,} matrices of a stage on every process, as {why}"
+        why = (
+            f", as mesh.tp {tp} cuts them" if tp > 1 else ", as copies do not share them out" if s.sizes.dp > 1 else ""
+        )
+        who = f"orthogonalises all {len(costs):,} matrices of a stage on every process{why}"
     yield Finding(
         severity,
         "muon-work",
