@@ -14,6 +14,7 @@ from shoal.plan.asked import Asked
 from shoal.plan.catalogue import find, find_fabric
 from shoal.plan.explain import against, changes, make_it_fit, words
 from shoal.plan.failures import preset
+from shoal.plan.layouts import layouts
 from shoal.plan.machine import Machine
 from shoal.plan.memory import MODES
 from shoal.plan.restarts import style
@@ -209,3 +210,18 @@ def test_gradients_are_scattered_with_each_micro_batch_where_whole_ones_do_not_f
     assert roomy[0].seconds < roomy[1].seconds
     assert roomy[1].parts["data"] > roomy[0].parts["data"]
     assert not search(asked("llama3-8b", 8, 256, "h200", 4096, pp=8, reduce="micro_batch"))  # it has no meaning there
+
+
+def test_in_8_bits_no_layout_is_found_that_the_trainer_refuses() -> None:
+    """`shoal.spec.eight_bits` has no tensor parallelism, and wants widths of whole sixteens."""
+    wide = asked("llama3-70b", 64, 64)
+    assert {layout.sizes.tp for layout in layouts(wide)} > {1}
+    assert {layout.sizes.tp for layout in layouts(_in_8_bits(wide))} == {1}
+    odd = replace(wide, shape=replace(wide.shape, ffn_dim=28680))
+    assert list(layouts(odd))
+    assert not list(layouts(_in_8_bits(odd)))
+
+
+def _in_8_bits(asked_for: Asked) -> Asked:
+    train = asked_for.run.train.model_copy(update={"precision": "fp8"})
+    return replace(asked_for, run=asked_for.run.model_copy(update={"train": train}))

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from shoal.plan.review import muon_work
 from shoal.train import muon
 from shoal.train.muon_shares import rows_of
 from tests.ranks import run_ranks
@@ -62,3 +63,8 @@ def test_rows_are_cut_as_torch_cuts_them() -> None:
     for rows in range(1, 12):
         cut = [len(part) for part in torch.chunk(torch.zeros(rows), 4)]
         assert rows_of(rows, 4) == cut + [0] * (4 - len(cut))
+
+
+def test_a_review_counts_the_iterations_that_are_done() -> None:
+    """`shoal.plan.review` imports no torch, so it has the number for itself."""
+    assert muon_work.ITERATIONS == muon.ITERATIONS

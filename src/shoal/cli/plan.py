@@ -1,6 +1,7 @@
 """Predict speed, memory, cost and goodput of a run before it is launched.
 
   shoal plan RUN.yaml --on h100 --devices 64     the best layouts of this run there, and why
+  shoal plan review RUN.yaml                     what in it will be refused or will hurt at scale, and what to change
   shoal plan compare RUN.yaml --on h100,b200     the same on several machines, as a table and a chart; also
                                                  --fabric ib,ethernet, --devices 8,64, --price 2.1,4.5 take several
   shoal plan goodput RUN.yaml                    what failures leave of the time, by the way a run comes back, on
@@ -22,7 +23,7 @@ from shoal.errors import UsageError
 from shoal.near import closest
 
 TAKES_OVERRIDES = True
-_WORDS = ("compare", "goodput", "swarm", "validate")
+_WORDS = ("compare", "goodput", "review", "swarm", "validate")
 # Options that only some of the words know; those of `swarm` have no default here, so that one can tell.
 _OWN = {
     "chart": ("compare",),
@@ -43,7 +44,10 @@ _OWN = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words", nargs="+", metavar="RUN.yaml", help="a run file, alone or after compare, goodput, swarm; validate CSV"
+        "words",
+        nargs="+",
+        metavar="RUN.yaml",
+        help="a run file, alone or after review, compare, goodput, swarm; validate CSV",
     )
     parser.add_argument("--on", metavar="DEVICE", help="an accelerator of the catalogue, such as h100")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,14 +15,13 @@ from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import Device, Fabric, find, find_fabric, price
 from shoal.plan.expect import this_device
-from shoal.plan.explain import make_it_fit
+from shoal.plan.explain import make_it_fit, no_layout
 from shoal.plan.failures import DEFAULT, FailureRate, preset, stated
 from shoal.plan.islands import shards
 from shoal.plan.machine import Machine
 from shoal.plan.restarts import Style, style
 from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range, Verdict
-from shoal.spec.mesh import ONLY_FSDP_SCATTERS
 from shoal.spec.resolve import load
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -168,16 +167,8 @@ def one(given: Sequence[Any], option: str) -> Any:
 def layouts(asked: Asked, most: int) -> list[Found]:
     """The best ones that fit; where there are none, an error that says why and what to change."""
     found = search(asked, most)
-    if not found and asked.run.mesh.reduce == "micro_batch":
-        mesh = asked.run.mesh.model_copy(update={"reduce": "auto"})
-        if search(replace(asked, run=asked.run.model_copy(update={"mesh": mesh})), 1):
-            raise SpecError(ONLY_FSDP_SCATTERS)
     if not found:
-        raise SpecError(
-            f"no layout of {asked.island:,} devices{' an island' * (asked.run.fleet.islands > 1)} can train this run: "
-            f"train.batch {asked.run.train.batch} cannot be shared out to them ({asked.machine.name}; --on names "
-            "another machine); take another number of devices or another batch, or leave values of the mesh open."
-        )
+        raise SpecError(no_layout(asked))
     if not found[0].fits:
         raise SetupError(make_it_fit(asked, found[0]))
     return [layout for layout in found if layout.fits]

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.plan.asked import Asked
+from shoal.plan.islands import shards
 from shoal.plan.search import Found, search
-from shoal.spec.mesh import Layout
+from shoal.spec import eight_bits
+from shoal.spec.mesh import ONLY_FSDP_SCATTERS, Layout
+from shoal.spec.mesh_refusal import refusal
 from shoal.spec.run import Run
 
 # Of a parameter, however it is laid out: float32 weights and two moments, spread over all devices.
@@ -88,6 +91,29 @@ def changes(asked: Asked, best: Found) -> Iterator[str]:
         same = found[0].layout.sizes == best.layout.sizes and found[0].recompute == best.recompute
         then = "the same layout" if same else words(found[0].layout, found[0].recompute)
         yield f"{what}: {gain:+.1%} tokens/s with {then}"
+
+
+def no_layout(asked: Asked) -> str:
+    """Why none is legal, by the rules that refuse it: of 8 bits, of the mesh, of the batch's shards."""
+    run, mesh = asked.run, asked.run.mesh
+    if asked.precision == "fp8" and (wrong := eight_bits.problem(asked.shape, mesh.tp not in ("auto", 1))):
+        return wrong
+    if mesh.reduce == "micro_batch":
+        free = mesh.model_copy(update={"reduce": "auto"})
+        if search(replace(asked, run=run.model_copy(update={"mesh": free})), 1):
+            return ONLY_FSDP_SCATTERS
+    head = f"no layout of {asked.island:,} devices{' an island' * (run.fleet.islands > 1)} can train this run"
+    batch, islands = run.train.batch, run.fleet.islands
+    if shards(run) is None:
+        return (
+            f"{head}: train.batch {batch} cannot be cut into shards for {islands} islands; make it a multiple of them."
+        )
+    if found := refusal(mesh, replace(asked.work, processes_name="--devices")):
+        return f"{head} ({asked.machine.name}): {found[1]}."
+    return (
+        f"{head} ({asked.machine.name}): train.batch {batch} cannot be shared out to them; take another number of "
+        "devices (--devices), another machine (--on) or another batch, or leave values of the mesh open."
+    )
 
 
 def make_it_fit(asked: Asked, least: Found) -> str:

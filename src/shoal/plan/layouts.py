@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from shoal.plan.asked import Asked
 from shoal.plan.islands import shards
+from shoal.spec import eight_bits
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
 from shoal.spec.run import Mesh
@@ -28,6 +29,10 @@ def layouts(asked: Asked) -> Iterator[Layout]:
     heads = math.gcd(shape.heads, shape.kv_heads)
     # Beyond a domain of fast links tensor parallelism is looked at only where somebody asks for it.
     widest = asked.machine.domain if mesh.tp == "auto" else devices
+    if asked.precision == "fp8":
+        if eight_bits.problem(shape, tensor_parallel=False):
+            return
+        widest = 1  # what is split over several is not computed in 8 bits yet
     tps = allowed("tp", [t for t in divisors(heads) if devices % t == 0 and t <= widest])
     work = asked.work
     for tp, pp in itertools.product(tps, allowed("pp", [p for p in divisors(devices) if p <= shape.layers])):

@@ -186,7 +186,7 @@ def _kept(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> npt.ND
 
     def of(tp: int, cp: int, method: str, sharded: bool, mode: str) -> float:
         sizes = Sizes(dp_shard=2 if sharded else 1, cp=cp, tp=tp)
-        run = _run(asked, Layout(sizes, 1, "auto", method), mode)
+        run = with_layout(asked, Layout(sizes, 1, "auto", method), mode)
         layers = asked.shape.layers
         tokens = asked.run.data.seq_len / cp
         sparse = sum(asked.shape.sparse(layer) for layer in range(layers))
@@ -201,7 +201,7 @@ def _kept(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> npt.ND
 def _look_at(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float], budget: float) -> Found:
     if layout.sizes.pp > 1:
         parts["pipeline"] = _played(asked, layout, recompute, parts)
-    needs = memory(_run(asked, layout, recompute), asked.shape)
+    needs = memory(with_layout(asked, layout, recompute), asked.shape)
     if asked.run.fleet.islands == 1:
         return Found(layout, recompute, parts, needs, budget)
     traded = trade(asked.run, needs.weights, asked.machine, asked.devices)  # gradients are as large, in float32
@@ -218,11 +218,19 @@ def _of_islands(asked: Asked, layout: Layout, parts: dict[str, float], traded_s:
 
 
 def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float]) -> float:
-    """Seconds that the pipeline adds to what devices compute: the schedule is played, with stages as they are cut."""
-    rounds, pp = asked.work.batch // (layout.sizes.dp * layout.micro_batch), layout.sizes.pp
+    """Seconds that the pipeline adds to what devices compute."""
     busy = ("products", "attention", "elementwise", "loss", "recompute", "tensor", "context", "experts")
-    a_round = sum(parts[name] for name in busy) / rounds  # of one device, on average
+    a_round = sum(parts[name] for name in busy) / _rounds(asked, layout)  # of one device, on average
+    return waited(asked, layout, recompute) * a_round
+
+
+def waited(asked: Asked, layout: Layout, recompute: str, even: bool = False) -> float:
+    """Rounds that the pipeline adds to those that devices compute in a step, a round being a micro-batch of a device on
+    average. The schedule is played, with stages as they are cut, or with `even` ones: then it is the bubble alone."""
+    rounds, pp = _rounds(asked, layout), layout.sizes.pp
     stages = _stages(asked.shape, pp, layout.schedule, asked.run.data.seq_len)
+    if even:
+        stages = (1.0,) * len(stages)
     whole = pp / sum(stages)  # in rounds of a device, so that layouts which differ in their speed alone are played once
     forward_share = 1 / (3 + AGAIN[recompute])
     short = min(rounds, 4 * pp)  # beyond this every round adds as much as the slowest device takes
@@ -234,7 +242,12 @@ def _played(asked: Asked, layout: Layout, recompute: str, parts: dict[str, float
         [stage * whole * (1 - forward_share) for stage in stages],
     )
     slowest = max(played.busy) / short
-    return (played.seconds + (rounds - short) * slowest - rounds) * a_round
+    return played.seconds + (rounds - short) * slowest - rounds
+
+
+def _rounds(asked: Asked, layout: Layout) -> int:
+    """Micro-batches of a device in a step, or in a shard of it."""
+    return asked.work.batch // (layout.sizes.dp * layout.micro_batch)
 
 
 @lru_cache(maxsize=256)
@@ -244,7 +257,7 @@ def _stages(shape: Shape, pp: int, schedule: str, seq: int) -> tuple[float, ...]
     return tuple(sum(costs[layer] for layer in stretch) for stretch in stretches(shape, pp, schedule, seq))
 
 
-def _run(asked: Asked, layout: Layout, recompute: str) -> Run:
+def with_layout(asked: Asked, layout: Layout, recompute: str) -> Run:
     """The run with this layout and nothing left open."""
     run, sizes = asked.run, layout.sizes
     mesh = run.mesh.model_copy(

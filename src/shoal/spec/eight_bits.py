@@ -16,8 +16,14 @@ def head_in_8_bits(run: Run, shape: Shape) -> bool:
 
 def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:
     """Raises SpecError. `tokens` are those that a process computes at once, where that is known."""
+    if sentence := problem(shape, tensor_parallel, tokens):
+        raise SpecError(sentence)
+
+
+def problem(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> str | None:
+    """Why a model cannot be computed in them; None where it can."""
     if tensor_parallel:
-        raise SpecError("train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1.")
+        return "train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1."
     sides = {
         "model.dim": shape.dim,
         "model.heads x head_dim": shape.q_dim,
@@ -27,7 +33,8 @@ def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:
     }
     for name, side in sides.items():
         if side % ALIGN:
-            raise SpecError(
+            return (
                 f"train.precision fp8 needs matrices whose sides are multiples of {ALIGN}, and {name} is {side}: "
                 f"make it {round(side / ALIGN) * ALIGN or ALIGN}, or take bf16."
             )
+    return None
