@@ -8,6 +8,7 @@ hidden states are plain tensors [batch, seq / tp, dim]: gathered on the way in, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shoal.model.decoder import Decoder
+from shoal.model.decoder import Block, Decoder
 from shoal.model.head import Head
 from shoal.parallel import vocabulary
 from shoal.parallel.place import Place
@@ -45,6 +46,7 @@ def split(decoder: Decoder, place: Place) -> None:
     mesh = place.dense["tp"]
     decoder.stretch = partial(_stretch, size=place.sizes.tp, index=place.at["tp"])
     for block in decoder.blocks.values():
+        assert isinstance(block, Block)
         parallelize_module(block, mesh, _block(block))
     if hasattr(decoder, "embed"):
         _cut_rows(decoder.embed, mesh)
@@ -55,24 +57,25 @@ def split(decoder: Decoder, place: Place) -> None:
         decoder.head.loss, decoder.head.logits = vocabulary.summed_cross_entropy, vocabulary.logits
 
 
-def _block(block: nn.Module) -> Plan:
-    attention, ffn = block.get_submodule("attention"), block.get_submodule("ffn")
-    plan: Plan = {
-        "attention_norm": _whole(SEQUENCE),
-        "attention": _Gathered(SEQUENCE, beside=3),  # cos, sin and mask are those of the whole sequence
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
-        "ffn_norm": _whole(SEQUENCE),
-    }
-    if attention.q_norm is not None:  # one weight for all heads, of which each process sees its own
-        plan |= {"attention.q_norm": _whole(HEADS), "attention.k_norm": _whole(HEADS)}
+def _block(block: Block) -> Plan:
+    kind, ffn = block.kind, block.ffn
+    plan: Plan = {f"{kind}_norm": _whole(SEQUENCE), "ffn_norm": _whole(SEQUENCE)}
+    # What the mixer reads besides x is of the whole sequence.
+    plan[kind] = _Gathered(SEQUENCE, beside=1)
+    plan |= {f"{kind}.{name}": style for name, style in MIXERS[kind](block.mixer).items()}
     if not hasattr(ffn, "experts"):
         return plan | _feed_forward("ffn")
     # A mixture of experts routes the tokens of this process's stretch; `shoal.parallel.expert` deals out the experts.
     plan["ffn.router"] = _whole(STACKED)
     return plan | (_feed_forward("ffn.shared") if getattr(ffn, "shared", None) is not None else {})
+
+
+def _attention(attention: nn.Module) -> Plan:
+    plan: Plan = {name: ColwiseParallel() for name in ("q", "k", "v")}
+    plan["out"] = RowwiseParallel(output_layouts=Shard(SEQUENCE))
+    if attention.q_norm is not None:  # one weight for all heads, of which each process sees its own
+        plan |= {"q_norm": _whole(HEADS), "k_norm": _whole(HEADS)}
+    return plan
 
 
 def _feed_forward(name: str) -> Plan:
@@ -113,3 +116,6 @@ def _cut_rows(module: nn.Embedding | Head, mesh: DeviceMesh) -> None:
     """Rows of the vocabulary. torch's style for embeddings gives every process the gradient of all rows."""
     if module.weight is not None:
         module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
+
+
+MIXERS: dict[str, Callable[[nn.Module], Plan]] = {"attention": _attention}

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.spec.mesh import Sizes
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -237,11 +238,9 @@ def _roots(step: Step) -> list[list[Dims]]:
 
 def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]:
     """The parameters of a block on one tensor-parallel process."""
-    dim, q, kv, ffn = shape.dim, shape.q_dim // tp, shape.kv_dim // tp, shape.ffn_dim // tp
-    out: list[Dims] = [(dim,), (q, dim), (kv, dim), (kv, dim), (dim, q), (dim,)]
-    out += [(q,), (kv,), (kv,)] if shape.qkv_bias else []
-    out += [(dim,)] if shape.out_bias else []
-    out += [(shape.head_dim,)] * 2 if shape.qk_norm else []
+    dim, ffn = shape.dim, shape.ffn_dim // tp
+    mixer = [weight.local(tp) for weight in KINDS[shape.mixer(layer)].weights(shape)]
+    out: list[Dims] = [(dim,), *mixer, (dim,)]
     if not shape.sparse(layer):
         return out + [(ffn, dim), (ffn, dim), (dim, ffn)] + ([(ffn,), (ffn,), (dim,)] if shape.mlp_bias else [])
     e = shape.experts
@@ -256,11 +255,11 @@ def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]
 
 
 def _held_whole(shape: Shape) -> Iterable[int]:
-    """Numbers of each parameter that tensor parallelism does not cut."""
+    """Numbers of each parameter that tensor parallelism does not cut, and whose gradient it sums."""
     yield shape.dim
     for layer in range(shape.layers):
         yield from (shape.dim, shape.dim)
-        yield from (shape.head_dim, shape.head_dim) if shape.qk_norm else ()
+        yield from (weight.numbers for weight in KINDS[shape.mixer(layer)].weights(shape) if weight.summed)
         if shape.sparse(layer):
             assert shape.experts is not None
             yield shape.experts.count * shape.dim

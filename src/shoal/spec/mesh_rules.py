@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.spec.mesh import Layout, Sizes
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import micro_batches_fit, stage_count
@@ -59,7 +60,7 @@ def _processes(layout: Layout, work: Work) -> Iterator[Broken]:
 
 def _tensor(layout: Layout, work: Work) -> Iterator[Broken]:
     tp, shape, experts = layout.sizes.tp, work.shape, work.shape.experts
-    widths: dict[str, int] = {"model.heads": shape.heads, "model.kv_heads": shape.kv_heads}
+    widths = {name: width for kind in shape.mixers for name, width in KINDS[kind].widths(shape).items()}
     if experts is None or experts.dense_layers:
         widths["model.ffn_dim"] = shape.ffn_dim
     if experts is not None and experts.shared:

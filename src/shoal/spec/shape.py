@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
+from shoal.spec.mixers import KINDS
 from shoal.spec.model import Experts, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
@@ -43,6 +44,19 @@ class Shape:
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
 
+    def mixer(self, layer: int) -> str:
+        """The kind of a layer's mixer, of `shoal.spec.mixers.KINDS`."""
+        return "attention"
+
+    def layers_of(self, kind: str) -> int:
+        """How many layers have a mixer of this kind."""
+        return sum(self.mixer(layer) == kind for layer in range(self.layers))
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The kinds that there are, each once."""
+        return tuple(kind for kind in KINDS if self.layers_of(kind))
+
     def sparse(self, layer: int) -> bool:
         """Whether a layer is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
@@ -66,38 +80,46 @@ class Shape:
         `causal=True` counts the half of the attention square that is computed; `False` counts it all, as torchtitan
         does. The embedding is a lookup and counts nothing; the head counts even when tied.
         """
-        return self.flops_per_token_seeing(seq_len / 2 if causal else seq_len)
+        seen = seq_len / 2 if causal else seq_len
+        return self.flops_per_token_seeing(seen * self.layers_of("attention") / self.layers)
 
     def flops_per_token_seeing(self, seen: float) -> float:
         """The same of a token that sees so many others, on average over layers and tokens."""
-        return 6 * self.matrix_params + 12 * self.layers * self.q_dim * seen
+        pairs = KINDS["attention"].flops_per_pair(self)
+        return 6 * self.matrix_params + self.layers * pairs * seen + self.mixing_flops_per_token
+
+    @property
+    def mixing_flops_per_token(self) -> int:
+        """Training FLOPs of one token in all mixers, whatever it sees, beside the products with weights."""
+        return sum(self.layers_of(kind) * KINDS[kind].flops_per_token(self) for kind in self.mixers)
 
     @property
     def matrix_params(self) -> int:
         """Of the products that one token passes through."""
         return sum(self.layer_params(layer) for layer in range(self.layers)) + self.vocab_size * self.dim
 
+    def mixer_params(self, layer: int) -> int:
+        return sum(weight.numbers for weight in KINDS[self.mixer(layer)].weights(self))
+
     def layer_params(self, layer: int) -> int:
         """Of the products of one layer that a token passes through."""
-        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
+        mixer = sum(weight.numbers for weight in KINDS[self.mixer(layer)].weights(self) if weight.product)
         if not self.sparse(layer):
-            return attention + 3 * self.dim * self.ffn_dim
+            return mixer + 3 * self.dim * self.ffn_dim
         e = self.experts
         assert e is not None
-        return attention + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
+        return mixer + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
 
     def _layers(self, active: bool) -> int:
-        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
-        attention += (self.q_dim + 2 * self.kv_dim) * self.qkv_bias + self.dim * self.out_bias
-        attention += 2 * self.head_dim * self.qk_norm
+        mixers = sum(self.mixer_params(layer) for layer in range(self.layers))
+        norms = 2 * self.dim * self.layers
         dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
-        per_layer = attention + 2 * self.dim
         if self.experts is None:
-            return self.layers * (per_layer + dense)
+            return mixers + norms + self.layers * dense
         e = self.experts
         routed = e.top_k if active else e.count
         sparse = 3 * self.dim * e.ffn_dim * (routed + e.shared) + self.dim * e.count
-        return self.layers * per_layer + e.dense_layers * dense + (self.layers - e.dense_layers) * sparse
+        return mixers + norms + e.dense_layers * dense + (self.layers - e.dense_layers) * sparse
 
 
 def round_up(n: int, multiple: int) -> int:
