@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
-from shoal.spec.hf_config import FAMILIES
+from shoal.spec.families import FAMILIES
 from tests.model.random_folders import drawn, run_of
 
 TOLERANCE = {False: 1e-5, True: 1e-4}  # by whether it has experts; absolute, where logits spread by about one

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from shoal.errors import SpecError
 from shoal.spec.checks import trainable
-from shoal.spec.hf_config import FAMILIES
+from shoal.spec.families import FAMILIES
 from shoal.spec.hf_fields import ROPE_FIELDS
 from shoal.spec.rules import broken
 from shoal.spec.run import Run

@@ -11,8 +11,10 @@ from transformers import GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from shoal.errors import SpecError
-from shoal.spec.hf_config import FAMILIES, from_hf
-from shoal.spec.hf_fields import FIELDS, READ, ROPE_FIELDS, Harmless, Only
+from shoal.spec.families import FAMILIES
+from shoal.spec.families.verdicts import READ, Harmless, Only
+from shoal.spec.hf_config import from_hf
+from shoal.spec.hf_fields import FIELDS, ROPE_FIELDS
 from tests.model.test_hf_config import config
 
 KNOWN = sorted(FAMILIES)

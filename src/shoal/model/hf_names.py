@@ -7,13 +7,14 @@ also write what it holds in memory, stacks with gate and up in one (`save_origin
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from shoal.model.decoder import Decoder
 from shoal.spec.balancing import holds_bias
+from shoal.spec.families import FAMILIES
 from shoal.spec.shape import Shape
 
 _TOP = {
@@ -34,12 +35,12 @@ _PARTS = {  # of a block, without `.weight` or `.bias`: Shoal's name to that of 
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
     "ffn.router": "mlp.gate",
+    "ffn.experts": "mlp.experts",
     "ffn.shared.gate": "mlp.shared_experts.gate_proj",
     "ffn.shared.up": "mlp.shared_experts.up_proj",
     "ffn.shared.down": "mlp.shared_experts.down_proj",
 }
 _STACKED = {"ffn.experts.gate": "gate_proj", "ffn.experts.up": "up_proj", "ffn.experts.down": "down_proj"}
-_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def pieces(shape: Shape) -> list[Piece]:
             names = _experts(block, part, shape)
             found += [Piece(hf, tuple(size[1:]), name, i) for i, hf in enumerate(names)]
         else:
-            found.append(Piece(_plain(block, part, mixtral=shape.family == "mixtral"), tuple(size), name))
+            found.append(Piece(_plain(block, part, FAMILIES[shape.family].parts), tuple(size), name))
     return found
 
 
@@ -76,7 +77,7 @@ def stacked_pieces(shape: Shape) -> list[Piece]:
             both = (size[0], 2 * size[1], size[2])
             found.append(Piece(f"model.layers.{block}.mlp.experts.gate_up_proj", both, name))
         else:
-            found.append(Piece(_plain(block, part, mixtral=False), tuple(size), name))
+            found.append(Piece(_plain(block, part, {}), tuple(size), name))
     return found
 
 
@@ -101,19 +102,18 @@ def _split(name: str) -> tuple[str, str]:
     return (block[1], block[2]) if block else ("", name)
 
 
-def _plain(block: str, part: str, mixtral: bool) -> str:
+def _plain(block: str, part: str, own: Mapping[str, str]) -> str:
+    """`own`: what the family's class calls otherwise."""
     if not block:
         return _TOP[part]
     if part == "ffn.bias":
         return f"model.layers.{block}.mlp.gate.e_score_correction_bias"
     module, kind = part.rsplit(".", 1)
-    name = f"model.layers.{block}.{_PARTS[module]}.{kind}"
-    return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+    return f"model.layers.{block}.{own.get(module, _PARTS[module])}.{kind}"
 
 
 def _experts(block: str, part: str, shape: Shape) -> list[str]:
     assert shape.experts is not None
-    theirs, home = _STACKED[part], "mlp"
-    if shape.family == "mixtral":
-        theirs, home = _OF_MIXTRAL[theirs], "block_sparse_moe"
-    return [f"model.layers.{block}.{home}.experts.{i}.{theirs}.weight" for i in range(shape.experts.count)]
+    own, theirs = FAMILIES[shape.family].parts, _STACKED[part]
+    home, matrix = own.get("ffn.experts", _PARTS["ffn.experts"]), own.get(theirs, theirs)
+    return [f"model.layers.{block}.{home}.{i}.{matrix}.weight" for i in range(shape.experts.count)]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shoal.plan.activations import Setting, setting
-from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.spec.stages import stages_of, stretches
@@ -102,7 +101,7 @@ def _shards(at: Setting) -> int:
 
 def _block(at: Setting, shape: Shape, layer: int) -> list[Part]:
     tp, dim = at.sizes.tp, shape.dim
-    mixer = KINDS[shape.mixer(layer)].weights(shape)
+    mixer = shape.mixer_weights(layer)
     dense = sum(w.numbers / (1 if w.cut is None else tp) for w in mixer) + 2 * dim
     if not shape.sparse(layer):
         return [Part(dense + 3 * dim * shape.ffn_dim / tp, _shards(at), at.sharded, muon=True)]

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.spec.mesh import Sizes
-from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -239,7 +238,7 @@ def _roots(step: Step) -> list[list[Dims]]:
 def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]:
     """The parameters of a block on one tensor-parallel process."""
     dim, ffn = shape.dim, shape.ffn_dim // tp
-    mixer = [weight.local(tp) for weight in KINDS[shape.mixer(layer)].weights(shape)]
+    mixer = [weight.local(tp) for weight in shape.mixer_weights(layer)]
     out: list[Dims] = [(dim,), *mixer, (dim,)]
     if not shape.sparse(layer):
         return out + [(ffn, dim), (ffn, dim), (dim, ffn)] + ([(ffn,), (ffn,), (dim,)] if shape.mlp_bias else [])
@@ -259,7 +258,7 @@ def _held_whole(shape: Shape) -> Iterable[int]:
     yield shape.dim
     for layer in range(shape.layers):
         yield from (shape.dim, shape.dim)
-        yield from (weight.numbers for weight in KINDS[shape.mixer(layer)].weights(shape) if weight.summed)
+        yield from (weight.numbers for weight in shape.mixer_weights(layer) if weight.summed)
         if shape.sparse(layer):
             assert shape.experts is not None
             yield shape.experts.count * shape.dim

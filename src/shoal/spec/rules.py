@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from shoal.spec.drivers import driver_of, refusals
+from shoal.spec.families import FAMILIES
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
@@ -67,7 +68,9 @@ def _routers(run: Run) -> Iterator[Broken]:
     m = run.model
     if m.experts and m.experts.top_k == 1 and m.experts.normalize:
         # One weight, divided by itself: the loss would teach the router nothing.
-        other = "set model.experts.normalize to false, or " if m.family != "mixtral" else ""  # which has it always
+        routed = FAMILIES[m.family].routed
+        always = routed is not None and routed.always_normalized
+        other = "" if always else "set model.experts.normalize to false, or "
         yield (
             ("model.experts.top_k", "model.experts.normalize"),
             "model.experts.top_k 1 with model.experts.normalize true gives every expert the weight 1, whatever the "

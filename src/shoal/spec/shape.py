@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
 from shoal.spec.mixers import KINDS
+from shoal.spec.mixers.weight import Weight
 from shoal.spec.model import Experts, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
@@ -50,12 +53,25 @@ class Shape:
 
     def layers_of(self, kind: str) -> int:
         """How many layers have a mixer of this kind."""
-        return sum(self.mixer(layer) == kind for layer in range(self.layers))
+        return self._counts[kind]
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        return Counter(self.mixer(layer) for layer in range(self.layers))
 
     @property
     def mixers(self) -> tuple[str, ...]:
         """The kinds that there are, each once."""
-        return tuple(kind for kind in KINDS if self.layers_of(kind))
+        return tuple(self._counts)
+
+    def mixer_weights(self, layer: int) -> tuple[Weight, ...]:
+        """The parameters of a layer's mixer."""
+        return self._weights[self.mixer(layer)]
+
+    @cached_property
+    def _weights(self) -> dict[str, tuple[Weight, ...]]:
+        # Kept: a planner asks for every layer of every layout.
+        return {kind: tuple(KINDS[kind].weights(self)) for kind in self.mixers}
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer is a mixture of experts."""
@@ -98,12 +114,9 @@ class Shape:
         """Of the products that one token passes through."""
         return sum(self.layer_params(layer) for layer in range(self.layers)) + self.vocab_size * self.dim
 
-    def mixer_params(self, layer: int) -> int:
-        return sum(weight.numbers for weight in KINDS[self.mixer(layer)].weights(self))
-
     def layer_params(self, layer: int) -> int:
         """Of the products of one layer that a token passes through."""
-        mixer = sum(weight.numbers for weight in KINDS[self.mixer(layer)].weights(self) if weight.product)
+        mixer = sum(weight.numbers for weight in self.mixer_weights(layer) if weight.product)
         if not self.sparse(layer):
             return mixer + 3 * self.dim * self.ffn_dim
         e = self.experts
@@ -111,7 +124,7 @@ class Shape:
         return mixer + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
 
     def _layers(self, active: bool) -> int:
-        mixers = sum(self.mixer_params(layer) for layer in range(self.layers))
+        mixers = sum(weight.numbers for layer in range(self.layers) for weight in self.mixer_weights(layer))
         norms = 2 * self.dim * self.layers
         dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
         if self.experts is None:
