@@ -7,14 +7,14 @@ also write what it holds in memory, stacks with gate and up in one (`save_origin
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from shoal.model.decoder import Decoder
 from shoal.spec.balancing import holds_bias
-from shoal.spec.families import FAMILIES
+from shoal.spec.families import FAMILIES, Family
 from shoal.spec.shape import Shape
 
 _TOP = {
@@ -51,19 +51,51 @@ class Piece:
     shape: tuple[int, ...]
     of: str  # name in the Decoder
     expert: int | None = None  # which matrix of a stack this is; None: all there is
+    first: int = 0  # the row of the folder's tensor at which ours begins, where several of ours are one there
 
 
 def pieces(shape: Shape) -> list[Piece]:
-    """Every tensor of a folder that holds a model of this shape, in the order in which it is written."""
+    """Every tensor of a folder that holds a model of this shape, in the order in which it is written. One that several
+    of ours make up is there as often."""
     found = []
-    for name, size in tensors_of(shape).items():
+    own, tensors = FAMILIES[shape.family], tensors_of(shape)
+    for name, size in tensors.items():
         block, part = _split(name)
         if part in _STACKED:
             names = _experts(block, part, shape)
             found += [Piece(hf, tuple(size[1:]), name, i) for i, hf in enumerate(names)]
+        elif theirs := _joined(part, own):
+            found.append(_row_piece(name, block, theirs, own.joined[theirs], tensors))
         else:
-            found.append(Piece(_plain(block, part, FAMILIES[shape.family].parts), tuple(size), name))
+            found.append(Piece(_plain(block, part, own.parts), tuple(size), name))
     return found
+
+
+def joined_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Those of ours that are a part of a folder's tensor, and their dimensions."""
+    own = FAMILIES[shape.family]
+    return {name: tuple(size) for name, size in tensors_of(shape).items() if _joined(_split(name)[1], own)}
+
+
+def _joined(part: str, own: Family) -> str | None:
+    """The module of the family's class that this is a part of."""
+    module = part.rpartition(".")[0]
+    return next((theirs for theirs, ours in own.joined.items() if module in ours), None)
+
+
+def _row_piece(name: str, block: str, theirs: str, ours: Sequence[str], tensors: Mapping[str, torch.Size]) -> Piece:
+    kind = name.rpartition(".")[2]
+    before = [tensors[f"blocks.{block}.{module}.{kind}"] for module in ours]
+    at = [f"blocks.{block}.{module}.{kind}" for module in ours].index(name)
+    inside = tuple(tensors[name][1:])
+    if theirs.endswith("conv1d") and inside:
+        inside = (1, *inside)  # torch's convolution has a dimension for the channels of a group, of which there is one
+    return Piece(
+        f"model.layers.{block}.{theirs}.{kind}",
+        (sum(size[0] for size in before), *inside),
+        name,
+        first=sum(size[0] for size in before[:at]),
+    )
 
 
 def stacked_pieces(shape: Shape) -> list[Piece]:
@@ -105,11 +137,14 @@ def _split(name: str) -> tuple[str, str]:
 def _plain(block: str, part: str, own: Mapping[str, str]) -> str:
     """`own`: what the family's class calls otherwise."""
     if not block:
-        return _TOP[part]
+        module = part.removesuffix(".weight")
+        return f"model.{own[module]}.weight" if module in own else _TOP[part]
     if part == "ffn.bias":
         return f"model.layers.{block}.mlp.gate.e_score_correction_bias"
     module, kind = part.rsplit(".", 1)
-    return f"model.layers.{block}.{own.get(module, _PARTS[module])}.{kind}"
+    if part in own:  # a parameter of the mixer itself
+        return f"model.layers.{block}.{own[part]}"
+    return f"model.layers.{block}.{own.get(module) or _PARTS[module]}.{kind}"
 
 
 def _experts(block: str, part: str, shape: Shape) -> list[str]:

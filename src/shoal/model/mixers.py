@@ -12,14 +12,15 @@ in `shoal.parallel.tensor`, its counts and sizes in `shoal.spec.mixers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from shoal.model import attention
+from shoal.model import attention, mamba
 from shoal.model.attention import Attention
+from shoal.model.mamba import Mamba
 from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ OfLayer = Callable[[int], tuple[Any, ...]]  # what the mixer of a layer reads be
 class Mixer:
     build: Callable[[Shape], nn.Module]
     beside: Callable[[Decoder, Tensor, Tensor | None], OfLayer]  # of positions and documents, [batch, seq] of all
+    starts: Mapping[str, Callable[[Tensor], Tensor]]  # of parameters that no rule of `model.init` is about
 
 
-MIXERS = {"attention": Mixer(Attention, attention.beside)}
+MIXERS = {
+    "attention": Mixer(Attention, attention.beside, {}),
+    "mamba": Mixer(Mamba, mamba.beside, mamba.STARTS),
+}
 
 
 def attentions(decoder: Decoder) -> Iterator[Attention]:

@@ -177,6 +177,8 @@ def _tensor(step: Step, rows: Rows) -> None:
             _add(rows, "tp", op, times * parts * m, (n - 1) * hidden * step.compute_bytes)
         if full:
             _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.compute_bytes)
+    # A state space norms its heads together: a sum for each token, and its gradient's.
+    _all_reduce(rows, "tp", n, (3 if full else 2) * m * shape.layers_of("mamba"), step.tokens * FLOAT32)
     _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.stream_bytes)  # the embedding
     _add(rows, "tp", "all_gather", m, (n - 1) * hidden * step.stream_bytes)
     chunk = max(1, chunk_tokens(shape.vocab_size // n, step.chunk_bytes) // (2 * n))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.errors import SpecError
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -18,6 +19,9 @@ def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:
     """Raises SpecError. `tokens` are those that a process computes at once, where that is known."""
     if tensor_parallel:
         raise SpecError("train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1.")
+    for kind in shape.mixers:
+        if not KINDS[kind].IN_8_BITS:
+            raise SpecError(f"train.precision fp8 does not compute the layers of model.{kind} yet: take bf16.")
     sides = {
         "model.dim": shape.dim,
         "model.heads x head_dim": shape.q_dim,

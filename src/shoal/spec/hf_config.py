@@ -1,5 +1,5 @@
-"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense or of
-experts (Mixtral, Qwen 3 MoE, dots.llm1).
+"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense, of
+experts (Mixtral, Qwen 3 MoE, dots.llm1) or with state-space layers (Bamba).
 
 Both ways refuse, with a sentence that names it, whatever the other side cannot express: a model that silently
 computes something else is worse than none. A key that a config leaves out means what transformers 5 takes it to mean.
@@ -14,6 +14,7 @@ from shoal.errors import SpecError
 from shoal.spec.families import FAMILIES, Family
 from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.hf_fields import refuse_the_unknown
+from shoal.spec.hf_mamba import mamba_from_hf, mamba_problem, mamba_to_hf
 from shoal.spec.hf_rope import rope_from_hf, rope_to_hf
 from shoal.spec.hf_values import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
 from shoal.spec.hf_windows import window_from_hf
@@ -49,7 +50,7 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
     kv_heads = family.kv_heads if "num_key_value_heads" not in config else None
     head_dim = family.head_dim if "head_dim" not in config else None
     max_seq_len = whole(config, "max_position_embeddings", MOST_POSITIONS, family.max_position)
-    theta, scaling = rope_from_hf(config, max_seq_len, family.theta)
+    theta, scaling = rope_from_hf(config, max_seq_len, family)
     window, full_layers = window_from_hf(config, kind, family, layers)
     bias = flag(config, "attention_bias") if family.attention_bias else False
     fields = {
@@ -74,6 +75,8 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
         "full_attention_layers": full_layers,
         "init_std": real(config, "initializer_range", STD) or STD,
     }
+    if family.mamba:
+        fields["mamba"] = mamba_from_hf(config, dim, layers)
     return fields | {"experts": experts_from_hf(config, family.routed, layers)} if family.routed else fields
 
 
@@ -119,13 +122,13 @@ def to_hf(shape: Shape) -> dict[str, Any]:
             config["use_sliding_window"] = shape.sliding_window is not None
         if family.window.leading is not None and shape.sliding_window is not None:
             config["max_window_layers"] = shape.full_attention_layers
-    return config | experts_to_hf(shape, family.routed)
+    return config | experts_to_hf(shape, family.routed) | mamba_to_hf(shape)
 
 
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     """Each of these computes something that the family's transformers class does not."""
     name = shape.family
-    problem = experts_problem(shape, family.routed)
+    problem = experts_problem(shape, family.routed) or mamba_problem(shape, family.mamba)
     if problem:
         pass
     elif shape.qk_norm != family.qk_norm:

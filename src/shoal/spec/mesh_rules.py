@@ -85,6 +85,15 @@ def _rotary(layout: Layout, work: Work) -> Iterator[Broken]:
         )
 
 
+def _sequences(layout: Layout, work: Work) -> Iterator[Broken]:
+    kinds = [kind for kind in work.shape.mixers if not KINDS[kind].SHARES_SEQUENCES]
+    if kinds and layout.sizes.cp > 1:
+        yield (
+            ("mesh.cp", f"model.{kinds[0]}"),
+            f"mesh.cp {layout.sizes.cp} cuts sequences, and a layer of model.{kinds[0]} needs each of them whole",
+        )
+
+
 def _batch(layout: Layout, work: Work) -> Iterator[Broken]:
     dp, micro = layout.sizes.dp, layout.micro_batch
     if work.batch % (dp * micro):
@@ -165,7 +174,7 @@ def _experts(layout: Layout, work: Work) -> Iterator[Broken]:
 
 
 # Each group is decided by the sizes and by values of its own, so that a search can settle them one after another.
-FIXED: tuple[Rule, ...] = (_processes, _tensor, _rotary)
+FIXED: tuple[Rule, ...] = (_processes, _tensor, _rotary, _sequences)
 BATCH: tuple[Rule, ...] = (_batch, _pipeline)  # micro_batch, schedule
 CONTEXT: tuple[Rule, ...] = (_context,)  # cp_method
 EXPERTS: tuple[Rule, ...] = (_experts,)  # ep

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
+from shoal.spec.families import FAMILIES
 from shoal.spec.mixers import KINDS
 from shoal.spec.mixers.weight import Weight
-from shoal.spec.model import Experts, Model, RopeScaling
+from shoal.spec.model import Experts, Mamba, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
 
@@ -38,6 +39,7 @@ class Shape:
     init: str  # a rule of shoal.spec.start_values
     init_std: float
     experts: Experts | None
+    mamba: Mamba | None
 
     @property
     def q_dim(self) -> int:
@@ -47,9 +49,14 @@ class Shape:
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that positions turn, its first."""
+        return int(self.head_dim * FAMILIES[self.family].rotary)
+
     def mixer(self, layer: int) -> str:
         """The kind of a layer's mixer, of `shoal.spec.mixers.KINDS`."""
-        return "attention"
+        return "attention" if self.mamba is None or layer in self.mamba.attention_layers else "mamba"
 
     def layers_of(self, kind: str) -> int:
         """How many layers have a mixer of this kind."""
@@ -152,4 +159,10 @@ def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
     same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
     closed = {"vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim}
     start = {"init": rule_of(model)[0], "init_std": STD if model.init_std == "auto" else model.init_std}
-    return Shape(**{**same, **closed, **start, "experts": balancing.closed(model)})
+    return Shape(**{**same, **closed, **start, "experts": balancing.closed(model), "mamba": _mamba(model)})
+
+
+def _mamba(model: Model) -> Mamba | None:
+    if model.mamba is None or model.mamba.head_dim != "auto":
+        return model.mamba
+    return model.mamba.model_copy(update={"head_dim": 2 * model.dim // model.mamba.heads})

@@ -47,8 +47,11 @@ class Family:
     qk_norm: bool = False
     norm_eps: float = 1e-6
     theta: float = 10_000.0
+    rotary: float = 1.0  # of a head, the part that positions turn
     routed: Routed | None = None
+    mamba: bool = False  # has state-space layers
     parts: Mapping[str, str] = field(default_factory=dict)  # modules of the model that its class calls otherwise
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modules that are one in its class, in order
 
     @property
     def experts(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.spec.mixers import attention
+from shoal.spec.mixers import attention, mamba
 from shoal.spec.mixers.weight import Weight
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 class Kind(Protocol):
     """What such a module has."""
+
+    SHARES_SEQUENCES: bool  # whether processes may hold a part of a sequence each (`mesh.cp`)
+    IN_8_BITS: bool  # whether its products can be (`train.precision: fp8`)
 
     def weights(self, shape: Shape) -> list[Weight]:
         """Every parameter, in the order of the module's own."""
@@ -33,7 +36,7 @@ class Kind(Protocol):
         """What tensor parallelism deals out, by the names in the run file: each must divide."""
 
 
-KINDS: dict[str, Kind] = {"attention": attention}
+KINDS: dict[str, Kind] = {"attention": attention, "mamba": mamba}
 
 
 def widest_tp(shape: Shape) -> int:

@@ -9,6 +9,7 @@ from shoal.spec.mixers.weight import Weight, linear
 if TYPE_CHECKING:
     from shoal.spec.shape import Shape
 
+SHARES_SEQUENCES, IN_8_BITS = True, True
 ROWS, COLUMNS = 0, 1
 
 
