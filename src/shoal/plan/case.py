@@ -194,7 +194,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "batch": case.batch,
         "seq": case.seq,
         "mixing_bytes": net.mixing_bytes,
-        "seen": (case.seq / 2 if case.seen is None else case.seen) * net.attended,
+        "seen": (case.seq / 2 * net.attention_share if case.seen is None else case.seen) * net.attended,
         "tp": plan.tp,
         "pp": plan.pp,
         "cp": plan.cp,

@@ -62,6 +62,11 @@ class Net:
         return own + ((self.other_in - self.other_out) / 2 - own) * self._other_share
 
     @property
+    def attention_share(self) -> float:
+        """Of the layers, those that attend."""
+        return 1 - self._other_share
+
+    @property
     def attended(self) -> float:
         """Of the width that `q_dim` states, what attends."""
         return self.heads * self.head_dim / self.q_dim
