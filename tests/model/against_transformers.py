@@ -34,10 +34,12 @@ from safetensors.torch import save_file
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
-from shoal.spec.hf_config import FAMILIES
+from shoal.spec.families import FAMILIES, Family
 from tests.model.random_folders import drawn, run_of
 
-TOLERANCE = {False: 1e-5, True: 1e-4}  # by whether it has experts; absolute, where logits spread by about one
+# Absolute, where logits spread by about one. A state space of random weights loses digits in either: transformers is
+# apart from itself by 2e-5 with chunks of 8 and of 256 tokens.
+DENSE_APART, EXPERTS_APART, STATES_APART = 1e-5, 1e-4, 5e-5
 TOKENS = torch.randint(0, 40, (2, 24), generator=torch.Generator().manual_seed(3))
 EQUAL, BOTH, OURS, THEIRS, DIFFERENT, CRASH = (
     "equal", "both refuse", "Shoal refuses", "only Shoal computes", "DIFFERENT", "CRASH",
@@ -78,7 +80,7 @@ def config_case(family: str, rng: Random, folder: Path) -> Case:
         return Case(family, config, inside, OURS if theirs is not None else BOTH, str(e))
     except Exception as e:
         return Case(family, config, inside, CRASH, repr(e))
-    return Case(family, config, inside, *_compared(found, theirs, FAMILIES[family].experts))
+    return Case(family, config, inside, *_compared(found, theirs, FAMILIES[family]))
 
 
 def _theirs(folder: Path) -> tuple[torch.Tensor | None, str]:
@@ -104,12 +106,13 @@ def _theirs(folder: Path) -> tuple[torch.Tensor | None, str]:
         return None, repr(e)
 
 
-def _compared(found: torch.Tensor, expected: torch.Tensor, experts: bool) -> tuple[str, str]:
+def _compared(found: torch.Tensor, expected: torch.Tensor, family: Family) -> tuple[str, str]:
     if not expected.isfinite().all():
         return THEIRS, "transformers computes NaN"
     spread = max(1.0, float(expected.std()))
     apart = float((found - expected).abs().max()) / spread
-    return (EQUAL, "") if apart <= TOLERANCE[experts] else (DIFFERENT, f"apart by {apart:.3g}")
+    most = EXPERTS_APART if family.experts else STATES_APART if family.mamba else DENSE_APART
+    return (EQUAL, "") if apart <= most else (DIFFERENT, f"apart by {apart:.3g}")
 
 
 def export_case(rng: Random, folder: Path) -> Case:
@@ -136,7 +139,7 @@ def export_case(rng: Random, folder: Path) -> Case:
         expected = logits(opened(folder), TOKENS)
     except Exception as e:
         return Case(family, drawn_run.model, True, CRASH, repr(e))
-    return Case(family, drawn_run.model, True, *_compared(found, expected, FAMILIES[family].experts))
+    return Case(family, drawn_run.model, True, *_compared(found, expected, FAMILIES[family]))
 
 
 def cases(families: list[str], configs: int, exports: int, seed: int) -> Iterator[Case]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
+    BambaConfig,
     Dots1Config,
     LlamaConfig,
     MistralConfig,
@@ -97,6 +98,21 @@ CONFIGS = {
         first_k_dense_replace=1,
         norm_topk_prob=True,
         sliding_window=None,
+    ),
+    "bamba": lambda: BambaConfig(**SMALL, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=16),
+    "bamba-groups-biases-tied": lambda: BambaConfig(
+        **SMALL,
+        attn_layer_indices=[0, 2],
+        mamba_n_heads=6,
+        mamba_n_groups=2,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_scaling=dict(YARN),
     ),
 }
 

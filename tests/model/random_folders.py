@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from shoal.errors import SpecError
 from shoal.spec.checks import trainable
-from shoal.spec.hf_config import FAMILIES
+from shoal.spec.families import FAMILIES
 from shoal.spec.hf_fields import ROPE_FIELDS
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
@@ -51,14 +51,16 @@ def within(family: str, rng: Random) -> Config:
     }
     maybe(config, rng, "tie_word_embeddings", [True, False])
     maybe(config, rng, "hidden_act", ["silu", "swish"])
-    if family == "llama":
-        maybe(config, rng, "num_key_value_heads", [None])
+    if family in ("llama", "bamba"):
+        maybe(config, rng, "num_key_value_heads", [None] if family == "llama" else [1])
         maybe(config, rng, "mlp_bias", [True, False])
-    if family in ("llama", "qwen3", "qwen3_moe", "dots1"):
+    if family in ("llama", "qwen3", "qwen3_moe", "dots1", "bamba"):
         maybe(config, rng, "attention_bias", [True, False])
     if family == "qwen3" or rng.random() < 0.5:
-        config["head_dim"] = rng.choice([4, 8, 12, 16])
+        config["head_dim"] = rng.choice([8, 12, 16] if family == "bamba" else [4, 8, 12, 16])
     _rope(config, rng)
+    if family == "bamba":
+        _states(config, rng)
     _window(config, family, rng)
     if FAMILIES[family].experts:
         _experts(config, family, rng)
@@ -94,12 +96,31 @@ def _rope(config: Config, rng: Random) -> None:
         config["rope_parameters"] = {**rope, "rope_theta": theta}
     elif spelling == "4":
         config |= {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
-    maybe(config, rng, "partial_rotary_factor", [1.0, None], 0.1)
+    if config["model_type"] != "bamba":  # whose class has one of its own
+        maybe(config, rng, "partial_rotary_factor", [1.0, None], 0.1)
+
+
+def _states(config: Config, rng: Random) -> None:
+    layers = config["num_hidden_layers"]
+    config["attn_layer_indices"] = rng.choice([None, [], [layers - 1], [0], list(range(layers))])
+    config["mamba_n_heads"] = rng.choice([2, 4, 8])
+    config["mamba_d_state"] = rng.choice([4, 8, 16])
+    maybe(config, rng, "mamba_expand", [1, 2, 3])
+    maybe(config, rng, "mamba_d_head", ["auto"])
+    maybe(config, rng, "mamba_n_groups", [1, 2])
+    maybe(config, rng, "mamba_d_conv", [1, 2, 4, 5])
+    maybe(config, rng, "mamba_chunk_size", [4, 16, 256])
+    maybe(config, rng, "mamba_conv_bias", [True, False])
+    maybe(config, rng, "mamba_proj_bias", [True, False])
+    maybe(config, rng, "time_step_limit", [[0.0, {"__float__": "Infinity"}]])
+    maybe(config, rng, "z_loss_coefficient", [0.0, 1e-4], 0.2)
 
 
 def _window(config: Config, family: str, rng: Random) -> None:
     layers = config["num_hidden_layers"]
     sliding = rng.random() < 0.5
+    if family == "bamba":
+        return
     if family == "llama":
         maybe(config, rng, "layer_types", [["full_attention"] * layers], 0.1)
         return
@@ -250,6 +271,11 @@ _OTHERS: dict[str, list[Any]] = {
     "pad_token_id": [-1, 5, 1000],
     "vocab_size": [40, 41, 64],
     "default_theta": [5.0],
+    "attn_layer_indices": [[0], [1, 7], [-1], "x", [True]],
+    "mamba_expand": [0, 1, 2, 1.5],
+    "mamba_d_head": [4, 8, "auto", "x"],
+    "mamba_n_groups": [0, 3],
+    "time_step_limit": [[0.0, 1.0], [0.001, {"__float__": "Infinity"}], None],
     "attribute_map": [{"num_hidden_layers": "x"}],
 }
 CHANGES: list[Callable[[Config, Random], None]] = [
@@ -317,6 +343,8 @@ def run_of(rng: Random) -> Drawn:
     maybe(model, rng, "full_attention_layers", [1], 0.1)
     if rng.random() < 0.6:
         model["rope_scaling"] = _scaling(rng)
+    if about.mamba or rng.random() < 0.03:
+        model["mamba"] = _states_of_run(rng, model["layers"])
     if about.experts or rng.random() < 0.05:
         model["experts"] = _experts_of_run(family, rng)
     return Drawn(model)
@@ -332,6 +360,21 @@ def _scaling(rng: Random) -> dict[str, Any]:
     maybe(scaling, rng, "beta_slow", [0.5, 2.0])
     maybe(scaling, rng, "attention_factor", [0.5, 1.0, 1.5], 0.3)
     return scaling
+
+
+def _states_of_run(rng: Random, layers: int) -> dict[str, Any]:
+    mamba: dict[str, Any] = {
+        "attention_layers": rng.choice([[], [0], [layers - 1]]),
+        "heads": rng.choice([2, 4, 8]),
+        "state_dim": rng.choice([4, 16]),
+    }
+    maybe(mamba, rng, "head_dim", ["auto", 8, 12], 0.3)
+    maybe(mamba, rng, "groups", [1, 2], 0.4)
+    maybe(mamba, rng, "conv_width", [1, 3], 0.3)
+    maybe(mamba, rng, "conv_bias", [True, False])
+    maybe(mamba, rng, "proj_bias", [True, False])
+    maybe(mamba, rng, "attention_layers", [[9]], 0.05)
+    return mamba
 
 
 def _experts_of_run(family: str, rng: Random) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from shoal.spec import hf_config
-from shoal.spec.hf_config import FAMILIES
+from shoal.spec.families import FAMILIES
 from tests.model.against_transformers import DIFFERENT, EQUAL, OURS, WRONG, Case, cases, config_case, taken
 
 

@@ -11,8 +11,10 @@ from transformers import GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from shoal.errors import SpecError
-from shoal.spec.hf_config import FAMILIES, from_hf
-from shoal.spec.hf_fields import FIELDS, READ, ROPE_FIELDS, Harmless, Only
+from shoal.spec.families import FAMILIES
+from shoal.spec.families.verdicts import READ, Harmless, Only
+from shoal.spec.hf_config import from_hf
+from shoal.spec.hf_fields import FIELDS, ROPE_FIELDS
 from tests.model.test_hf_config import config
 
 KNOWN = sorted(FAMILIES)
@@ -56,8 +58,9 @@ def test_what_a_config_leaves_out_is_the_default_of_the_class(kind: str) -> None
     short = config(kind, **needed)
     kept = {n: v for n, v in short.items() if n != "model_type"}
     long = config(kind, **{**whole, **kept})
-    for made in ("head_dim", "num_key_value_heads", "layer_types"):  # what the class makes of others is not a default
-        if next((f.default for f in dataclasses.fields(theirs(kind)) if f.name == made), None) is None:
+    for made in ("head_dim", "num_key_value_heads", "layer_types", "mamba_d_head"):
+        # What the class makes of others is not a default.
+        if next((f.default for f in dataclasses.fields(theirs(kind)) if f.name == made), None) in (None, "auto"):
             long.pop(made, None)
     assert from_hf(long) == from_hf(short)
 

@@ -48,6 +48,24 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "PP interleaved x FSDP": (4, {"pp": 2, "dp_shard": 2, "schedule": "interleaved", **FOUR_LAYERS}),
     "PP zbv": (2, {"pp": 2, "schedule": "zbv", **FOUR_LAYERS}),
     "PP, one stage without experts": (2, {"pp": 2, "model.experts": {**MOE, "dense_layers": 1}}),
+    "TP of state spaces, recomputed": (
+        2,
+        {
+            "tp": 2,
+            "recompute": "full",
+            "model.family": "bamba",
+            "model.mamba": {"attention_layers": [1], "heads": 4, "state_dim": 8},
+        },
+    ),
+    "TP x FSDP of state spaces in groups": (
+        4,
+        {
+            "tp": 2,
+            "dp_shard": 2,
+            "model.family": "bamba",
+            "model.mamba": {"attention_layers": [], "heads": 4, "state_dim": 8, "groups": 2},
+        },
+    ),
     "EP x FSDP": (4, {"dp_shard": 4, "ep": 2, "model.experts": MOE}),
 }
 

@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "qk_norm": {**DENSE, "qk_norm": True, "head_dim": 64},
     "experts": {**DENSE, "experts": EXPERTS},
+    "mamba": {**DENSE, "family": "bamba", "mamba": {"attention_layers": (), "heads": 8, "state_dim": 32}},
 }
 
 
@@ -63,7 +64,14 @@ def test_a_block_keeps_what_the_plan_says(kind: str, precision: str, mode: str) 
     run = closed(KINDS[kind], **{"train.precision": precision, "train.fp8_scaling": scaling, "mesh.recompute": mode})
     planned = activations.block(run, shape_of(run.model), layer=1).of(mode)
     # With so few tokens the scale of each input (4 bytes, once a micro-batch) is seen.
-    assert kept_by_a_layer(run) == pytest.approx(planned, rel=0.03 if scaling == "tensor" else 0.04)
+    rel = 0.05 if kind == "mamba" else 0.03 if scaling == "tensor" else 0.04
+    assert kept_by_a_layer(run) == pytest.approx(planned, rel=rel)
+
+
+def test_a_state_space_keeps_more_where_states_travel_between_chunks() -> None:
+    run = closed(KINDS["mamba"], **{"data.seq_len": 384})
+    planned = activations.block(run, shape_of(run.model), layer=1).none
+    assert kept_by_a_layer(run) == pytest.approx(planned, rel=0.05)
 
 
 def test_without_documents_to_keep_apart_there_is_no_mask_to_keep() -> None:
@@ -89,6 +97,7 @@ def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
         ("dense", {"mesh.cp": 2, "mesh.cp_method": "ring"}),
         ("dense", {"mesh.cp": 2, "mesh.cp_method": "all_to_all"}),
         ("experts", {"mesh.tp": 2, "mesh.ep": 2}),
+        ("mamba", {"mesh.tp": 2}),
     ]
     # Where all is recomputed a block's input is kept, and that is divided as it is elsewhere: once is enough.
     modes = [MODES, *[MODES[:2]] * (len(meshes) - 1)]

@@ -15,6 +15,7 @@ LEAVES = [n for n in names() if n.section is None]
 NEEDED = {
     "launch.volumes": {"launch.volumes.0.at": "/x"},
     "model.experts": {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 8}},
+    "model.mamba": {"model.mamba": {"attention_layers": [1], "heads": 4}},
     "model.rope_scaling": {"model.rope_scaling": {"kind": "linear", "factor": 2.0}},
     "train.schedule.past": {"train.schedule.past": [{"until": 3, "steps": 9}]},
     "data.eval": {"data.eval": [{"path": "held-out"}]},

@@ -61,7 +61,7 @@ NOBODY = (
 )
 
 
-OPTIONAL = ("model.experts", "model.rope_scaling")  # sections that are named as a whole
+OPTIONAL = ("model.experts", "model.mamba", "model.rope_scaling")  # sections that are named as a whole
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -12,7 +12,8 @@ import pytest
 from shoal.errors import SpecError
 from shoal.fleet.swarm.charter import write_charter
 from shoal.spec import Run, dump, load
-from shoal.spec.hf_config import FAMILIES, to_hf
+from shoal.spec.families import FAMILIES
+from shoal.spec.hf_config import to_hf
 from shoal.spec.history import differences
 from shoal.spec.model import Model
 from shoal.spec.rules import broken

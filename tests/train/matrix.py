@@ -54,6 +54,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "experts": {"count": 4, "top_k": 2, "ffn_dim": 32, "dense_layers": 1},
     },
+    "bamba": {
+        **WIDTHS,
+        "layers": 4,
+        "family": "bamba",
+        "mamba": {"attention_layers": [1], "heads": 8, "state_dim": 16},
+    },
+    "bamba of groups": {
+        **WIDTHS,
+        "layers": 4,
+        "family": "bamba",
+        "tie_embeddings": True,
+        "mamba": {"attention_layers": [0, 3], "heads": 4, "state_dim": 8, "groups": 2, "proj_bias": True},
+    },
 }
 
 
@@ -98,6 +111,8 @@ QUICK = [
     case(dp_replicate=2, tp=2, recompute="selective"),
     case(pp=2, dp_shard=2, tp=2, schedule="1f1b", micro_batch=2),
     case("mixture", pp=2, dp_shard=2, tp=2, ep=2, schedule="zbv", micro_batch=2),
+    case("bamba", PADDED, dp_shard=2, tp=2),
+    case("bamba", PADDED, pp=2, schedule="1f1b", micro_batch=2),
 ]
 FULL = [
     *QUICK,
@@ -132,6 +147,12 @@ FULL = [
     case("mixture", pp=2, dp_shard=4, ep=2, schedule="1f1b", micro_batch=1),
     case("mixture", dp_shard=4, tp=2, ep=4, recompute="selective"),
     case("qwen3 tied", {"train.optimizer.name": "muon"}, pp=2, tp=2, schedule="1f1b", micro_batch=2),
+    case("bamba", dp_shard=2),
+    case("bamba", dp_replicate=2),
+    case("bamba", tp=2, recompute="selective"),
+    case("bamba of groups", tp=2, recompute="full"),
+    case("bamba of groups", pp=2, dp_shard=2, schedule="zbv", micro_batch=2, recompute="attention"),
+    case("bamba", {"train.optimizer.name": "muon"}, pp=2, tp=2, schedule="1f1b", micro_batch=2),
 ]
 
 

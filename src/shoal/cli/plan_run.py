@@ -106,13 +106,18 @@ def _about(best: Verdict) -> list[str]:
 
 def _documents(asked: Asked) -> str:
     """What attention has to do, and how that is known."""
-    seen, half = asked.seen, asked.run.data.seq_len / 2
+    seen, half, shape = asked.seen, asked.run.data.seq_len / 2, asked.shape
+    attending = shape.layers_of("attention")
+    if not attending:
+        return "Attention: no layer has any."
+    all_layers = shape.layers / attending  # the counts are means over all layers
     if seen.basis == WHOLE:
-        return f"Attention: {WHOLE}, in which a token sees {seen.seen:,.0f} tokens on average."
-    text = f"Attention: a token sees {seen.seen:,.0f} tokens on average ({seen.basis}), not a window's {half:,.0f}"
+        return f"Attention: {WHOLE}, in which a token sees {seen.seen * all_layers:,.0f} tokens on average."
+    sees = f"{seen.seen * all_layers:,.0f}"
+    text = f"Attention: a token sees {sees} tokens on average ({seen.basis}), not a window's {half:,.0f}"
     if asked.computed is None:
         return f"{text}; a mask tells documents apart here, and what lies between them is computed all the same."
-    return f"{text}; the kernel computes {seen.computed:,.0f}, whole blocks where documents begin and end."
+    return f"{text}; the kernel computes {seen.computed * all_layers:,.0f}, whole blocks where documents begin and end."
 
 
 def _islands(asked: Asked, where: Target, best: Verdict) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from shoal.model.norm import RMSNorm
 from shoal.model.rope import rotate
 from shoal.spec.shape import Shape
+
+if TYPE_CHECKING:
+    from shoal.model.decoder import Decoder
 
 
 class Attention(nn.Module):
@@ -28,8 +31,9 @@ class Attention(nn.Module):
         self.project: Callable[[Attention, Tensor], Sequence[Tensor]] = project
         self.attend: Callable[..., Tensor] = attend
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+    def forward(self, x: Tensor, beside: tuple[Tensor, Tensor, Any]) -> Tensor:
         """x [batch, seq, dim]; mask as the Decoder's `mask` makes it for `attend`, None meaning plainly causal."""
+        cos, sin, mask = beside
         # [batch, seq, heads, head_dim], and kv_heads of k and v
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in self.project(self, x))
         if self.q_norm is not None and self.k_norm is not None:
@@ -37,6 +41,16 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = self.attend(q, k, v, mask, self.groups)  # [batch, seq, heads, head_dim]
         return self.out(mixed.flatten(-2))
+
+
+def beside(decoder: Decoder, positions: Tensor, documents: Tensor | None) -> Callable[[int], tuple[Any, ...]]:
+    """Rotary positions and masks, made once for all layers."""
+    shape, seq, device = decoder.shape, positions.shape[1], positions.device
+    cos, sin = decoder.rope(positions)
+    full = decoder.mask(documents, seq, None, device)
+    window = shape.sliding_window
+    sliding = full if window is None else decoder.mask(documents, seq, window, device)
+    return lambda layer: (cos, sin, full if layer < shape.full_attention_layers else sliding)
 
 
 def project(attention: Attention, x: Tensor) -> Sequence[Tensor]:

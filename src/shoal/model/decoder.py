@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
-from shoal.model.attention import Attention, attention_mask
+from shoal.model.attention import attention_mask
 from shoal.model.feed_forward import FeedForward
 from shoal.model.head import Head
 from shoal.model.init import init_weights
+from shoal.model.mixers import MIXERS
 from shoal.model.moe import MixtureOfExperts
 from shoal.model.norm import RMSNorm
 from shoal.model.rope import Rope
@@ -25,18 +26,35 @@ from shoal.spec.shape import Shape
 
 
 class Block(nn.Module):
+    """A mixer, in which tokens learn of each other, and a feed-forward, which looks at them one by one.
+
+    The mixer is held under the name of its kind, so that parameters in checkpoints say what they are of.
+    """
+
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
-        self.attention = Attention(shape)
+        self.kind = shape.mixer(layer)
+        self.add_module(f"{self.kind}_norm", RMSNorm(shape.dim, eps=shape.norm_eps))
+        self.add_module(self.kind, MIXERS[self.kind].build(shape))
         self.ffn_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
         self.ffn = (
             MixtureOfExperts(shape) if shape.sparse(layer) else FeedForward(shape.dim, shape.ffn_dim, shape.mlp_bias)
         )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, *padding: Tensor) -> Tensor:
-        """`padding`: for a mixture of experts, where some tokens are."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
+    @property
+    def mixer(self) -> nn.Module:
+        found: nn.Module = getattr(self, self.kind)
+        return found
+
+    @property
+    def mixer_norm(self) -> nn.Module:
+        found: nn.Module = getattr(self, f"{self.kind}_norm")
+        return found
+
+    def forward(self, x: Tensor, beside: tuple[Any, ...], *padding: Tensor) -> Tensor:
+        """`beside`: what the mixer reads (`shoal.model.mixers`). `padding`: for a mixture of experts, where some tokens
+        are."""
+        x = x + self.mixer(self.mixer_norm(x), beside)
         return x + self.ffn(self.ffn_norm(x), *padding)  # [batch, seq, dim]
 
 
@@ -59,6 +77,7 @@ class Decoder(nn.Module):
         _check(shape)
         layers = range(shape.layers) if layers is None else layers
         self.shape, self.layers = shape, layers
+        self.kinds = tuple(dict.fromkeys(shape.mixer(i) for i in layers))
         self.first, self.last = 0 in layers, shape.layers - 1 in layers
         self.rope = Rope(shape)
         self.mask: Callable[..., Any] = attention_mask
@@ -105,11 +124,8 @@ class Decoder(nn.Module):
         seq, device = x.shape[1] if positions is None else positions.shape[1], x.device
         if positions is None:
             positions = torch.arange(seq, device=device)[None]
-        # Made once and shared by all blocks.
-        cos, sin = self.rope(positions)
-        full = self.mask(documents, seq, None, device)
-        window = self.shape.sliding_window
-        sliding = full if window is None else self.mask(documents, seq, window, device)
+        # Made once and shared by all blocks of a kind.
+        beside = {kind: MIXERS[kind].beside(self, positions, documents) for kind in self.kinds}
         if self.first:
             x = self.embed(x)  # [batch, seq, dim]
             if torch.is_autocast_enabled(device.type):
@@ -118,8 +134,7 @@ class Decoder(nn.Module):
         for i, block in zip(self.layers, self.blocks.values(), strict=True):
             if self.timer is not None:
                 self.timer.enter()
-            mask = full if i < self.shape.full_attention_layers else sliding
-            x = block(x, cos, sin, mask, *(fill if self.shape.sparse(i) else ()))
+            x = block(x, beside[self.shape.mixer(i)](i), *(fill if self.shape.sparse(i) else ()))
             if self.timer is not None:
                 self.timer.leave()
             if self.passes is not None:

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from shoal.model.attention import attend as attend_plainly
 from shoal.model.attention import attention_mask
 from shoal.model.decoder import Decoder
+from shoal.model.mixers import attentions
 from shoal.same_bits import same_bits
 
 BLOCK = 128
@@ -29,8 +30,8 @@ def apply(decoder: Decoder) -> None:
     if width < 16 or width & (width - 1):
         return
     decoder.mask = mask
-    for block in decoder.blocks.values():
-        block.attention.attend = attend  # type: ignore[union-attr]  # a ModuleDict does not know what it holds
+    for attention in attentions(decoder):
+        attention.attend = attend
 
 
 def mask(documents: Tensor | None, seq: int, window: int | None, device: torch.device) -> BlockMask | Tensor | None:

@@ -52,7 +52,8 @@ def apply(decoder: Decoder, device: torch.device, head: bool, scaling: Literal["
         join, spread, linear = fp8_rows.project, fp8_rows.widen, fp8_rows.RowLinear8
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
-        attention, ffn = block.attention, block.ffn
+        attention, ffn = block.mixer, block.ffn
+        assert isinstance(attention, Attention), "shoal.spec.eight_bits lets no other mixer pass"
         # The same function and class in every block: what is compiled for one then serves all.
         attention.project = join
         attention.out.__class__ = linear
@@ -72,7 +73,8 @@ def paused(decoders: Iterable[Decoder]) -> Iterator[None]:
     for decoder in decoders:
         for block in decoder.blocks.values():
             assert isinstance(block, Block)
-            attention, ffn = block.attention, block.ffn
+            attention, ffn = block.mixer, block.ffn
+            assert isinstance(attention, Attention)
             kept += [_swap(attention, "project", project), _swap(attention.out, "__class__", nn.Linear)]
             if isinstance(ffn, FeedForward):
                 kept += [_swap(ffn, "widen", widen), _swap(ffn.down, "__class__", nn.Linear)]

@@ -49,18 +49,20 @@ def load_weights(model: nn.Module | Sequence[nn.Module], folder: str | os.PathLi
     with ExitStack() as stack:
         held, stored = open_weights(Path(folder), shape, stack)
         stacked = is_stacked(held, shape)
-        of = defaultdict(list)
+        of: dict[str, list[Piece]] = defaultdict(list)
         for piece in stored:
-            of[piece.of].append(piece.name)
+            of[piece.of].append(piece)
         for stretch in stretches:
             clear_buffers(stretch)  # a router's bias, where the folder has none
             for name, tensor in _tensors(stretch):
                 if name not in of:
                     continue
                 if tensor.ndim == 3:
-                    fill_stack(tensor, partial(_in_stack if stacked else _alone, held, of[name], name))
+                    names = [piece.name for piece in of[name]]
+                    fill_stack(tensor, partial(_in_stack if stacked else _alone, held, names, name))
                 else:
-                    fill(tensor, partial(_rows, held[of[name][0]], of[name][0]))
+                    piece = of[name][0]
+                    fill(tensor, partial(_rows, held[piece.name], piece.name, first=piece.first))
 
 
 def open_weights(folder: Path, shape: Shape, stack: ExitStack) -> tuple[dict[str, Held], list[Piece]]:
@@ -76,8 +78,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _rows(file: Held, name: str, _: torch.Size, rows: slice) -> Tensor:
-    return file.read(name, rows)
+def _rows(file: Held, name: str, shape: torch.Size, rows: slice, first: int = 0) -> Tensor:
+    """`first`: where several of ours are one in the folder, the row at which this one begins."""
+    return file.read(name, slice(first + rows.start, first + rows.stop)).reshape(-1, *shape[1:])
 
 
 def _alone(held: Mapping[str, Held], names: list[str], _: str, expert: int) -> Rows:
@@ -160,24 +163,33 @@ def _save_tensors(
     """One file, or several of at most `shard_bytes` and an index. Memory: one file's tensors."""
     kept = {p.name: torch.float32 if p.of.endswith("ffn.bias") else dtype or tensors[p.of].dtype for p in stored}
     sizes = {p.name: math.prod(p.shape) * kept[p.name].itemsize for p in stored}
-    shards: list[list[Piece]] = [[]]
+    made_of: dict[str, list[Piece]] = defaultdict(list)
     for piece in stored:
-        if shards[-1] and sum(sizes[p.name] for p in shards[-1]) + sizes[piece.name] > shard_bytes:
+        made_of[piece.name].append(piece)
+    shards: list[list[str]] = [[]]
+    for name in made_of:
+        if shards[-1] and sum(sizes[other] for other in shards[-1]) + sizes[name] > shard_bytes:
             shards.append([])
-        shards[-1].append(piece)
+        shards[-1].append(name)
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     for file, part in zip(files, shards, strict=True):
-        whole = {}
-        for p in part:
-            tensor = tensors[p.of] if p.expert is None else tensors[p.of][p.expert]
-            whole[p.name] = tensor.detach().to("cpu", kept[p.name]).contiguous()
+        whole = {name: _written(made_of[name], tensors).to("cpu", kept[name]).contiguous() for name in part}
         save_file(whole, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(0o666 & ~_umask())  # safetensors lets only the owner read what it writes
     if len(shards) > 1:
-        weight_map = {p.name: file for file, part in zip(files, shards, strict=True) for p in part}
+        weight_map = {name: file for file, part in zip(files, shards, strict=True) for name in part}
         _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+
+
+def _written(made_of: list[Piece], tensors: Mapping[str, Tensor]) -> Tensor:
+    """A tensor of the folder: one of ours, an expert of one, or several one after another."""
+    first = made_of[0]
+    if len(made_of) == 1:
+        return (tensors[first.of] if first.expert is None else tensors[first.of][first.expert]).detach()
+    ours = sorted(made_of, key=lambda piece: piece.first)
+    return torch.cat([tensors[piece.of].detach() for piece in ours]).reshape(first.shape)
 
 
 def _umask() -> int:

@@ -7,13 +7,14 @@ also write what it holds in memory, stacks with gate and up in one (`save_origin
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from shoal.model.decoder import Decoder
 from shoal.spec.balancing import holds_bias
+from shoal.spec.families import FAMILIES, Family
 from shoal.spec.shape import Shape
 
 _TOP = {
@@ -34,12 +35,12 @@ _PARTS = {  # of a block, without `.weight` or `.bias`: Shoal's name to that of 
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
     "ffn.router": "mlp.gate",
+    "ffn.experts": "mlp.experts",
     "ffn.shared.gate": "mlp.shared_experts.gate_proj",
     "ffn.shared.up": "mlp.shared_experts.up_proj",
     "ffn.shared.down": "mlp.shared_experts.down_proj",
 }
 _STACKED = {"ffn.experts.gate": "gate_proj", "ffn.experts.up": "up_proj", "ffn.experts.down": "down_proj"}
-_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,51 @@ class Piece:
     shape: tuple[int, ...]
     of: str  # name in the Decoder
     expert: int | None = None  # which matrix of a stack this is; None: all there is
+    first: int = 0  # the row of the folder's tensor at which ours begins, where several of ours are one there
 
 
 def pieces(shape: Shape) -> list[Piece]:
-    """Every tensor of a folder that holds a model of this shape, in the order in which it is written."""
+    """Every tensor of a folder that holds a model of this shape, in the order in which it is written. One that several
+    of ours make up is there as often."""
     found = []
-    for name, size in tensors_of(shape).items():
+    own, tensors = FAMILIES[shape.family], tensors_of(shape)
+    for name, size in tensors.items():
         block, part = _split(name)
         if part in _STACKED:
             names = _experts(block, part, shape)
             found += [Piece(hf, tuple(size[1:]), name, i) for i, hf in enumerate(names)]
+        elif theirs := _joined(part, own):
+            found.append(_row_piece(name, block, theirs, own.joined[theirs], tensors))
         else:
-            found.append(Piece(_plain(block, part, mixtral=shape.family == "mixtral"), tuple(size), name))
+            found.append(Piece(_plain(block, part, own.parts), tuple(size), name))
     return found
+
+
+def joined_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Those of ours that are a part of a folder's tensor, and their dimensions."""
+    own = FAMILIES[shape.family]
+    return {name: tuple(size) for name, size in tensors_of(shape).items() if _joined(_split(name)[1], own)}
+
+
+def _joined(part: str, own: Family) -> str | None:
+    """The module of the family's class that this is a part of."""
+    module = part.rpartition(".")[0]
+    return next((theirs for theirs, ours in own.joined.items() if module in ours), None)
+
+
+def _row_piece(name: str, block: str, theirs: str, ours: Sequence[str], tensors: Mapping[str, torch.Size]) -> Piece:
+    kind = name.rpartition(".")[2]
+    before = [tensors[f"blocks.{block}.{module}.{kind}"] for module in ours]
+    at = [f"blocks.{block}.{module}.{kind}" for module in ours].index(name)
+    inside = tuple(tensors[name][1:])
+    if theirs.endswith("conv1d") and inside:
+        inside = (1, *inside)  # torch's convolution has a dimension for the channels of a group, of which there is one
+    return Piece(
+        f"model.layers.{block}.{theirs}.{kind}",
+        (sum(size[0] for size in before), *inside),
+        name,
+        first=sum(size[0] for size in before[:at]),
+    )
 
 
 def stacked_pieces(shape: Shape) -> list[Piece]:
@@ -76,7 +109,7 @@ def stacked_pieces(shape: Shape) -> list[Piece]:
             both = (size[0], 2 * size[1], size[2])
             found.append(Piece(f"model.layers.{block}.mlp.experts.gate_up_proj", both, name))
         else:
-            found.append(Piece(_plain(block, part, mixtral=False), tuple(size), name))
+            found.append(Piece(_plain(block, part, {}), tuple(size), name))
     return found
 
 
@@ -101,19 +134,21 @@ def _split(name: str) -> tuple[str, str]:
     return (block[1], block[2]) if block else ("", name)
 
 
-def _plain(block: str, part: str, mixtral: bool) -> str:
+def _plain(block: str, part: str, own: Mapping[str, str]) -> str:
+    """`own`: what the family's class calls otherwise."""
     if not block:
-        return _TOP[part]
+        module = part.removesuffix(".weight")
+        return f"model.{own[module]}.weight" if module in own else _TOP[part]
     if part == "ffn.bias":
         return f"model.layers.{block}.mlp.gate.e_score_correction_bias"
     module, kind = part.rsplit(".", 1)
-    name = f"model.layers.{block}.{_PARTS[module]}.{kind}"
-    return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+    if part in own:  # a parameter of the mixer itself
+        return f"model.layers.{block}.{own[part]}"
+    return f"model.layers.{block}.{own.get(module) or _PARTS[module]}.{kind}"
 
 
 def _experts(block: str, part: str, shape: Shape) -> list[str]:
     assert shape.experts is not None
-    theirs, home = _STACKED[part], "mlp"
-    if shape.family == "mixtral":
-        theirs, home = _OF_MIXTRAL[theirs], "block_sparse_moe"
-    return [f"model.layers.{block}.{home}.experts.{i}.{theirs}.weight" for i in range(shape.experts.count)]
+    own, theirs = FAMILIES[shape.family].parts, _STACKED[part]
+    home, matrix = own.get("ffn.experts", _PARTS["ffn.experts"]), own.get(theirs, theirs)
+    return [f"model.layers.{block}.{home}.{i}.{matrix}.weight" for i in range(shape.experts.count)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal.model.mixers import MIXERS
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import RULES, Matrix, Role, Start
 
@@ -19,7 +20,7 @@ ROLES: dict[str, Role] = {  # by the last part of a matrix's name, be it dense, 
     "embed": "embedding",
     "head": "head",
     "router": "router",
-    **dict.fromkeys(("q", "k", "v"), "attention"),
+    **dict.fromkeys(("q", "k", "v", "x", "b", "c", "dt"), "attention"),
     "gate": "gate",
     "up": "up",
     **dict.fromkeys(("out", "down"), "residual"),
@@ -32,8 +33,11 @@ Rows = Callable[[torch.Size, slice], Tensor]  # (shape of the whole matrix, rows
 def init_weights(model: nn.Module, shape: Shape, seed: int) -> None:
     """Norms one, biases zero, matrices normal by the shape's rule. Each number depends on (rule, seed, parameter name,
     place) alone."""
+    own = {part: make for mixer in MIXERS.values() for part, make in mixer.starts.items()}
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if make := own.get(name.removesuffix(".weight").rpartition(".")[2]):
+            fill(parameter, partial(_even, make=make, seed=seed, name=name))
+        elif name.endswith("norm.weight"):
             fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
         elif name.endswith(".bias"):
             fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
@@ -127,6 +131,12 @@ def _normal(shape: torch.Size, rows: slice, start: Start, seed: int, name: str) 
         return drawn(blocks[0])
     with ThreadPoolExecutor(min(len(blocks), torch.get_num_threads())) as threads:
         return torch.cat(list(threads.map(drawn, blocks)))
+
+
+def _even(shape: torch.Size, rows: slice, make: Callable[[Tensor], Tensor], seed: int, name: str) -> Tensor:
+    """Rows of what is made of numbers spread evenly over [0, 1). Such parameters are small, and drawn whole."""
+    generator = torch.Generator("cpu").manual_seed(_key(seed, name, 0))
+    return make(torch.empty(shape, device="cpu").uniform_(generator=generator))[rows]
 
 
 def _draw_again(numbers: Tensor, std: float, cut: float, generator: torch.Generator) -> None:

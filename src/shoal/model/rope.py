@@ -24,12 +24,12 @@ class Rope:
         self._frequencies = {torch.device("cpu"): frequencies(shape)}
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32, [batch, seq, 1, head_dim / 2]: the 1 spreads over the heads."""
+        """cos and sin, float32, [batch, seq, 1, rotary_dim / 2]: the 1 spreads over the heads."""
         scaling = self.shape.rope_scaling
         if scaling is not None and scaling.kind == "dynamic":
-            freqs = _dynamic_frequencies(self.shape, scaling, positions)  # [batch, 1, head_dim / 2]
+            freqs = _dynamic_frequencies(self.shape, scaling, positions)  # [batch, 1, rotary_dim / 2]
         else:
-            freqs = self._on(positions.device)  # [head_dim / 2]
+            freqs = self._on(positions.device)  # [rotary_dim / 2]
         angles = (positions[..., None].float() * freqs)[:, :, None, :]
         return angles.cos() * self.scale, angles.sin() * self.scale
 
@@ -40,16 +40,19 @@ class Rope:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [batch, seq, heads, head_dim]; the two halves of a head are the two coordinates, as in Hugging Face."""
+    """Rotate [batch, seq, heads, head_dim]; the two halves of a head are the two coordinates, as in Hugging Face. What
+    of a head is wider than the angles stays as it is."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat((*parts, rest) if rest.shape[-1] else parts, dim=-1)
 
 
 def frequencies(shape: Shape) -> Tensor:
-    """Radians a position turns each pair of a head by, float32 on the CPU, [head_dim / 2]."""
+    """Radians a position turns each pair of a head by, float32 on the CPU, [rotary_dim / 2]."""
     scaling = shape.rope_scaling
-    powers = _powers(shape.head_dim)
+    powers = _powers(shape.rotary_dim)
     plain = 1.0 / (shape.rope_theta**powers)
     if scaling is None or scaling.kind == "dynamic":
         return plain
@@ -77,7 +80,7 @@ def _llama3(plain: Tensor, scaling: RopeScaling, original: int) -> Tensor:
 
 def _yarn(shape: Shape, scaling: RopeScaling, powers: Tensor) -> Tensor:
     """YaRN (arXiv:2309.00071): interpolate slow dimensions, keep fast ones, ramp between."""
-    dim, original = shape.head_dim, scaling.original_max_seq_len or shape.max_seq_len
+    dim, original = shape.rotary_dim, scaling.original_max_seq_len or shape.max_seq_len
 
     def dimension_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
@@ -93,7 +96,7 @@ def _yarn(shape: Shape, scaling: RopeScaling, powers: Tensor) -> Tensor:
 
 
 def _dynamic_frequencies(shape: Shape, scaling: RopeScaling, positions: Tensor) -> Tensor:
-    """Dynamic NTK: the base grows with the length once it passes the trained one. [batch, 1, head_dim / 2]
+    """Dynamic NTK: the base grows with the length once it passes the trained one. [batch, 1, rotary_dim / 2]
 
     transformers takes the longest row of the batch and remembers it; here each row has its own length, so that a
     row's logits do not depend on which other rows share its micro-batch.
@@ -101,8 +104,8 @@ def _dynamic_frequencies(shape: Shape, scaling: RopeScaling, positions: Tensor) 
     original = scaling.original_max_seq_len or shape.max_seq_len
     length = (positions.amax(dim=-1, keepdim=True) + 1).clamp(min=original).float()  # [batch, 1]
     growth = scaling.factor * length / original - (scaling.factor - 1)
-    base = shape.rope_theta * growth ** (shape.head_dim / (shape.head_dim - 2))
-    powers = _powers(shape.head_dim).to(positions.device)
+    base = shape.rope_theta * growth ** (shape.rotary_dim / (shape.rotary_dim - 2))
+    powers = _powers(shape.rotary_dim).to(positions.device)
     return 1.0 / (base[..., None] ** powers)
 
 

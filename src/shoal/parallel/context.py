@@ -21,6 +21,7 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.model.decoder import Decoder
+from shoal.model.mixers import attentions
 from shoal.parallel import all_to_all, pairs, ring
 from shoal.parallel.place import Place
 
@@ -42,8 +43,8 @@ def split(decoder: Decoder, place: Place, method: Method) -> None:
     else:
         decoder.mask = partial(all_to_all.mask, size=size)
         attend = partial(all_to_all.attend, group=group, size=size)
-    for block in decoder.blocks.values():
-        block.attention.attend = attend  # type: ignore[union-attr]  # a ModuleDict does not know what it holds
+    for attention in attentions(decoder):
+        attention.attend = attend
 
 
 def cut(whole: Array, place: Place, method: Method, dim: int = 1) -> Array:

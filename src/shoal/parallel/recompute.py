@@ -70,7 +70,7 @@ def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Te
     plain = block.forward
     tensor_parallel = any(isinstance(p, DTensor) for p in block.parameters())
 
-    def forward(x: Tensor, cos: Tensor, sin: Tensor, mask: Any, *padding: Tensor) -> Tensor:
+    def forward(x: Tensor, beside: tuple[Any, ...], *padding: Tensor) -> Tensor:
         settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if contexts is not None:
             settings["context_fn"] = contexts
@@ -78,7 +78,7 @@ def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Te
             # The compiler keeps RNG state for attention that it computes again, dropout or not, and torch 2.13 then
             # loses count of what a graph with DTensors has saved.
             settings["context_fn"] = _attention_alone
-        return checkpoint(plain, x, cos, sin, mask, *padding, **settings)
+        return checkpoint(plain, x, beside, *padding, **settings)
 
     return forward
 

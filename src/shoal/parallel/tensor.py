@@ -8,13 +8,14 @@ hidden states are plain tensors [batch, seq / tp, dim]: gathered on the way in, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -24,8 +25,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shoal.model.decoder import Decoder
+from shoal.model.decoder import Block, Decoder
 from shoal.model.head import Head
+from shoal.model.mamba import Mamba
 from shoal.parallel import vocabulary
 from shoal.parallel.place import Place
 
@@ -45,6 +47,7 @@ def split(decoder: Decoder, place: Place) -> None:
     mesh = place.dense["tp"]
     decoder.stretch = partial(_stretch, size=place.sizes.tp, index=place.at["tp"])
     for block in decoder.blocks.values():
+        assert isinstance(block, Block)
         parallelize_module(block, mesh, _block(block))
     if hasattr(decoder, "embed"):
         _cut_rows(decoder.embed, mesh)
@@ -55,24 +58,23 @@ def split(decoder: Decoder, place: Place) -> None:
         decoder.head.loss, decoder.head.logits = vocabulary.summed_cross_entropy, vocabulary.logits
 
 
-def _block(block: nn.Module) -> Plan:
-    attention, ffn = block.get_submodule("attention"), block.get_submodule("ffn")
-    plan: Plan = {
-        "attention_norm": _whole(SEQUENCE),
-        "attention": _Gathered(SEQUENCE, beside=3),  # cos, sin and mask are those of the whole sequence
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
-        "ffn_norm": _whole(SEQUENCE),
-    }
-    if attention.q_norm is not None:  # one weight for all heads, of which each process sees its own
-        plan |= {"attention.q_norm": _whole(HEADS), "attention.k_norm": _whole(HEADS)}
+def _block(block: Block) -> Plan:
+    kind, ffn = block.kind, block.ffn
+    plan: Plan = {f"{kind}_norm": _whole(SEQUENCE), "ffn_norm": _whole(SEQUENCE)}
+    plan |= {f"{kind}.{name}".rstrip("."): style for name, style in MIXERS[kind](block.mixer).items()}
     if not hasattr(ffn, "experts"):
         return plan | _feed_forward("ffn")
     # A mixture of experts routes the tokens of this process's stretch; `shoal.parallel.expert` deals out the experts.
     plan["ffn.router"] = _whole(STACKED)
     return plan | (_feed_forward("ffn.shared") if getattr(ffn, "shared", None) is not None else {})
+
+
+def _attention(attention: nn.Module) -> Plan:
+    plan: Plan = {"": _Gathered(SEQUENCE, beside=1), **{name: ColwiseParallel() for name in ("q", "k", "v")}}
+    plan["out"] = RowwiseParallel(output_layouts=Shard(SEQUENCE))
+    if attention.q_norm is not None:  # one weight for all heads, of which each process sees its own
+        plan |= {"q_norm": _whole(HEADS), "k_norm": _whole(HEADS)}
+    return plan
 
 
 def _feed_forward(name: str) -> Plan:
@@ -113,3 +115,49 @@ def _cut_rows(module: nn.Embedding | Head, mesh: DeviceMesh) -> None:
     """Rows of the vocabulary. torch's style for embeddings gives every process the gradient of all rows."""
     if module.weight is not None:
         module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
+
+
+def _mamba(mamba: nn.Module) -> Plan:
+    assert isinstance(mamba, Mamba)
+    return {"": _State(mamba.cuts), "out": RowwiseParallel(output_layouts=Shard(SEQUENCE))}
+
+
+class _State(_Gathered):
+    """A state space whose heads are dealt out. It computes with plain tensors: what is here of each parameter. A single
+    group serves all heads, so it is held whole, and each process has a part of its gradient."""
+
+    def __init__(self, cuts: Mapping[str, int | None]) -> None:
+        super().__init__(SEQUENCE, beside=1)
+        self.cuts = cuts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, Mamba)
+        for name, cut in self.cuts.items():
+            owner, _, last = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            if owner != "out":  # which has a style of its own
+                placement = Replicate() if cut is None else Shard(cut)
+                parameter = distribute_tensor(holder.get_parameter(last), device_mesh, [placement])
+                holder.register_parameter(last, nn.Parameter(parameter))
+        module.part, module.total = _part, partial(_total, mesh=device_mesh)
+        return super()._apply(module, device_mesh)
+
+    def _prepare_input_fn(self, inputs: tuple[Any, ...], device_mesh: DeviceMesh) -> tuple[Any, ...]:
+        x, *rest = super()._prepare_input_fn(inputs, device_mesh)
+        return x.to_local(grad_placements=[Partial()]), *rest
+
+
+def _part(parameter: Tensor) -> Tensor:
+    assert isinstance(parameter, DTensor)
+    if all(placement.is_replicate() for placement in parameter.placements):
+        return parameter.to_local(grad_placements=[Partial()] * len(parameter.placements))
+    return parameter.to_local()
+
+
+def _total(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum over all processes; each has a part of its gradient."""
+    summed = DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+    return summed.to_local(grad_placements=[Partial()])
+
+
+MIXERS: dict[str, Callable[[nn.Module], Plan]] = {"attention": _attention, "mamba": _mamba}

@@ -25,10 +25,12 @@ and data parallelism divide the tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.plan.documents import skips_between
 from shoal.spec.mesh import Sizes
+from shoal.spec.mixers import mamba as facts
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -89,29 +91,66 @@ class Kept:
 def block(run: Run, shape: Shape, layer: int) -> Kept:
     at = setting(run)
     tp, c, r = at.sizes.tp, at.compute, at.stream
-    attention, exchanged = _attention(at, shape)
-    masked = _masked(run, shape, layer) and not at.ring and not _by_rule(run, shape)
+    mixer = MIXERS[shape.mixer(layer)](run, at, shape, layer)
     ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.dim, shape.ffn_dim)
     norms = 2 * _norm_input(at) * shape.dim / tp
     if at.compiled:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
-        none = (r + c) * shape.dim / tp + c * shape.dim + attention + exchanged + ffn + _qk_norm(at, shape)
+        none = (r + c) * shape.dim / tp + c * shape.dim + mixer.none + ffn
     else:
-        queries = c * shape.dim
-        mask = c * at.seq * at.sizes.cp if masked else 0
-        none = norms + queries + attention + exchanged + ffn + _qk_norm(at, shape) + mask
+        none = norms + c * shape.dim + mixer.none + mixer.mask + ffn
     if at.eight:
         none += shape.q_dim - (c - 1) * shape.dim
         none -= 0 if shape.sparse(layer) else (c - 1) * (shape.dim + shape.ffn_dim)
-    selective = (r + c) * shape.dim / tp + attention + 2 * exchanged + ffn_selective
+    selective = (r + c) * shape.dim / tp + mixer.selective + ffn_selective
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.
     working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
     full = r * shape.dim / tp
-    mixed = full + (c * shape.q_dim + FLOAT32 * shape.heads) / tp
+    mixed = full + mixer.attention
     if at.compiled and tp > 1:  # shoal.parallel.recompute has the reason
         full = mixed
-    return Kept(*(at.tokens * per_token for per_token in (none, selective, mixed, full, working)))
+    return Kept(*(at.tokens * per_token for per_token in (none, selective, mixed, full, working + mixer.working)))
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Bytes a token that a mixer keeps, beside the normed input, by way of recomputing."""
+
+    none: float
+    selective: float
+    attention: float
+    mask: float = 0.0  # where nothing is compiled
+    working: float = 0.0  # gradients at its worst moment, where they are more than those of the feed-forward
+
+
+def _attention_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
+    kept, exchanged = _attention(at, shape)
+    masked = _masked(run, shape, layer) and not at.ring and not _by_rule(run, shape)
+    return Mixing(
+        none=kept + exchanged + _qk_norm(at, shape),
+        selective=kept + 2 * exchanged,
+        attention=(at.compute * shape.q_dim + FLOAT32 * shape.heads) / at.sizes.tp,
+        mask=at.compute * at.seq * at.sizes.cp if masked else 0,
+    )
+
+
+def _mamba_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
+    """Of a state space, per token: for each channel of the convolution its input, that shifted once for each token
+    before it, the sum, and the result in float32; then float32 alone: what the scan takes in and gives, the gate, and
+    for each head and group the decays and scores within a chunk; a state per chunk."""
+    m, c, tp = facts.of(shape), at.compute, at.sizes.tp
+    inner, states = facts.inner_dim(m), m.groups * m.state_dim
+    channels = inner / tp + 2 * states / (tp if m.groups > 1 else 1)
+    heads, groups, width = m.heads / tp, max(1.0, m.groups / tp), inner / tp
+    chunk = min(facts.CHUNK, at.seq)
+    convolved = c * channels * (m.conv_width + 1) + FLOAT32 * channels
+    within = FLOAT32 * (chunk * (2 * heads + groups) + 7 * width + 2 * heads)
+    # Between chunks: what each leaves and takes up, and five sets of states.
+    between = FLOAT32 * (2 * width + 5 * width * m.state_dim / chunk) if at.seq > chunk else 0.0
+    none = convolved + within + between + (c * width if c < FLOAT32 else 0)
+    products = c * (2 * width + (channels - width) + heads)
+    return Mixing(none=none, selective=products, attention=0.0, working=FLOAT32 * chunk * 2 * heads)
 
 
 def shared_by_blocks(run: Run, shape: Shape) -> float:
@@ -185,3 +224,6 @@ def _masked(run: Run, shape: Shape, layer: int) -> bool:
     window = shape.sliding_window
     slides = window is not None and window < run.data.seq_len and layer >= shape.full_attention_layers
     return run.data.mask_documents or slides
+
+
+MIXERS: dict[str, Callable[[Run, Setting, Shape, int], Mixing]] = {"attention": _attention_kept, "mamba": _mamba_kept}

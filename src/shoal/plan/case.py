@@ -65,6 +65,7 @@ class Cases:
     heads: Column
     q_dim: Column
     kv_dim: Column
+    mixing_bytes: Column  # of mixers that do not attend: through memory, a token
     ffn_dim: Column
     matrices: Column
     vocab: Column
@@ -192,7 +193,8 @@ def _row(case: Case) -> dict[str, float | bool]:
         "devices": case.devices,
         "batch": case.batch,
         "seq": case.seq,
-        "seen": case.seq / 2 if case.seen is None else case.seen,
+        "mixing_bytes": net.mixing_bytes,
+        "seen": (case.seq / 2 * net.attention_share if case.seen is None else case.seen) * net.attended,
         "tp": plan.tp,
         "pp": plan.pp,
         "cp": plan.cp,

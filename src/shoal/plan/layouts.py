@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from shoal.plan.asked import Asked
@@ -11,6 +10,7 @@ from shoal.plan.islands import shards
 from shoal.spec import eight_bits
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
+from shoal.spec.mixers import widest_tp
 from shoal.spec.run import Mesh
 from shoal.spec.stages import micro_batches_fit, stage_count
 
@@ -26,14 +26,13 @@ def layouts(asked: Asked) -> Iterator[Layout]:
         named = getattr(mesh, name)
         return values if named == "auto" else [v for v in values if v == named]
 
-    heads = math.gcd(shape.heads, shape.kv_heads)
     # Beyond a domain of fast links tensor parallelism is looked at only where somebody asks for it.
     widest = asked.machine.domain if mesh.tp == "auto" else devices
     if asked.precision == "fp8":
         if eight_bits.problem(shape, tensor_parallel=False):
             return
         widest = 1  # what is split over several is not computed in 8 bits yet
-    tps = allowed("tp", [t for t in divisors(heads) if devices % t == 0 and t <= widest])
+    tps = allowed("tp", [t for t in divisors(widest_tp(shape)) if devices % t == 0 and t <= widest])
     work = asked.work
     for tp, pp in itertools.product(tps, allowed("pp", [p for p in divisors(devices) if p <= shape.layers])):
         if devices % (tp * pp):

@@ -101,7 +101,8 @@ def _shards(at: Setting) -> int:
 
 def _block(at: Setting, shape: Shape, layer: int) -> list[Part]:
     tp, dim = at.sizes.tp, shape.dim
-    dense = dim * (2 * shape.q_dim + 2 * shape.kv_dim) / tp + 2 * dim
+    mixer = shape.mixer_weights(layer)
+    dense = sum(w.numbers / (1 if w.cut is None else tp) for w in mixer) + 2 * dim
     if not shape.sparse(layer):
         return [Part(dense + 3 * dim * shape.ffn_dim / tp, _shards(at), at.sharded, muon=True)]
     e = shape.experts

@@ -145,7 +145,7 @@ def elementwise_bytes(cases: Cases, c: Constants) -> Column:
     stream = c.stream * cases.dim * cases.passes * cases.stream_bytes / cases.wide
     numbers = stream + c.inner * inner + 8 * (cases.q_dim + cases.kv_dim)
     numbers = numbers * np.where(cases.fused, 1.0, c.unfused) + c.permute * cases.top_k * cases.dim * share
-    return cases.wide * numbers / cases.tp * cases.tokens
+    return (cases.wide * numbers + 3 * cases.mixing_bytes) / cases.tp * cases.tokens
 
 
 def _elementwise(cases: Cases, c: Constants) -> Time:

@@ -177,6 +177,8 @@ def _tensor(step: Step, rows: Rows) -> None:
             _add(rows, "tp", op, times * parts * m, (n - 1) * hidden * step.compute_bytes)
         if full:
             _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.compute_bytes)
+    # A state space norms its heads together: a sum for each token, and its gradient's.
+    _all_reduce(rows, "tp", n, (3 if full else 2) * m * shape.layers_of("mamba"), step.tokens * FLOAT32)
     _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.stream_bytes)  # the embedding
     _add(rows, "tp", "all_gather", m, (n - 1) * hidden * step.stream_bytes)
     chunk = max(1, chunk_tokens(shape.vocab_size // n, step.chunk_bytes) // (2 * n))
@@ -237,11 +239,9 @@ def _roots(step: Step) -> list[list[Dims]]:
 
 def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]:
     """The parameters of a block on one tensor-parallel process."""
-    dim, q, kv, ffn = shape.dim, shape.q_dim // tp, shape.kv_dim // tp, shape.ffn_dim // tp
-    out: list[Dims] = [(dim,), (q, dim), (kv, dim), (kv, dim), (dim, q), (dim,)]
-    out += [(q,), (kv,), (kv,)] if shape.qkv_bias else []
-    out += [(dim,)] if shape.out_bias else []
-    out += [(shape.head_dim,)] * 2 if shape.qk_norm else []
+    dim, ffn = shape.dim, shape.ffn_dim // tp
+    mixer = [weight.local(tp) for weight in shape.mixer_weights(layer)]
+    out: list[Dims] = [(dim,), *mixer, (dim,)]
     if not shape.sparse(layer):
         return out + [(ffn, dim), (ffn, dim), (dim, ffn)] + ([(ffn,), (ffn,), (dim,)] if shape.mlp_bias else [])
     e = shape.experts
@@ -256,11 +256,11 @@ def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]
 
 
 def _held_whole(shape: Shape) -> Iterable[int]:
-    """Numbers of each parameter that tensor parallelism does not cut."""
+    """Numbers of each parameter that tensor parallelism does not cut, and whose gradient it sums."""
     yield shape.dim
     for layer in range(shape.layers):
         yield from (shape.dim, shape.dim)
-        yield from (shape.head_dim, shape.head_dim) if shape.qk_norm else ()
+        yield from (weight.numbers for weight in shape.mixer_weights(layer) if weight.summed)
         if shape.sparse(layer):
             assert shape.experts is not None
             yield shape.experts.count * shape.dim

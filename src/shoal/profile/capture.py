@@ -27,6 +27,7 @@ from shoal.parallel.place import Place
 from shoal.profile.launches import name_triton_launches
 from shoal.profile.ranges import Ranges
 from shoal.profile.session import NOT_WRITTEN, trace_file
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.track.rundir import RunDir
@@ -156,9 +157,9 @@ class Done:
             return {}
         about = {name: sum(float(r[of]) for r in traced) / len(traced) for name, of in names.items()}
         tokens, shape = about["tokens_per_step"], self._shape
-        attention = about["flops_per_step"] - 6 * shape.matrix_params * tokens
-        whole = 12 * shape.q_dim * shape.layers * tokens * self._seq
-        return {**about, "attended": attention / whole}
+        attention = about["flops_per_step"] - (6 * shape.matrix_params + shape.mixing_flops_per_token) * tokens
+        pair, layers = KINDS["attention"].flops_per_pair(shape), shape.layers_of("attention")
+        return {**about, "attended": attention / (pair * layers * tokens * self._seq) if layers else 0.0}
 
 
 class NoSaves:

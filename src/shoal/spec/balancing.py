@@ -6,21 +6,23 @@ trained. Where the class has none, the routers learn to do without from the begi
 
 from __future__ import annotations
 
+from shoal.spec.families import FAMILIES
 from shoal.spec.model import Experts, Model
 
 RATE = 1e-3  # arXiv:2408.15664
 LOSS = 1e-2  # arXiv:2101.03961
-_HOLDS = {"dots1": True, "mixtral": False, "qwen3_moe": False}  # transformers' classes with experts
 
 
 def holds_bias(family: str) -> bool:
     """Whether the family's class has a place for the bias that picks experts."""
-    return _HOLDS.get(family, False)
+    routed = FAMILIES[family].routed
+    return routed is not None and routed.holds_bias
 
 
 def loses_bias(family: str) -> bool:
     """Whether it has a class for mixtures, and that has none."""
-    return not _HOLDS.get(family, True)
+    routed = FAMILIES[family].routed
+    return routed is not None and not routed.holds_bias
 
 
 def balancing(model: Model) -> tuple[float, float, str]:

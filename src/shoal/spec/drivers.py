@@ -92,6 +92,7 @@ REFUSED: dict[Driver, Table] = {
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
+        "model.mamba": No("stages have not been tried with state-space layers; take a model without them"),
         "data.eval": No("stages do not evaluate; leave it out"),
         "data.skip": No("stages leave no batch out; leave it out"),
         "eval": No("stages do not evaluate; leave it out"),

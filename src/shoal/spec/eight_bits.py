@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.errors import SpecError
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -24,6 +25,9 @@ def problem(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> str | None:
     """Why a model cannot be computed in them; None where it can."""
     if tensor_parallel:
         return "train.precision fp8 and mesh.tp above 1 do not go together yet: take bf16, or tp 1."
+    for kind in shape.mixers:
+        if not KINDS[kind].IN_8_BITS:
+            return f"train.precision fp8 does not compute the layers of model.{kind} yet: take bf16."
     sides = {
         "model.dim": shape.dim,
         "model.heads x head_dim": shape.q_dim,

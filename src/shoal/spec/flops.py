@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.spec.mixers import KINDS
 from shoal.spec.shape import Shape
 
 CONVENTION = "causal, documents apart"
@@ -27,7 +28,7 @@ def seen_pairs(shape: Shape, lengths: Any) -> int:
     """Pairs of a token and one that it sees, over all layers. `lengths` (an array of integers): of the stretches of one
     document that windows hold."""
     slides = 0 if shape.sliding_window is None else shape.layers - shape.full_attention_layers
-    pairs = shape.layers * int(_triangle(lengths).sum())
+    pairs = shape.layers_of("attention") * int(_triangle(lengths).sum())
     if slides:
         beyond = lengths - shape.sliding_window
         pairs -= slides * int(_triangle(beyond * (beyond > 0)).sum())
@@ -41,12 +42,14 @@ def step_flops(shape: Shape, tokens: float, pairs: float, recompute: str = "none
     which no gradient needs (of routed experts it is: the router's does); `full` does attention again. A fused attention
     kernel always computes its scores a second time backwards: five products, where the model's gradient has four.
     """
-    model = 6.0 * shape.matrix_params * tokens + 12.0 * shape.q_dim * pairs
-    again = 2.0 * shape.q_dim * pairs
+    pair, mixing = KINDS["attention"].flops_per_pair(shape), shape.mixing_flops_per_token
+    model = (6.0 * shape.matrix_params + mixing) * tokens + float(pair) * pairs
+    again = pair / 6 * pairs
     if recompute in ("attention", "full"):
         again += 2.0 * tokens * sum(shape.layer_params(n) - _last_product(shape, n) for n in range(shape.layers))
+        again += mixing / 3 * tokens
     if recompute == "full":
-        again += 4.0 * shape.q_dim * pairs
+        again += pair / 3 * pairs
     return Flops(model, model + again)
 
 

@@ -1,5 +1,5 @@
-"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense or of
-experts (Mixtral, Qwen 3 MoE, dots.llm1).
+"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense, of
+experts (Mixtral, Qwen 3 MoE, dots.llm1) or with state-space layers (Bamba).
 
 Both ways refuse, with a sentence that names it, whatever the other side cannot express: a model that silently
 computes something else is worse than none. A key that a config leaves out means what transformers 5 takes it to mean.
@@ -8,51 +8,19 @@ computes something else is worse than none. A key that a config leaves out means
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.families import FAMILIES, Family
 from shoal.spec.hf_experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.hf_fields import refuse_the_unknown
+from shoal.spec.hf_mamba import mamba_from_hf, mamba_problem, mamba_to_hf
 from shoal.spec.hf_rope import rope_from_hf, rope_to_hf
 from shoal.spec.hf_values import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
 from shoal.spec.hf_windows import window_from_hf
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import STD
 from shoal.values import BadValue, inside, shown
-
-
-@dataclass(frozen=True)
-class Family:
-    """What transformers takes for granted in one architecture."""
-
-    architecture: str
-    kv_heads: int | None  # None: as many as heads
-    head_dim: int | None  # None: hidden_size / heads
-    sliding_window: int | None
-    attention_bias: bool  # has the key `attention_bias`, which puts one on q, k, v and the output
-    mlp_bias: bool  # has the key `mlp_bias`
-    max_position: int
-    qk_norm: bool = False
-    norm_eps: float = 1e-6
-    theta: float = 10_000.0
-    experts: bool = False
-
-
-FAMILIES = {
-    "llama": Family("LlamaForCausalLM", None, None, None, True, True, 2048),
-    "qwen2": Family("Qwen2ForCausalLM", 32, None, 4096, False, False, 32768),
-    "qwen3": Family("Qwen3ForCausalLM", 32, 128, 4096, True, False, 32768, qk_norm=True),
-    "mistral": Family("MistralForCausalLM", 8, None, 4096, False, False, 131072),
-    "mixtral": Family(
-        "MixtralForCausalLM", 8, None, None, False, False, 131072, norm_eps=1e-5, theta=1_000_000.0, experts=True
-    ),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", 4, None, 4096, True, False, 32768, qk_norm=True, experts=True),
-    # The class with a place for all that Shoal's mixtures have: sigmoid scores, the bias that balances, shared experts.
-    "dots1": Family("Dots1ForCausalLM", 32, None, 4096, True, False, 2048, qk_norm=True, experts=True),
-}
-_ONE_WINDOW = ("mistral", "mixtral", "qwen3_moe")  # slide in every layer or in none
-_NO_HEAD_DIM = ("qwen2", "qwen3_moe", "dots1")  # their classes have no such key, and read it where it is
 
 
 def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,8 +50,8 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
     kv_heads = family.kv_heads if "num_key_value_heads" not in config else None
     head_dim = family.head_dim if "head_dim" not in config else None
     max_seq_len = whole(config, "max_position_embeddings", MOST_POSITIONS, family.max_position)
-    theta, scaling = rope_from_hf(config, max_seq_len, family.theta)
-    window, full_layers = window_from_hf(config, kind, family.sliding_window, layers)
+    theta, scaling = rope_from_hf(config, max_seq_len, family)
+    window, full_layers = window_from_hf(config, kind, family, layers)
     bias = flag(config, "attention_bias") if family.attention_bias else False
     fields = {
         "family": kind,
@@ -99,15 +67,17 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
         "rope_theta": theta,
         "rope_scaling": scaling,
         "qk_norm": family.qk_norm,
-        "qkv_bias": bias or kind == "qwen2",
-        "out_bias": bias,
+        "qkv_bias": family.biases[0] if family.biases else bias,
+        "out_bias": family.biases[1] if family.biases else bias,
         "mlp_bias": flag(config, "mlp_bias") if family.mlp_bias else False,
         "tie_embeddings": flag(config, "tie_word_embeddings"),
         "sliding_window": window,
         "full_attention_layers": full_layers,
         "init_std": real(config, "initializer_range", STD) or STD,
     }
-    return fields | {"experts": experts_from_hf(config, kind, layers)} if family.experts else fields
+    if family.mamba:
+        fields["mamba"] = mamba_from_hf(config, dim, layers)
+    return fields | {"experts": experts_from_hf(config, family.routed, layers)} if family.routed else fields
 
 
 def to_hf(shape: Shape) -> dict[str, Any]:
@@ -140,26 +110,25 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         "rope_scaling": rope_to_hf(shape),
     }
-    if shape.family in _NO_HEAD_DIM and shape.head_dim * shape.heads == shape.dim:
+    if not family.has_head_dim and shape.head_dim * shape.heads == shape.dim:
         del config["head_dim"]
     if family.attention_bias:
         config["attention_bias"] = shape.out_bias
     if family.mlp_bias:
         config["mlp_bias"] = shape.mlp_bias
-    if shape.family != "llama":
+    if family.window is not None:
         config["sliding_window"] = shape.sliding_window
-    if shape.family in ("qwen2", "qwen3", "qwen3_moe"):
-        config["use_sliding_window"] = shape.sliding_window is not None
-    if shape.family in ("qwen2", "qwen3", "dots1") and shape.sliding_window is not None:
-        config["max_window_layers"] = shape.full_attention_layers
-    return config | experts_to_hf(shape)
+        if family.window.switched:
+            config["use_sliding_window"] = shape.sliding_window is not None
+        if family.window.leading is not None and shape.sliding_window is not None:
+            config["max_window_layers"] = shape.full_attention_layers
+    return config | experts_to_hf(shape, family.routed) | mamba_to_hf(shape)
 
 
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     """Each of these computes something that the family's transformers class does not."""
     name = shape.family
-    fixed_bias = {"qwen2": (True, False), "mistral": (False, False), "mixtral": (False, False)}.get(name)
-    problem = experts_problem(shape, family.experts)
+    problem = experts_problem(shape, family.routed) or mamba_problem(shape, family.mamba)
     if problem:
         pass
     elif shape.qk_norm != family.qk_norm:
@@ -167,16 +136,16 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
         problem = (
             f"model.qk_norm {_yaml(shape.qk_norm)} does not go with family {name}: only {having} have it, and always"
         )
-    elif fixed_bias is not None and (shape.qkv_bias, shape.out_bias) != fixed_bias:
-        qkv, out = (_yaml(value) for value in fixed_bias)
+    elif family.biases is not None and (shape.qkv_bias, shape.out_bias) != family.biases:
+        qkv, out = (_yaml(value) for value in family.biases)
         problem = f"family {name} needs model.qkv_bias {qkv} and model.out_bias {out}"
-    elif fixed_bias is None and shape.qkv_bias != shape.out_bias:
+    elif family.biases is None and shape.qkv_bias != shape.out_bias:
         problem = f"family {name} has both model.qkv_bias and model.out_bias or neither"
     elif shape.mlp_bias and not family.mlp_bias:
         problem = f"family {name} has no model.mlp_bias (llama does)"
-    elif shape.sliding_window is not None and name == "llama":
-        problem = "family llama has no model.sliding_window (mistral, qwen2 and qwen3 do)"
-    elif shape.sliding_window is not None and shape.full_attention_layers and name in _ONE_WINDOW:
+    elif shape.sliding_window is not None and family.window is None:
+        problem = f"family {name} has no model.sliding_window (mistral, qwen2 and qwen3 do)"
+    elif shape.full_attention_layers and shape.sliding_window and family.window and family.window.leading is None:
         problem = f"family {name} has no model.full_attention_layers (qwen2, qwen3 and dots1 do)"
     elif name == "llama" and shape.dim % shape.heads:
         problem = f"family llama needs a model.dim ({shape.dim}) that is a multiple of model.heads ({shape.heads})"

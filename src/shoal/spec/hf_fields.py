@@ -1,4 +1,4 @@
-"""What becomes of every field of a config.json: a table for each family that Shoal reads.
+"""What becomes of every field of a config.json: what all families have in common, and each one's own file beside it.
 
 A field is *read*; or only some values of it are taken, since others would change what is computed; or it is *harmless*,
 with a word that says why. One that is in no table is refused by name: transformers may compute something else by it, or
@@ -9,38 +9,12 @@ the classes of the transformers that is installed, so a new field of theirs is n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.families import FAMILIES
+from shoal.spec.families.verdicts import READ, Harmless, Only, Verdict, harmless, read
 from shoal.values import shown
-
-READ: Final = "read"
-
-
-@dataclass(frozen=True)
-class Harmless:
-    why: str  # one word
-
-
-@dataclass(frozen=True)
-class Only:
-    """These values do not change what is computed; all others are refused."""
-
-    values: tuple[object, ...]
-    why: str  # half a sentence
-
-
-Verdict = str | Harmless | Only
-
-
-def _read(names: str) -> dict[str, Verdict]:
-    return dict.fromkeys(names.split(), READ)
-
-
-def _harmless(**words: str) -> dict[str, Verdict]:
-    return {name: Harmless(why) for why, names in words.items() for name in names.split()}
-
 
 _NO_CODE = "Shoal runs no code of a model's folder"
 _OWN_SHAPE = "Shoal's decoder has one shape for all layers"
@@ -50,7 +24,7 @@ _CAUSAL = "Shoal's attention is causal"
 # Of all configs: transformers' base class, what older ones wrote, and what tools leave there.
 _OF_ALL: dict[str, Verdict] = {
     "model_type": READ,
-    **_harmless(
+    **harmless(
         output="output_hidden_states output_attentions return_dict use_return_dict torchscript",
         storage="dtype torch_dtype use_bfloat16 tf_legacy_loss",
         label="""architectures transformers_version name_or_path _name_or_path _model_name_or_path _commit_hash
@@ -95,72 +69,17 @@ _OF_ALL: dict[str, Verdict] = {
     "bias": Only((False,), "which layers are to have one is said by attention_bias and mlp_bias"),
     "attention_logit_cap": Only((), "Shoal's attention has no cap"),
 }
-# Of all seven families.
-_OF_DECODERS = _read(
+# Of all families.
+_OF_DECODERS = read(
     """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     hidden_act max_position_embeddings original_max_position_embeddings initializer_range rms_norm_eps
     tie_word_embeddings rope_parameters rope_scaling rope_theta partial_rotary_factor layer_types"""
 )
-_NO_BIAS = Only((False,), "this family's class has none")
-_NO_EXPERTS = Only((0,), "transformers computes this family without experts (mixtral, qwen3_moe and dots1 have them)")
-_NO_WINDOW = Only((False,), "this family's class has no such switch")
-_READ_BY: dict[str, str] = {
-    "llama": "attention_bias mlp_bias",
-    "qwen2": "use_sliding_window sliding_window max_window_layers",
-    "qwen3": "use_sliding_window sliding_window max_window_layers attention_bias",
-    "mistral": "sliding_window",
-    "mixtral": "sliding_window num_local_experts num_experts num_experts_per_tok",
-    "qwen3_moe": """use_sliding_window sliding_window attention_bias num_local_experts num_experts num_experts_per_tok
-        moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers""",
-    "dots1": """sliding_window max_window_layers attention_bias n_routed_experts num_local_experts n_shared_experts
-        num_experts_per_tok moe_intermediate_size norm_topk_prob first_k_dense_replace""",
-}
-_DENSE: dict[str, Verdict] = {"num_local_experts": _NO_EXPERTS, "num_experts": _NO_EXPERTS}
-_ROUTED = _harmless(said="output_router_logits", loss="router_aux_loss_coef aux_loss_alpha seq_aux")
-_ONE_GROUP = "Shoal's routers choose among all experts, not within groups"
-_BESIDE: dict[str, dict[str, Verdict]] = {
-    "llama": {"sliding_window": Only((), "family llama has none"), "use_sliding_window": _NO_WINDOW, **_DENSE},
-    "qwen2": {"attention_bias": Only((True,), "this family's class always has one"), "mlp_bias": _NO_BIAS, **_DENSE},
-    "qwen3": {"mlp_bias": _NO_BIAS, **_DENSE},
-    "mistral": {
-        "attention_bias": _NO_BIAS,
-        "mlp_bias": _NO_BIAS,
-        "use_sliding_window": Harmless("unread"),
-        "max_window_layers": Harmless("unread"),
-        **_DENSE,
-    },
-    "mixtral": {
-        "router_jitter_noise": Only((0, 0.0), "Shoal adds no noise; set it to 0 to train without"),
-        "attention_bias": _NO_BIAS,
-        "mlp_bias": _NO_BIAS,
-        **_ROUTED,
-    },
-    "qwen3_moe": {
-        "max_window_layers": Harmless("unread"),
-        "mlp_bias": _NO_BIAS,
-        "qkv_bias": Only((False,), "which layers are to have one is said by attention_bias"),
-        "use_qk_norm": Only((True,), "family qwen3_moe always has it"),
-        "shared_expert_intermediate_size": Only((0,), "family qwen3_moe has no shared expert"),
-        **_ROUTED,
-    },
-    "dots1": {
-        "n_group": Only((1,), _ONE_GROUP),
-        "topk_group": Only((1,), _ONE_GROUP),
-        "routed_scaling_factor": Only((1, 1.0), "Shoal does not scale what the experts say"),
-        "moe_layer_freq": Only((1,), "Shoal computes dense layers first, then those with experts"),
-        "scoring_func": Only(("sigmoid", "noaux_tc"), "family dots1 scores by sigmoids"),
-        "topk_method": Only(("noaux_tc",), "family dots1 picks experts by score and bias"),
-        "use_sliding_window": Harmless("unread"),
-        "mlp_bias": _NO_BIAS,
-        **_ROUTED,
-    },
-}
-
 FIELDS: dict[str, dict[str, Verdict]] = {
-    kind: {**_OF_ALL, **_OF_DECODERS, **_read(read), **_BESIDE[kind]} for kind, read in _READ_BY.items()
+    kind: {**_OF_ALL, **_OF_DECODERS, **family.fields} for kind, family in FAMILIES.items()
 }
 # Of the one object inside, `rope_parameters` or `rope_scaling`.
-ROPE_FIELDS = _read(
+ROPE_FIELDS = read(
     """rope_type type rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor beta_fast
     beta_slow attention_factor mscale mscale_all_dim truncate partial_rotary_factor finetuned"""
 )

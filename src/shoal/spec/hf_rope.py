@@ -11,32 +11,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.families import Family
 from shoal.spec.hf_fields import ROPE_FIELDS
 from shoal.spec.hf_values import MOST_POSITIONS, real, whole
 from shoal.spec.shape import Shape
 from shoal.values import BadValue, inside, shown
 
 
-def rope_from_hf(config: Mapping[str, Any], max_seq_len: int, default: float) -> tuple[float, dict[str, Any] | None]:
+def rope_from_hf(config: Mapping[str, Any], max_seq_len: int, family: Family) -> tuple[float, dict[str, Any] | None]:
     """theta and `rope_scaling`."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(key) or {}
     with inside(key):
         if not isinstance(rope, dict):
             raise BadValue(f"a {type(rope).__name__} where an object belongs")
-        return _read(rope, config, max_seq_len, default)
+        return _read(rope, config, max_seq_len, family)
 
 
 def _read(
-    rope: dict[str, Any], config: Mapping[str, Any], max_seq_len: int, default: float
+    rope: dict[str, Any], config: Mapping[str, Any], max_seq_len: int, family: Family
 ) -> tuple[float, dict[str, Any] | None]:
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise SpecError("config.json has rope_parameters that differ between layers, which Shoal does not compute.")
     if unknown := [name for name, value in rope.items() if name not in ROPE_FIELDS and value is not None]:
         raise SpecError(f"config.json has {shown(unknown[0])} in its RoPE, a field that Shoal does not know.")
-    if real({**_part(config, "partial_rotary_factor"), **rope}, "partial_rotary_factor", 1.0) != 1.0:
-        raise SpecError("config.json has a partial_rotary_factor: Shoal's decoder rotates whole heads.")
-    theta = real({**_part(config, "rope_theta"), **rope}, "rope_theta", default)
+    turned = real({**_part(config, "partial_rotary_factor"), **rope}, "partial_rotary_factor", family.rotary)
+    if turned != family.rotary:
+        raise SpecError(
+            f"config.json has a partial_rotary_factor of {turned:g}: Shoal's decoder rotates "
+            + ("whole heads." if family.rotary == 1 else f"{family.rotary:g} of each head in this family.")
+        )
+    theta = real({**_part(config, "rope_theta"), **rope}, "rope_theta", family.theta)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.spec.mesh import Layout, Sizes
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import micro_batches_fit, stage_count
@@ -59,7 +60,7 @@ def _processes(layout: Layout, work: Work) -> Iterator[Broken]:
 
 def _tensor(layout: Layout, work: Work) -> Iterator[Broken]:
     tp, shape, experts = layout.sizes.tp, work.shape, work.shape.experts
-    widths: dict[str, int] = {"model.heads": shape.heads, "model.kv_heads": shape.kv_heads}
+    widths = {name: width for kind in shape.mixers for name, width in KINDS[kind].widths(shape).items()}
     if experts is None or experts.dense_layers:
         widths["model.ffn_dim"] = shape.ffn_dim
     if experts is not None and experts.shared:
@@ -81,6 +82,15 @@ def _rotary(layout: Layout, work: Work) -> Iterator[Broken]:
         yield (
             ("mesh.cp", "model.rope_scaling.kind"),
             f"model.rope_scaling of kind dynamic needs the whole sequence, which mesh.cp {layout.sizes.cp} cuts",
+        )
+
+
+def _sequences(layout: Layout, work: Work) -> Iterator[Broken]:
+    kinds = [kind for kind in work.shape.mixers if not KINDS[kind].SHARES_SEQUENCES]
+    if kinds and layout.sizes.cp > 1:
+        yield (
+            ("mesh.cp", f"model.{kinds[0]}"),
+            f"mesh.cp {layout.sizes.cp} cuts sequences, and a layer of model.{kinds[0]} needs each of them whole",
         )
 
 
@@ -164,7 +174,7 @@ def _experts(layout: Layout, work: Work) -> Iterator[Broken]:
 
 
 # Each group is decided by the sizes and by values of its own, so that a search can settle them one after another.
-FIXED: tuple[Rule, ...] = (_processes, _tensor, _rotary)
+FIXED: tuple[Rule, ...] = (_processes, _tensor, _rotary, _sequences)
 BATCH: tuple[Rule, ...] = (_batch, _pipeline)  # micro_batch, schedule
 CONTEXT: tuple[Rule, ...] = (_context,)  # cp_method
 EXPERTS: tuple[Rule, ...] = (_experts,)  # ep

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import AXES, BATCH, CONTEXT, EXPERTS, FIXED, Broken, Rule, Work
+from shoal.spec.mixers import widest_tp
 from shoal.spec.run import Mesh
 from shoal.spec.stages import micro_batches_fit
 
@@ -235,7 +236,7 @@ def _sizes(name: str, work: Work) -> Sequence[int]:
     if name == "pp":
         return range(1, min(work.shape.layers, MOST_STAGES) + 1)
     if name == "tp":
-        return divisors(math.gcd(work.shape.heads, work.shape.kv_heads))
+        return divisors(widest_tp(work.shape))
     return divisors(work.seq_len if name == "cp" else work.batch)
 
 

@@ -51,15 +51,30 @@ class Experts(Strict):
     )
 
 
+class Mamba(Strict):
+    """The state-space part of a hybrid model's shape (Mamba-2)."""
+
+    attention_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        description="Layers, counted from 0, that have attention; all others have a state space (Mamba-2)."
+    )
+    heads: int = Field(ge=1, description="Heads of a state-space layer.")
+    head_dim: CountOrAuto = Field("auto", description="Width of one head; `auto`: 2 dim / heads.")
+    state_dim: int = Field(128, ge=1, description="Numbers that a head remembers for each number of its width.")
+    groups: int = Field(1, ge=1, description="Heads share what is written to the state and how it is read, by groups.")
+    conv_width: int = Field(4, ge=1, description="Tokens that the causal convolution before the state looks at.")
+    conv_bias: bool = Field(True, description="Bias on the convolution.")
+    proj_bias: bool = Field(False, description="Bias on the projections in and out.")
+
+
 class Model(Strict):
-    """The decoder: Llama 2/3, Qwen 2/3 and Mistral are all settings of this one shape."""
+    """The decoder: Llama 2/3, Qwen 2/3, Mistral and Bamba are all settings of this one shape."""
 
     preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them) to start from.")
     weights: LocalPath | None = Field(
         None,
         description="What to start from, shape and weights: a Hugging Face folder, a checkpoint, or a run's folder.",
     )
-    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"] = Field(
+    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba"] = Field(
         "llama", description="The Hugging Face architecture that weights are read from and written to."
     )
     vocab_size: CountOrAuto = Field(
@@ -97,3 +112,4 @@ class Model(Strict):
         "`init: auto` means `normal`.",
     )
     experts: Experts | None = Field(None, description="Makes the model a mixture of experts.")
+    mamba: Mamba | None = Field(None, description="Makes the model a hybrid of state-space layers and attention.")

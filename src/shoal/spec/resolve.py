@@ -28,6 +28,8 @@ _FIXED_BY_WEIGHTS = (
     "family", "vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim",
     "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "init_std",
     "experts.count", "experts.ffn_dim", "experts.shared", "experts.dense_layers",
+    "mamba.attention_layers", "mamba.heads", "mamba.head_dim", "mamba.state_dim", "mamba.groups", "mamba.conv_width",
+    "mamba.conv_bias", "mamba.proj_bias",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from shoal.spec.drivers import driver_of, refusals
+from shoal.spec.families import FAMILIES
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
@@ -26,7 +27,7 @@ def _model(run: Run) -> Iterator[Broken]:
 
 def computable(m: Model) -> Iterator[Broken]:
     """What must agree for a model to compute anything, whoever describes it: a run file or a folder of others."""
-    for rule in (_heads, _layers, _rope):
+    for rule in (_heads, _layers, _rope, _states):
         yield from rule(m)
 
 
@@ -35,9 +36,15 @@ def _heads(m: Model) -> Iterator[Broken]:
     if m.head_dim == "auto" and m.dim % m.heads:
         near = max(m.heads, round(m.dim / m.heads) * m.heads)
         yield names, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}; use {near}, or set model.head_dim"
-    elif _head_dim(m) % 2:
+    elif int(_head_dim(m) * FAMILIES[m.family].rotary) % 2 or _head_dim(m) % 2:
         wide = f"model.head_dim {m.head_dim}" if m.head_dim != "auto" else f"model.dim / model.heads = {_head_dim(m)}"
-        yield names, f"{wide} is odd, and rotary positions need an even width; change it"
+        if FAMILIES[m.family].rotary == 1:
+            yield names, f"{wide} is odd, and rotary positions need an even width; change it"
+        else:
+            yield (
+                names,
+                f"{wide} is no multiple of 4, and family {m.family} rotates half of each head; change it",
+            )
     if m.kv_heads != "auto" and m.heads % m.kv_heads:
         yield (
             ("model.kv_heads", "model.heads"),
@@ -67,7 +74,9 @@ def _routers(run: Run) -> Iterator[Broken]:
     m = run.model
     if m.experts and m.experts.top_k == 1 and m.experts.normalize:
         # One weight, divided by itself: the loss would teach the router nothing.
-        other = "set model.experts.normalize to false, or " if m.family != "mixtral" else ""  # which has it always
+        routed = FAMILIES[m.family].routed
+        always = routed is not None and routed.always_normalized
+        other = "" if always else "set model.experts.normalize to false, or "
         yield (
             ("model.experts.top_k", "model.experts.normalize"),
             "model.experts.top_k 1 with model.experts.normalize true gives every expert the weight 1, whatever the "
@@ -95,7 +104,7 @@ def _rope(m: Model) -> Iterator[Broken]:
     scaling, kind = m.rope_scaling, ("model.rope_scaling.kind",)
     if scaling is None:
         return
-    if scaling.kind == "dynamic" and _head_dim(m) <= 2:
+    if scaling.kind == "dynamic" and _head_dim(m) * FAMILIES[m.family].rotary <= 2:
         yield kind, f"model.rope_scaling of kind dynamic needs heads wider than {_head_dim(m)}; raise model.head_dim"
     if scaling.kind == "yarn" and m.rope_theta <= 1:
         yield kind, f"model.rope_scaling of kind yarn needs a model.rope_theta above 1, not {m.rope_theta:g}; raise it"
@@ -106,6 +115,29 @@ def _rope(m: Model) -> Iterator[Broken]:
             ("model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"),
             f"model.rope_scaling.high_freq_factor {scaling.high_freq_factor:g} is not above low_freq_factor "
             f"{scaling.low_freq_factor:g}; raise it",
+        )
+
+
+def _states(m: Model) -> Iterator[Broken]:
+    if m.mamba is None:
+        return
+    if m.mamba.head_dim == "auto" and 2 * m.dim % m.mamba.heads:
+        yield (
+            ("model.mamba.heads", "model.dim"),
+            f"model.mamba.heads {m.mamba.heads} does not divide twice model.dim {m.dim}; change it, or set "
+            "model.mamba.head_dim",
+        )
+    if m.mamba.heads % m.mamba.groups:
+        yield (
+            ("model.mamba.groups", "model.mamba.heads"),
+            f"model.mamba.groups {m.mamba.groups} does not divide model.mamba.heads {m.mamba.heads}; use one of "
+            f"{_divisors(m.mamba.heads)}",
+        )
+    if beyond := [i for i in m.mamba.attention_layers if i >= m.layers]:
+        yield (
+            ("model.mamba.attention_layers", "model.layers"),
+            f"model.mamba.attention_layers names layer {beyond[0]}, and model.layers {m.layers} are counted from 0; "
+            "lower it",
         )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
-from shoal.spec.model import Experts, Model, RopeScaling
+from shoal.spec.families import FAMILIES
+from shoal.spec.mixers import KINDS
+from shoal.spec.mixers.weight import Weight
+from shoal.spec.model import Experts, Mamba, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
 
@@ -34,6 +39,7 @@ class Shape:
     init: str  # a rule of shoal.spec.start_values
     init_std: float
     experts: Experts | None
+    mamba: Mamba | None
 
     @property
     def q_dim(self) -> int:
@@ -42,6 +48,37 @@ class Shape:
     @property
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that positions turn, its first."""
+        return int(self.head_dim * FAMILIES[self.family].rotary)
+
+    def mixer(self, layer: int) -> str:
+        """The kind of a layer's mixer, of `shoal.spec.mixers.KINDS`."""
+        return "attention" if self.mamba is None or layer in self.mamba.attention_layers else "mamba"
+
+    def layers_of(self, kind: str) -> int:
+        """How many layers have a mixer of this kind."""
+        return self._counts[kind]
+
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        return Counter(self.mixer(layer) for layer in range(self.layers))
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The kinds that there are, each once."""
+        return tuple(self._counts)
+
+    def mixer_weights(self, layer: int) -> tuple[Weight, ...]:
+        """The parameters of a layer's mixer."""
+        return self._weights[self.mixer(layer)]
+
+    @cached_property
+    def _weights(self) -> dict[str, tuple[Weight, ...]]:
+        # Kept: a planner asks for every layer of every layout.
+        return {kind: tuple(KINDS[kind].weights(self)) for kind in self.mixers}
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer is a mixture of experts."""
@@ -66,11 +103,18 @@ class Shape:
         `causal=True` counts the half of the attention square that is computed; `False` counts it all, as torchtitan
         does. The embedding is a lookup and counts nothing; the head counts even when tied.
         """
-        return self.flops_per_token_seeing(seq_len / 2 if causal else seq_len)
+        seen = seq_len / 2 if causal else seq_len
+        return self.flops_per_token_seeing(seen * self.layers_of("attention") / self.layers)
 
     def flops_per_token_seeing(self, seen: float) -> float:
         """The same of a token that sees so many others, on average over layers and tokens."""
-        return 6 * self.matrix_params + 12 * self.layers * self.q_dim * seen
+        pairs = KINDS["attention"].flops_per_pair(self)
+        return 6 * self.matrix_params + self.layers * pairs * seen + self.mixing_flops_per_token
+
+    @property
+    def mixing_flops_per_token(self) -> int:
+        """Training FLOPs of one token in all mixers, whatever it sees, beside the products with weights."""
+        return sum(self.layers_of(kind) * KINDS[kind].flops_per_token(self) for kind in self.mixers)
 
     @property
     def matrix_params(self) -> int:
@@ -79,25 +123,23 @@ class Shape:
 
     def layer_params(self, layer: int) -> int:
         """Of the products of one layer that a token passes through."""
-        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
+        mixer = sum(weight.numbers for weight in self.mixer_weights(layer) if weight.product)
         if not self.sparse(layer):
-            return attention + 3 * self.dim * self.ffn_dim
+            return mixer + 3 * self.dim * self.ffn_dim
         e = self.experts
         assert e is not None
-        return attention + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
+        return mixer + 3 * self.dim * e.ffn_dim * (e.top_k + e.shared) + self.dim * e.count
 
     def _layers(self, active: bool) -> int:
-        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
-        attention += (self.q_dim + 2 * self.kv_dim) * self.qkv_bias + self.dim * self.out_bias
-        attention += 2 * self.head_dim * self.qk_norm
+        mixers = sum(weight.numbers for layer in range(self.layers) for weight in self.mixer_weights(layer))
+        norms = 2 * self.dim * self.layers
         dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
-        per_layer = attention + 2 * self.dim
         if self.experts is None:
-            return self.layers * (per_layer + dense)
+            return mixers + norms + self.layers * dense
         e = self.experts
         routed = e.top_k if active else e.count
         sparse = 3 * self.dim * e.ffn_dim * (routed + e.shared) + self.dim * e.count
-        return self.layers * per_layer + e.dense_layers * dense + (self.layers - e.dense_layers) * sparse
+        return mixers + norms + e.dense_layers * dense + (self.layers - e.dense_layers) * sparse
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -117,4 +159,10 @@ def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
     same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
     closed = {"vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim}
     start = {"init": rule_of(model)[0], "init_std": STD if model.init_std == "auto" else model.init_std}
-    return Shape(**{**same, **closed, **start, "experts": balancing.closed(model)})
+    return Shape(**{**same, **closed, **start, "experts": balancing.closed(model), "mamba": _mamba(model)})
+
+
+def _mamba(model: Model) -> Mamba | None:
+    if model.mamba is None or model.mamba.head_dim != "auto":
+        return model.mamba
+    return model.mamba.model_copy(update={"head_dim": 2 * model.dim // model.mamba.heads})

@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 
 from shoal.errors import SpecError
+from shoal.spec.mixers import KINDS
 from shoal.spec.shape import Shape
 
 TWO_STAGES = ("interleaved", "zbv")  # schedules that put two stages on a process
@@ -78,7 +79,8 @@ def _block_cost(shape: Shape, layer: int, seq_len: int) -> float:
     if shape.sliding_window is not None and layer >= shape.full_attention_layers:
         window = min(window, shape.sliding_window)
     seen = window - window**2 / (2 * seq_len)  # keys that a query sees, on average over the sequence
-    return 6 * shape.layer_params(layer) + 12 * shape.q_dim * seen
+    kind = KINDS[shape.mixer(layer)]
+    return 6 * shape.layer_params(layer) + kind.flops_per_pair(shape) * seen + kind.flops_per_token(shape)
 
 
 def _least_maximum(costs: Sequence[float], stages: int) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.spec.families import FAMILIES
 from shoal.spec.model import Model
 
 STD = 0.02  # where model.init_std is `auto`: GPT-2's, and what transformers takes for granted
@@ -95,7 +96,7 @@ FROM_THE_SHAPE = ("scaled", "zero")  # have no use for model.init_std
 # moves a matrix by as much whatever its size, so that it turns small ones faster; AdamW learns faster from large ones.
 # All families are settings of one decoder, and of them one without experts and one with experts were measured.
 _FASTEST = {"adamw": "scaled", "muon": "torchtitan"}
-AUTO = dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1"), _FASTEST)
+AUTO = dict.fromkeys(FAMILIES, _FASTEST)
 
 
 def rule_of(model: Model, optimizer: str = "adamw") -> tuple[str, str]:

@@ -28,7 +28,9 @@ class Optimizers:
         matrices_by_muon: list[torch.Tensor] = []
         rest: list[torch.Tensor] = []
         for p, name in self._names.items():
-            by_muon = spec.name == "muon" and name.startswith("blocks.") and p.ndim >= 2 and ".router." not in name
+            # A router and a convolution of single channels are no matrices that turn one token into another.
+            other = ".router." in name or "_conv." in name
+            by_muon = spec.name == "muon" and name.startswith("blocks.") and p.ndim >= 2 and not other
             (matrices_by_muon if by_muon else rest).append(p)
         # A fused update takes parameters of one mesh; stages, experts and plain tensors are not on the same one.
         groups: dict[tuple[object, float], list[torch.Tensor]] = defaultdict(list)

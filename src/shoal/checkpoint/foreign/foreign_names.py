@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.checkpoint.foreign.incoming import Incoming, half_split, narrowed, stacked
+from shoal.checkpoint.foreign.incoming import Incoming, half_split, narrowed, stacked, without_ones
 from shoal.errors import DataError, UsageError
-from shoal.model.hf_names import is_stacked, pieces, stacked_pieces
+from shoal.model.hf_names import is_stacked, joined_tensors, pieces, stacked_pieces
 from shoal.spec.shape import Shape
 from shoal.values import shown
 
@@ -144,6 +144,7 @@ def _of_transformers(tensors: Tensors, shape: Shape) -> dict[str, Incoming]:
     ours: dict[str, Incoming] = {}
     experts: dict[str, list[Incoming]] = {}
     taken = set()
+    joined = joined_tensors(shape)
     for piece in stacked_pieces(shape) if in_stacks else pieces(shape):
         if piece.name not in tensors:
             continue  # what is missing is told by our name, with all the others
@@ -154,6 +155,9 @@ def _of_transformers(tensors: Tensors, shape: Shape) -> dict[str, Incoming]:
         elif in_stacks and piece.name.endswith(".experts.gate_up_proj"):
             half = tensor.shape[1] // 2
             ours[piece.of] = narrowed(tensor, 1, half if piece.of.endswith(".up") else 0, half)
+        elif piece.of in joined and piece.shape == tensor.shape:
+            part = narrowed(tensor, 0, piece.first, joined[piece.of][0])
+            ours[piece.of] = without_ones(part) if part.shape != joined[piece.of] else part
         else:
             ours[piece.of] = tensor
     ours |= {name: stacked(parts) for name, parts in experts.items()}
@@ -187,7 +191,7 @@ _TRANSFORMERS = Convention(
     "transformers",
     embedding="model.embed_tokens.weight",
     head="lm_head.weight",
-    sign="model.layers.0.self_attn.q_proj.weight",
+    sign="model.layers.0.input_layernorm.weight",
     top=("model", "lm_head"),
     ours=_of_transformers,
 )
@@ -195,7 +199,7 @@ _SHOAL = Convention(
     "Shoal",
     embedding="embed.weight",
     head="head.weight",
-    sign="blocks.0.attention.q.weight",
+    sign="blocks.0.ffn_norm.weight",
     top=("embed", "blocks", "norm", "head"),
     ours=lambda tensors, _: dict(tensors),
 )

@@ -104,6 +104,13 @@ def narrowed(whole: Incoming, dim: int, begin: int, length: int) -> Incoming:
     return Incoming(whole.dtype, shape, tuple(boxes))
 
 
+def without_ones(whole: Incoming) -> Incoming:
+    """Without inner dimensions of one, as a convolution of single channels has."""
+    kept = [d for d, n in enumerate(whole.shape) if d == 0 or n != 1]
+    boxes = [Box(_of(kept, box.offset), _of(kept, box.shape), partial(_shaped, box.read, kept)) for box in whole.boxes]
+    return Incoming(whole.dtype, _of(kept, whole.shape), tuple(boxes))
+
+
 def half_split(interleaved: Incoming, head_dim: int) -> Incoming:
     """Rows of queries or keys whose rotary pairs are neighbours (Meta's order), in the order in which they are halves.
 
@@ -130,3 +137,12 @@ def _unsqueezed(read: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.T
 
 def _viewed(read: Callable[[], torch.Tensor], start: Dims, shape: Dims) -> torch.Tensor:
     return view_of(read(), start, shape).contiguous()
+
+
+def _of(kept: Sequence[int], dims: Dims) -> Dims:
+    return tuple(dims[d] for d in kept)
+
+
+def _shaped(read: Callable[[], torch.Tensor], kept: Sequence[int]) -> torch.Tensor:
+    part = read()
+    return part.reshape(_of(kept, tuple(part.shape)))

@@ -96,7 +96,9 @@ def confine(decoder: Decoder, space: Space) -> None:
         decoder.embed = Lookup(shape.vocab_size, space)  # type: ignore[assignment]  # called the same way
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
-        block.attention.out = Confined(shape.q_dim, space)  # type: ignore[assignment]
+        out = block.mixer.get_submodule("out")
+        assert isinstance(out, nn.Linear)
+        block.mixer.out = Confined(out.in_features, space)
         block.ffn.down = Confined(shape.ffn_dim, space)
 
 

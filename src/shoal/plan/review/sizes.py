@@ -11,6 +11,7 @@ from shoal.plan.restarts import Style
 from shoal.plan.review.every_rule import Reviewed, review
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh_rules import FIXED
+from shoal.spec.mixers import KINDS, widest_tp
 
 SIZES = (8, 64, 512, 4096)
 # Of a device's best speed, what has to be left.
@@ -50,14 +51,20 @@ def ends(asked: Asked) -> dict[str, str]:
     """Of each axis, how far it goes and what ends it."""
     shape, run, work = asked.shape, asked.run, replace(asked.work, processes=None)
     splits = [
-        tp for tp in divisors(shape.heads) if not any(True for rule in FIXED for _ in rule(Layout(Sizes(tp=tp)), work))
+        tp
+        for tp in divisors(widest_tp(shape))
+        if not any(True for rule in FIXED for _ in rule(Layout(Sizes(tp=tp)), work))
     ]
-    widths = f"heads {shape.heads}, kv_heads {shape.kv_heads}, ffn_dim {shape.ffn_dim}, vocab_size {shape.vocab_size}"
+    dealt = {name.removeprefix("model."): n for kind in shape.mixers for name, n in KINDS[kind].widths(shape).items()}
+    widths = ", ".join(
+        f"{k} {n}" for k, n in (dealt | {"ffn_dim": shape.ffn_dim, "vocab_size": shape.vocab_size}).items()
+    )
+    whole = [kind for kind in shape.mixers if not KINDS[kind].SHARES_SEQUENCES]
     found = {
         "tp": f"{splits[-1]} ({widths})",
         "pp": f"{shape.layers} (layers)",
         "data parallelism": f"{work.batch:,} (train.batch)",
-        "cp": f"{run.data.seq_len // 2:,} (data.seq_len {run.data.seq_len:,})",
+        "cp": f"1 (model.{whole[0]})" if whole else f"{run.data.seq_len // 2:,} (data.seq_len {run.data.seq_len:,})",
     }
     if asked.precision == "fp8":
         found["tp"] = "1 (train.precision fp8)"
