@@ -54,7 +54,7 @@ def _of(where: Target, devices: int) -> Target:
 def _words(where: Target, reviews: list[Reviewed]) -> str:
     if len(reviews) == 1:
         return where.words
-    return f"{where.device.name}, {where.device.per_node} a node, {where.joined_by} between nodes"
+    return f"{where.device.name}, {where.device.per_node} per node, {where.joined_by} between nodes"
 
 
 def _lines(
@@ -93,20 +93,20 @@ def _layout(spec: Run, one: Reviewed) -> list[str]:
         some = "" if all(name in named for name in AXES) else f", which names {', '.join(named)}"
         whose = f"the mesh of the run file{some}"
     return [
-        f"Layout: {words(one.found.layout, one.found.recompute)} ({whose}); {figure(one.found.seconds)} s a step, "
-        f"{figure(one.tokens_s)} tokens/s a device, MFU {one.mfu:.1%}."
+        f"Layout: {words(one.found.layout, one.found.recompute)} ({whose}); {figure(one.found.seconds)} s per step, "
+        f"{figure(one.tokens_s)} tokens/s per device, MFU {one.mfu:.1%}."
     ]
 
 
 def _table(reviews: list[Reviewed]) -> list[str]:
-    lines = ["devices  tokens/s a device    MFU  layout, or why there is none"]
+    lines = ["devices  tokens/s per device    MFU  layout, or why there is none"]
     for each in reviews:
         devices = f"{each.asked.devices:>7,}"
         if each.works and each.found is not None:
             layout = words(each.found.layout, each.found.recompute)
-            lines.append(f"{devices}  {figure(each.tokens_s):>17}  {each.mfu:>5.1%}  {layout}")
+            lines.append(f"{devices}  {figure(each.tokens_s):>19}  {each.mfu:>5.1%}  {layout}")
         else:
-            lines.append(f"{devices}  {'-':>17}  {'-':>5}  {each.findings[0].what}")
+            lines.append(f"{devices}  {'-':>19}  {'-':>5}  {each.findings[0].what}")
     return lines
 
 

@@ -38,7 +38,7 @@ def small_batch(s: Subject) -> Iterator[Finding]:
         severity,
         "small-batch",
         ("train.batch",),
-        f"train.batch {batch:,} {each}{spent}. Twice the batch would train {percent(gain)} more tokens a second.",
+        f"train.batch {batch:,} {each}{spent}. Twice the batch would train {percent(gain)} more tokens per second.",
         f"train.batch {2 * batch:,}, as far as the loss allows it, or fewer devices.",
         gain / (1 + gain),
     )

@@ -25,7 +25,7 @@ def unsplit_experts(s: Subject) -> Iterator[Finding]:
     other = s.best(shape=shape)
     gain = max(0.0, s.gain_of_shape(shape, other)) if other else 0.0
     gathered = 2 * 3 * s.shape.dim * e.ffn_dim * e.count
-    instead = f" With {near} a step would do {percent(gain)} more." if gain > 0 else ""
+    instead = f" With {near} the run would compute {percent(gain)} more per second." if gain > 0 else ""
     yield Finding(
         costing(gain) or Severity.NOTE,
         "unsplit-experts",

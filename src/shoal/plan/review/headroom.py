@@ -54,7 +54,7 @@ def dear_recompute(s: Subject) -> Iterator[Finding]:
         "dear-recompute",
         ("mesh.recompute", "data.seq_len", "mesh.micro_batch"),
         f"Recomputing ({mode}) takes {percent(share)} of a step, as keeping all activations would need "
-        f"{size(whole.memory.total)} a device, of {size(whole.budget)} that may be filled.",
+        f"{size(whole.memory.total)} per device, of {size(whole.budget)} that may be filled.",
         _more_room(s),
         share,
     )

@@ -46,14 +46,14 @@ def muon_work(s: Subject) -> Iterator[Finding]:
         severity,
         "muon-work",
         ("train.optimizer.name", "mesh.tp", "mesh.dp_shard"),
-        f"Muon {who}: about {short(seconds)} a step, {percent(share)} of it, which the planned step does not count.",
+        f"Muon {who}: about {short(seconds)} per step, {percent(share)} of it, which the planned step does not count.",
         "A larger train.batch spreads it over more work; "
         + (
             "mesh.tp 1 shares matrices out."
             if tp > 1
             else "mesh.dp_shard shares them out."
             if not dealt
-            else "a larger mesh.pp leaves fewer matrices a stage."
+            else "a larger mesh.pp leaves fewer matrices per stage."
         ),
         share,
     )

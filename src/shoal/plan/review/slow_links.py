@@ -74,7 +74,7 @@ def narrow_heads(s: Subject) -> Iterator[Finding]:
             "narrow-heads",
             tuple(f"model.{name}" for name in names),
             f"{faults[0][1]}, so mesh.tp ends at {legal} of the {room} devices that fast links join; a model that can "
-            f"be split over {wide} would compute {percent(gain)} more a second "
+            f"be split over {wide} would compute {percent(gain)} more per second "
             f"({words(other.layout, other.recompute)}).",
             f"{' and '.join(f'model.{name} {value:,}' for name, value in names.items())}.",
             gain,
@@ -89,7 +89,7 @@ def islands_apart(s: Subject) -> Iterator[Finding]:
             severity,
             "islands-traffic",
             ("fleet.islands",),
-            f"{islands} islands trade {size(s.found.traded_bytes)} of gradients a device after every step; "
+            f"{islands} islands trade {size(s.found.traded_bytes)} of gradients per device after every step; "
             f"nothing hides it, and it takes {percent(share)} of a step.",
             "Fewer islands of more devices each, or a larger train.batch; islands are worth it for what failures cost "
             "(`shoal plan goodput`).",

@@ -69,7 +69,7 @@ def bubble(s: Subject) -> Iterator[Finding]:
         severity,
         "bubble",
         ("train.batch", "mesh.pp", "mesh.micro_batch", "mesh.schedule"),
-        f"A pipeline of {pp} processes gets {rounds:,} micro-batch{'es' * (rounds > 1)} a step{fewer} (train.batch "
+        f"A pipeline of {pp} processes gets {rounds:,} micro-batch{'es' * (rounds > 1)} per step{fewer} (train.batch "
         f"{s.run.train.batch:,} over {s.sizes.dp:,} data-parallel processes, micro_batch {s.layout.micro_batch}), so "
         f"its processes stand idle for {percent(share)} of a step while it fills and empties ({s.layout.schedule}).",
         f"{change}{'; a smaller mesh.pp has less of it' * (s.run.mesh.pp != 'auto')}.",
@@ -95,8 +95,8 @@ def tied_over_stages(s: Subject) -> Iterator[Finding]:
         "tied-over-stages",
         ("model.tie_embeddings", "mesh.pp", "mesh.schedule"),
         f"model.tie_embeddings shares a matrix of {numbers / 1e6:,.0f}M numbers that the pipeline needs at both ends: "
-        f"first and last stage each hold it with its optimizer ({size(own)} a process), and their {enders:,} processes "
-        f"send each other {size(sent / enders)} of its gradient in every step ({short(seconds)} of "
+        f"first and last stage each hold it with its optimizer ({size(own)} per process), and their {enders:,} "
+        f"processes send each other {size(sent / enders)} of its gradient in every step ({short(seconds)} of "
         f"{short(s.found.seconds)}).",
         "mesh.schedule zbv puts both ends on one process; without a pipeline there is one matrix.",
         share,

@@ -75,7 +75,7 @@ def partly_filled_tiles(s: Subject) -> Iterator[Finding]:
         tuple(name.split(" ")[0] for name in loose),
         f"Products are computed in tiles of up to {SIDE} x {SIDE}, and {each} fill some of them in part: up to "
         f"{percent(share)} of a step computes what nobody asked for.",
-        f"Widths of a process that are multiples of {SIDE}{', or a smaller mesh.tp' * (tp > 1)}.",
+        f"Widths per process that are multiples of {SIDE}{', or a smaller mesh.tp' * (tp > 1)}.",
         share,
     )
 
