@@ -33,7 +33,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.hf import load_weights as load_hf
 from shoal.model.hf import save_folder
 from shoal.model.hf_names import pieces
-from shoal.spec.model import Experts, Model
+from shoal.spec.model import Experts, Mamba, Model
 from shoal.spec.shape import Shape, shape_of
 
 TOKENS = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -130,13 +130,23 @@ def test_torchtitan_weights_give_the_same_logits_and_its_optimizer_comes_along(w
 
 def hf_names(shape: Shape, model: Decoder) -> dict[str, torch.Tensor]:
     state = model.state_dict()
-    return {p.name: (state[p.of] if p.expert is None else state[p.of][p.expert]).clone() for p in pieces(shape)}
+    found = {p.name: torch.empty(p.shape) for p in pieces(shape)}
+    for p in pieces(shape):
+        ours = state[p.of] if p.expert is None else state[p.of][p.expert]
+        found[p.name][p.first : p.first + len(ours)] = ours.reshape(-1, *p.shape[1:])
+    return found
 
 
-@pytest.mark.parametrize("kind", ["tied", "experts"])
+@pytest.mark.parametrize("kind", ["tied", "experts", "states"])
 def test_a_dcp_checkpoint_of_a_hugging_face_model_becomes_ours(kind: str, tmp_path: Path) -> None:
     experts = Experts(count=3, top_k=2, ffn_dim=20)
-    fields: dict[str, Any] = {"tie_embeddings": True} if kind == "tied" else {"family": "mixtral", "experts": experts}
+    states = Mamba(attention_layers=(1,), heads=4, state_dim=8, groups=2)
+    kinds: dict[str, dict[str, Any]] = {
+        "tied": {"tie_embeddings": True},
+        "experts": {"family": "mixtral", "experts": experts},
+        "states": {"family": "bamba", "mamba": states},
+    }
+    fields = kinds[kind]
     like = SMALL.model_copy(update=fields)
     shape = shape_of(like)
     original = made(shape, seed=5)
