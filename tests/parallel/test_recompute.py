@@ -186,7 +186,7 @@ def among_documents(mode: recompute.Mode) -> tuple[int, np.ndarray]:
     )
     block.compile(backend=backend)
     apart = decoder.mask(torch.arange(256)[None] // 100, 256, None, torch.device("cpu"))
-    block(x, *decoder.rope(torch.arange(256)[None]), apart).square().sum().backward()
+    block(x, (*decoder.rope(torch.arange(256)[None]), apart)).square().sum().backward()
     assert "flex_attention" in graphs["forward"]
     assert x.grad is not None
     return graphs["backward"].count("flex_attention"), x.grad.numpy()
