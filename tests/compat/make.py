@@ -11,6 +11,7 @@ with it. Where a run was stopped depends on the machine; what it comes to in the
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import io
 import json
@@ -223,5 +224,8 @@ def refuse_names_of_this_machine(where: str, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    *option, folder = sys.argv[1:]
-    (expect if option == ["--expect"] else main)(Path(folder).resolve())
+    parser = argparse.ArgumentParser(prog="python -m tests.compat.make")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--expect", action="store_true", help="the runs stay; what is found in them is written anew")
+    asked = parser.parse_args()
+    (expect if asked.expect else main)(asked.folder.resolve())
