@@ -205,7 +205,12 @@ def test_a_process_reads_only_the_experts_that_it_holds(tmp_path: Path, monkeypa
     save_folder(tmp_path / "hf", model.shape, model.state_dict())
     read: list[str] = []
     plain = hf._rows
-    monkeypatch.setattr(hf, "_rows", lambda file, name, *rest: (read.append(name), plain(file, name, *rest))[1])
+
+    def noted(file: Any, name: str, *rest: Any, **more: Any) -> torch.Tensor:
+        read.append(name)
+        return plain(file, name, *rest, **more)
+
+    monkeypatch.setattr(hf, "_rows", noted)
 
     def work(rank: int, world: int) -> list[str]:
         mesh = init_device_mesh("cpu", (world,))
