@@ -77,5 +77,5 @@ def test_a_slow_island_is_told_and_leaves_if_it_is_to(
             assert not faults
         else:
             assert {"0": "left"} in left
-            assert faults[0] == ("straggler", 0)
+            assert ("straggler", 0) in faults
             assert any(0 in r["joined"] for r in fleet.journal("epoch")[1:])  # it came back
