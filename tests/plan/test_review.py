@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -398,6 +399,16 @@ def _is_sound(finding: Finding) -> None:
 
 def _run_file(model: str) -> str:
     return f"name: reviewed\n{model}\ndata: {{train: nowhere, seq_len: 4096}}\ntrain: {{steps: 1000, batch: 64}}\n"
+
+
+@pytest.mark.skipif(bool(shutil.which("nvidia-smi") or shutil.which("amd-smi")), reason="this machine has some")
+def test_a_run_for_more_devices_than_this_machine_has_cores_is_not_reviewed_on_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "llama-8b-64-gpus.yaml"
+    assert main(["plan", "review", str(example)]) == 0
+    assert "on 64 H100 SXM" in (out := capsys.readouterr().out)
+    assert "no machine is named, and this one has no accelerator" in out
 
 
 def _said(folder: Path, capsys: pytest.CaptureFixture[str], model: str, *words: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from shoal.cli.plan_shared import Target, coming_back, counts, failing, figure, is_here, names, one, target, wanted
@@ -27,11 +28,12 @@ def run(args: argparse.Namespace) -> int:
     spec, shape = wanted(args)
     rates, style = failing(args, spec), coming_back(args, spec)
     where, note = target(args, spec, name, fabric, devices), ""
-    if _sized(spec, devices):
+    sized = _sized(spec, devices)
+    if is_here(where.device) and not (sized and where.devices <= len(os.sched_getaffinity(0))):
+        where, note = target(args, spec, USUAL, fabric, devices), f" ({HERE})"
+    if sized:
         reviews = [review(where.asked(spec, shape), rates, style)]
     else:
-        if is_here(where.device):
-            where, note = target(args, spec, USUAL, fabric, devices), f" ({HERE})"
         reviews = at_sizes(lambda n: _of(where, n).asked(spec, shape), rates, style)
     findings = merged(reviews)
     if args.json:
