@@ -13,7 +13,7 @@ from shoal.errors import Stopped
 from shoal.parallel.place import join
 from shoal.spec import dump
 from shoal.track.rundir import RunDir
-from shoal.train import training
+from shoal.train import own_hooks
 from shoal.train.decide import decide
 from shoal.train.hooks import Hook, Moment
 from shoal.train.worker import work
@@ -62,7 +62,7 @@ class Seen(Hook):
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(training, "Garbage", Seen)
+    monkeypatch.setattr(own_hooks, "Garbage", Seen)
     return make_data(tmp_path / "data")
 
 

@@ -14,7 +14,7 @@ from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train import collect
-from shoal.train.hooks import Hook, Moment
+from shoal.train.hooks import Hook, Hooks, Moment
 from shoal.train.numerics import Numerics
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
@@ -112,3 +112,18 @@ class Saving(Hook):
 class Garbage(Hook):
     def save(self, step: int) -> None:
         collect.after(step)
+
+
+def own_hooks(
+    run: Run,
+    model: Laid,
+    poison: Poison,
+    numerics: Numerics,
+    pulse: Pulse,
+    evaluate: Callable[[int], object],
+    saves: Callable[[], Saves | None],
+    traffic: Traffic | None = None,
+) -> Hooks:
+    """In their order: what is counted ends before others send, and a state is saved after it was measured."""
+    first: list[Hook] = [Faults(poison, model)] if traffic is None else [Faults(poison, model), traffic]
+    return Hooks([*first, Watch(numerics), Evaluation(run, pulse, evaluate), Saving(run, pulse, saves), Garbage()])

@@ -32,7 +32,7 @@ from shoal.train.clock import Clock, Timeline
 from shoal.train.hooks import Hooks, Moment
 from shoal.train.numerics import NotFinite, Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
-from shoal.train.own_hooks import Evaluation, Faults, Garbage, Saving, Watch
+from shoal.train.own_hooks import own_hooks
 from shoal.train.pace import Pace
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
@@ -87,14 +87,8 @@ class Island:
         self.flat = Flat(p for _, p in self.model.named_parameters())
         self.total = self.flat.empty()
         self.numerics = Numerics(self.run.guard, self.state.skips, self.say, good_before=self.good_before)
-        own = [
-            Faults(self.poison, self.model),
-            Watch(self.numerics),
-            Evaluation(self.run, self.pulse, self.evaluate),
-            Saving(self.run, self.pulse, lambda: self.saves),
-            Garbage(),
-        ]
-        self.hooks = Hooks(own)
+        around = self.poison, self.numerics, self.pulse, self.evaluate, lambda: self.saves
+        self.hooks = own_hooks(self.run, self.model, *around)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
 
     @property

@@ -15,7 +15,7 @@ from shoal.train.exchange import Exchange
 from shoal.train.hooks import Hooks
 from shoal.train.numerics import Numerics
 from shoal.train.optim import Optimizers
-from shoal.train.own_hooks import Evaluation, Faults, Garbage, Saving, Traffic, Watch
+from shoal.train.own_hooks import Traffic, own_hooks
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.step import Step
@@ -45,13 +45,7 @@ class Training:
     step: Step = field(init=False)
 
     def __post_init__(self) -> None:
-        own = [
-            Faults(self.poison, self.model),
-            Traffic(self.run, self.place, self.tell),
-            Watch(self.numerics),
-            Evaluation(self.run, self.pulse, self.evaluate),
-            Saving(self.run, self.pulse, lambda: self.saves),
-            Garbage(),
-        ]
-        self.hooks = Hooks(own)
+        traffic, saves = Traffic(self.run, self.place, self.tell), lambda: self.saves
+        around = self.poison, self.numerics, self.pulse, self.evaluate, saves
+        self.hooks = own_hooks(self.run, self.model, *around, traffic)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
