@@ -6,11 +6,14 @@ from __future__ import annotations
 import random
 import re
 import string
+from pathlib import Path
 
 import pytest
 
 from shoal.cli.main import VERBS, main
+from shoal.errors import SpecError
 from shoal.near import closest
+from shoal.spec import load
 from shoal.spec.elsewhere import ANSWERED, CALLED, VERBS_ANSWERED, VERBS_CALLED
 from shoal.spec.names import hint, lookup, names
 
@@ -206,3 +209,12 @@ def test_no_answer_names_what_is_not_there_and_none_hides_what_is() -> None:
 def test_a_wrong_verb_is_answered_likewise(verb: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_list_of_any_length_is_not_described_as_one_of_two(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("name: x\nmodel: {preset: tiny}\ndata: {train: here}\n")
+    with pytest.raises(SpecError, match=r"must be a list of numbers, each at least 0"):
+        load(file, ["data.skip=seven"])
+    with pytest.raises(SpecError, match=r"must be a list of 2 numbers"):
+        load(file, ["train.optimizer.betas=seven"])

@@ -56,7 +56,9 @@ def _phrase(annotation: Any, marks: Sequence[Any]) -> str:
         return _either([f"`{choice}`" for choice in get_args(annotation)])
     if origin is tuple:
         items = get_args(annotation)
-        return f"a list of {len(items)} numbers, each {_bounds(_flat(get_args(items[0])[1:]))}"
+        many = "" if items[-1] is Ellipsis else f"{len(items)} "
+        bounds = _bounds(_flat(get_args(items[0])[1:]))
+        return f"a list of {many}numbers, each {bounds}" if bounds else "a list of sections"
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return f"a section with names such as {', '.join(list(annotation.model_fields)[:3])}"
     if annotation in (int, float):

@@ -33,7 +33,7 @@ def small_batch(s: Subject) -> Iterator[Finding]:
     parts = " and ".join(
         f"{CALLED[name]} {percent(share)}" for name, share in sorted(seen.items(), key=lambda x: -x[1])
     )
-    spent = f"; of a step, {parts} would be spread over more work" if parts else ""
+    spent = f"; more work per step would share what is the same for any batch ({parts} of a step)" if parts else ""
     yield Finding(
         severity,
         "small-batch",
