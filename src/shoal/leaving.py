@@ -33,6 +33,27 @@ def exit_code(do: Callable[[], int]) -> int:
         return TRANSIENT
 
 
+_own: list[Path] = []  # folders with own code of this process
+
+
+def show_own(folder: Path) -> None:
+    """An exception that came out of this folder is named by its line there."""
+    if folder not in _own:
+        _own.append(folder)
+
+
+def own_place(e: BaseException) -> str:
+    """`mine.py:12: `, the innermost line of own code that an exception came through; empty: it came through none."""
+    if isinstance(e, SyntaxError) and e.filename and (known := _in_own(e.filename)):
+        return f"{known}:{e.lineno}: "
+    frames = [(known, f.lineno) for f in traceback.extract_tb(e.__traceback__) if (known := _in_own(f.filename))]
+    return "{}:{}: ".format(*frames[-1]) if frames else ""
+
+
+def _in_own(file: str) -> str | None:
+    return next((str(Path(file).relative_to(folder)) for folder in _own if Path(file).is_relative_to(folder)), None)
+
+
 def _named(e: BaseException) -> str:
     """Kind, text and place, on one line of bounded length: the traceback above may be longer than anybody reads."""
     kind = type(e).__qualname__ if type(e).__module__ == "builtins" else f"{type(e).__module__}.{type(e).__qualname__}"
@@ -40,6 +61,8 @@ def _named(e: BaseException) -> str:
     text = lines[0][:TEXT_CHARS] if lines else ""
     frames = traceback.extract_tb(e.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    if mine := own_place(e):
+        where = f" (your code, {mine.removesuffix(': ')})"
     return f"{kind}{': ' if text else ''}{text}{where}"
 
 

@@ -36,8 +36,9 @@ from shoal.train.clock import Clock, timeline_of
 from shoal.train.decide import decide
 from shoal.train.loop import Training, train_step
 from shoal.train.numerics import Numerics
+from shoal.train.parts import prepare
 from shoal.train.saves import Saves
-from shoal.train.worker import prepare, work
+from shoal.train.worker import work
 from shoal.train.writers import unsaved
 from tests.train.tiny import make_run
 

@@ -20,8 +20,8 @@ from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train import swarm_worker
 from shoal.train.amount import Amount, amount
+from shoal.train.parts import prepare
 from shoal.train.swarm_mesh import Mesh
-from shoal.train.worker import prepare
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run, steps_of, train_on

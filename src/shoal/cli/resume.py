@@ -15,7 +15,7 @@ from shoal.cli.launch import tell
 from shoal.cli.options import BACKENDS, add_workspace, no_swarm
 from shoal.errors import UsageError
 from shoal.guard import lock
-from shoal.guard.begin import Asked, same_data, write_spec, writing
+from shoal.guard.begin import Asked, same_data, say_changed, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.launch.job import Job, launched, run_file
@@ -91,6 +91,7 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
         if decided.run != before:
             with writing(run_dir):
                 write_spec(run_dir, decided.run)
+        say_changed(decided.run, run_dir)
         asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
         print(continues(run_dir, decided.run.steps))
         if spec.train.schedule.past != before.train.schedule.past:

@@ -13,7 +13,7 @@ from shoal.checkpoint.find import published
 from shoal.cli.options import add_workspace, no_swarm
 from shoal.errors import SpecError, UsageError
 from shoal.guard import lock
-from shoal.guard.begin import create, set_aside, writing
+from shoal.guard.begin import create, say_changed, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.observe.commands import command
@@ -100,6 +100,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
             return 0
         local_inputs(before, begun=history.saved_step > 0)
         decided = decide(before, run_dir.workspace)
+        say_changed(before, run_dir)
         print(continues(run_dir, before.steps))
         return supervise(run_dir, decided.run, decided.world, held=True)
 

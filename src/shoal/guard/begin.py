@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import DataError, SetupError, ShoalError
+from shoal.own.carry import carry, digest_of
 from shoal.plain_file import read_object
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
@@ -33,12 +34,22 @@ def write_spec(run_dir: RunDir, run: Run) -> None:
     _publish(run_dir.spec_file, dump(run))
 
 
-def create(run_dir: RunDir, run: Run) -> None:
-    """The files of a new run, before its journal is opened: a directory without a journal is not a run yet."""
+def create(run_dir: RunDir, run: Run, near: Path | None = None) -> None:
+    """The files of a new run, before its journal is opened: a directory without a journal is not a run yet. `near`: own
+    code that came with the run file (`shoal.own.carry`)."""
+    carry(run, run_dir, near)
     write_spec(run_dir, run)
     about = {**identity(run), **data_identity(run)}
+    about |= {"own": digest_of(run_dir)} if run.own.objects else {}
     _publish(run_dir.identity_file, json.dumps(about, indent=2) + "\n")
     _write_plan(run_dir, run)
+
+
+def say_changed(run: Run, run_dir: RunDir, near: Path | None = None) -> None:
+    """Of a run that goes on: that the files of its own code have changed, and what is done about it."""
+    with writing(run_dir):
+        if said := carry(run, run_dir, near):
+            print(f"{said}.", flush=True)
 
 
 def _write_plan(run_dir: RunDir, run: Run) -> None:

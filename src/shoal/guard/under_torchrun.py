@@ -21,7 +21,7 @@ from pathlib import Path
 from shoal.errors import DONE, TOLD_TO_STOP, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
-from shoal.guard.begin import create, write_spec, writing
+from shoal.guard.begin import create, say_changed, write_spec, writing
 from shoal.guard.beside import pulse_of_this_process, watch_beside
 from shoal.guard.history import History
 from shoal.guard.progress import of_attempt
@@ -120,6 +120,8 @@ def _session(run_dir: RunDir, decided: Decided) -> Iterator[Session]:
         with writing(run_dir):
             if not run_dir.exists():
                 create(run_dir, decided.run)
+            else:
+                say_changed(decided.run, run_dir)
         before, history = load(run_dir.spec_file).run, History.of(run_dir)
         _refuse_another_history(before, decided.run)
         run = prolonged(before, decided.run, history.step)

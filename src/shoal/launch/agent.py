@@ -22,7 +22,7 @@ from shoal import wire
 from shoal.devices import visible_gpus
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
 from shoal.guard import lock
-from shoal.guard.begin import create, write_spec, writing
+from shoal.guard.begin import create, say_changed, write_spec, writing
 from shoal.guard.crew import Alone, Crew, Decision
 from shoal.guard.history import History, continues
 from shoal.guard.nodes.crew import Nodes
@@ -30,6 +30,7 @@ from shoal.guard.nodes.follower import Follower
 from shoal.guard.nodes.head import Head
 from shoal.guard.supervise import supervise
 from shoal.launch import fabric
+from shoal.launch.bundle import Bundle
 from shoal.leaving import leave_at_once
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
@@ -138,10 +139,12 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
             _hold(held, run_dir, who.job)
         world = processes * who.nodes // asked.fleet.islands  # of each island
         run, decisions = laid_over(world)
+        near = file.parent / Bundle.CODE
         with writing(run_dir):
             if not begun:
-                create(run_dir, run)
+                create(run_dir, run, near)
         if begun:
+            say_changed(run, run_dir, near)
             if (code := _go_on(run_dir, asked)) is not None:
                 if head is not None:
                     head.close(code)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -28,16 +28,18 @@ _NEVER = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", ".shoa
 @dataclass(frozen=True)
 class Bundle:
     RUN_FILE: ClassVar[str] = "run.yaml"
+    CODE: ClassVar[str] = "code"
     files: dict[str, bytes] = field(repr=False)  # by their paths, sorted
     executable: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, run_file: str, code: Path | None) -> Bundle:
-        files = {cls.RUN_FILE: run_file.encode()}
+    def of(cls, run_file: str, code: Path | None, own: Mapping[str, bytes] | None = None) -> Bundle:
+        """`own`: modules that the run names (`shoal.own.files`), by their paths."""
+        files = {cls.RUN_FILE: run_file.encode(), **{f"{cls.CODE}/{name}": data for name, data in (own or {}).items()}}
         executable = set()
         total = 0
         for path in _files(code) if code else ():
-            name = f"code/{path.relative_to(code).as_posix()}"  # type: ignore[arg-type]  # no code, no path
+            name = f"{cls.CODE}/{path.relative_to(code).as_posix()}"  # type: ignore[arg-type]  # no code, no path
             files[name] = path.read_bytes()
             if os.access(path, os.X_OK):
                 executable.add(name)

@@ -16,6 +16,7 @@ from shoal.launch.bundle import Bundle
 from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
 from shoal.launch.request import Request, check
 from shoal.observe.commands import command
+from shoal.own.carry import carried
 from shoal.spec import Run, dump
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import RunDir
@@ -47,7 +48,7 @@ def where_known(run: Run, workspace: Path, begun: int = 0) -> Run:
 
 def request_of(run: Run, workspace: Path) -> Request:
     code = None if run.launch.code is None else Path(run.launch.code)
-    return Request(run, workspace, Bundle.of(dump(run), code))
+    return Request(run, workspace, Bundle.of(dump(run), code, carried(run, RunDir.of(run.name, workspace))))
 
 
 def send(request: Request) -> Job:

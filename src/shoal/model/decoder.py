@@ -7,8 +7,8 @@ function that `shoal.parallel` may put another in the place of: `Decoder.mask`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ class Block(nn.Module):
 
     The mixer is held under the name of its kind, so that parameters in checkpoints say what they are of.
     """
+
+    starts: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
+    """Of a block of somebody's own: start values by the last part of a parameter's name, each made of numbers spread
+    evenly over [0, 1). Matrices that are not named here are drawn as `up` is, biases are zero and norms one."""
 
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
@@ -72,7 +76,8 @@ class Decoder(nn.Module):
     block the norm and the head; where the head is tied, a last stretch has a copy of the embedding for it.
     """
 
-    def __init__(self, shape: Shape, layers: range | None = None) -> None:
+    def __init__(self, shape: Shape, layers: range | None = None, block: type[Block] = Block) -> None:
+        """`block`: what it is made of, of somebody's own."""
         super().__init__()
         _check(shape)
         layers = range(shape.layers) if layers is None else layers
@@ -86,7 +91,7 @@ class Decoder(nn.Module):
         self.timer: BlockTimer | None = None
         if self.first or (self.last and shape.tie_embeddings):
             self.embed = nn.Embedding(shape.vocab_size, shape.dim)
-        self.blocks = nn.ModuleDict({str(i): Block(shape, i) for i in layers})
+        self.blocks = nn.ModuleDict({str(i): block(shape, i) for i in layers})
         if self.last:
             self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
             self.head = Head(shape)

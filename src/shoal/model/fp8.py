@@ -69,6 +69,8 @@ def apply(decoder: Decoder, device: torch.device, head: bool, scaling: Literal["
 @contextmanager
 def paused(decoders: Iterable[Decoder]) -> Iterator[None]:
     """Every product that `apply` has put into 8 bits as it was before; no gradient is to be taken meanwhile."""
+    from shoal.model import head8
+
     kept: list[Callable[[], None]] = []
     for decoder in decoders:
         for block in decoder.blocks.values():
@@ -78,7 +80,7 @@ def paused(decoders: Iterable[Decoder]) -> Iterator[None]:
             kept += [_swap(attention, "project", project), _swap(attention.out, "__class__", nn.Linear)]
             if isinstance(ffn, FeedForward):
                 kept += [_swap(ffn, "widen", widen), _swap(ffn.down, "__class__", nn.Linear)]
-        if decoder.last:
+        if decoder.last and decoder.head.loss is head8.summed_cross_entropy:
             kept.append(_swap(decoder.head, "loss", summed_cross_entropy))
     try:
         yield

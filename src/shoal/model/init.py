@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal.errors import SpecError
 from shoal.model.mixers import MIXERS
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import RULES, Matrix, Role, Start
@@ -34,6 +35,7 @@ def init_weights(model: nn.Module, shape: Shape, seed: int) -> None:
     """Norms one, biases zero, matrices normal by the shape's rule. Each number depends on (rule, seed, parameter name,
     place) alone."""
     own = {part: make for mixer in MIXERS.values() for part, make in mixer.starts.items()}
+    own |= {part: make for m in model.modules() for part, make in getattr(m, "starts", {}).items()}
     for name, parameter in model.named_parameters():
         if make := own.get(name.removesuffix(".weight").rpartition(".")[2]):
             fill(parameter, partial(_even, make=make, seed=seed, name=name))
@@ -41,6 +43,8 @@ def init_weights(model: nn.Module, shape: Shape, seed: int) -> None:
             fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
         elif name.endswith(".bias"):
             fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
+        elif parameter.ndim < 2:
+            raise SpecError(f"{name} has no start values: say them in `starts` of its block (docs/guide/own-code.md).")
         elif parameter.ndim == 3:
             fill_stack(parameter, partial(_normal_of_stack, start=start(shape, name, parameter), seed=seed, name=name))
         else:
@@ -53,7 +57,7 @@ def start(shape: Shape, name: str, parameter: Tensor) -> Start:
     parts = name.removesuffix(".weight").split(".")
     layer = int(parts[1]) if parts[0] == "blocks" else 0
     matrix = Matrix(
-        role=ROLES[parts[-1]],
+        role=ROLES.get(parts[-1], "up"),
         inputs=parameter.shape[-1],
         layer=layer,
         layers=shape.layers,

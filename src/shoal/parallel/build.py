@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from shoal import kernels
+from shoal.errors import SpecError
 from shoal.model import documents, fp8
 from shoal.model.attention import attention_mask, one_kind_of_mask
-from shoal.model.decoder import Decoder
+from shoal.model.decoder import Block, Decoder
+from shoal.model.objective import install, objective_of
+from shoal.own.code import NONE, Code
 from shoal.parallel import context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
 from shoal.parallel.pipeline import Pipeline
@@ -28,7 +31,7 @@ from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stages_of, stretches
 
 
-def build(run: Run, place: Place, several: bool = False) -> Laid:
+def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> Laid:
     """The model of a run with nothing left open, with its initial weights, ready for `backward`. Collective.
 
     `several`: rows of its data may hold several documents. What is compiled is then made for masks alone, though a
@@ -40,16 +43,23 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
     bf16 = run.train.precision != "fp32"
     method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
     numbers, layers = _stages(run, shape, place)
+    block, objective = _block(code), objective_of(code.objective, run)
+    if objective and not objective.per_token and place.sizes.cp > 1:
+        raise SpecError(
+            "own.objective sees a part of each row where mesh.cp is above 1: set its per_token, or mesh.cp=1."
+        )
     decoders = []
     for number in numbers:
         with torch.device("meta"):
-            decoder = Decoder(shape, layers[number])
+            decoder = Decoder(shape, layers[number], block)
         _split(decoder, run, place)
         if bf16 and not sharded(place):
             _autocast(decoder, place.device)
         shard(decoder, place, bf16)
         if decoder.last:
             decoder.head.z_loss = run.train.z_loss
+            if objective:
+                install(decoder.head, objective)
         decoder.to_empty(device=place.device)
         decoder.init_weights(run.seed)
         decoders.append(decoder)
@@ -58,15 +68,24 @@ def build(run: Run, place: Place, several: bool = False) -> Laid:
     if one_mask:
         for decoder in decoders:
             decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
-    rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
+    eight_bits_rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
+    about: dict[str, Any] = {"eight_bits_rest": eight_bits_rest, "objective": objective, "one_mask": one_mask}
     if place.sizes.pp == 1:
         each = run.mesh.reduce == "micro_batch"
-        return Laid(place, tuple(decoders), module, method, reduce_each=each, eight_bits_rest=rest, one_mask=one_mask)
+        return Laid(place, tuple(decoders), module, method, reduce_each=each, **about)
     micro_batches = run.shard // place.sizes.dp // int(run.mesh.micro_batch)
     hidden = torch.bfloat16 if bf16 else torch.float32
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
     tied = Tied.of(decoders, place)
-    return Laid(place, tuple(decoders), module, method, pipeline, tied, eight_bits_rest=rest, one_mask=one_mask)
+    return Laid(place, tuple(decoders), module, method, pipeline, tied, **about)
+
+
+def _block(code: Code) -> type[Block]:
+    if code.block is None:
+        return Block
+    if not (isinstance(code.block, type) and issubclass(code.block, Block)):
+        raise SpecError("own.block must be a class, and a subclass of shoal.Block.")
+    return code.block
 
 
 def _stages(run: Run, shape: Shape, place: Place) -> tuple[list[int], list[range]]:

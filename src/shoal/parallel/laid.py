@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal.data.windows import Batch
+from shoal.errors import SpecError
 from shoal.model import fp8
 from shoal.model.decoder import Decoder
 from shoal.model.loads import weigh_tokens
+from shoal.model.objective import Objective
 from shoal.parallel import context
 from shoal.parallel.clip import copies_of, norm_and_factor
 from shoal.parallel.place import Place
@@ -38,6 +40,7 @@ class Laid:
     tied: Tied | None = None
     reduce_each: bool = False  # gradients go to their shards with every micro-batch, and not once a step
     eight_bits_rest: bool = False  # products in 8 bits are in 16 where no gradient is taken
+    objective: Objective | None = None  # of somebody's own
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
 
     @property
@@ -72,6 +75,15 @@ class Laid:
         if self.tied is not None and self.tied.borrowed:
             owners["embed.weight"] = list(range(peers))  # the first stage's
         return owners
+
+    def count(self, batch: Batch) -> int:
+        """What the loss of a batch is divided by: its targets, or what an own loss says."""
+        if self.objective is None:
+            return batch.target_count
+        found = self.objective.count(batch)
+        if found != int(found) or found < 0:
+            raise SpecError(f"own.objective counts {found}; it must be a whole number of at least 0.")
+        return int(found)
 
     def backward(
         self, batches: list[Batch], doing: Callable[[str], object] = lambda phase: None, token_weight: float = 1.0

@@ -33,8 +33,8 @@ from shoal.spec.shape import Shape
 from shoal.track.rundir import RunDir
 from shoal.train.loop import Training, train
 from shoal.train.numerics import Numerics
+from shoal.train.parts import Parts, prepare
 from shoal.train.saves import Saves
-from shoal.train.worker import Parts, prepare
 
 FORMAT = 1  # of what a trace says about itself, under the key "shoal"
 SETTLING_STEPS = 3  # compile, allocate, count traffic: their time says nothing

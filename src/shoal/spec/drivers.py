@@ -49,6 +49,7 @@ _STATES = "each peer saves the state of its layers in its --folder: set swarm.st
 _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
+_CODE = No("a charter brings no code to other people's machines; leave it out, or train with `shoal train`")
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
@@ -65,6 +66,7 @@ REFUSED: dict[Driver, Table] = {
         "guard.replay": No("it does not work with islands yet; leave it out, or set fleet.islands to 1"),
     },
     "swarm": {
+        "own": _CODE,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -89,6 +91,7 @@ REFUSED: dict[Driver, Table] = {
         ),
     },
     "stages": {
+        "own": _CODE,
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),

@@ -12,7 +12,9 @@ ALIGN = 16  # the sides of a matrix are multiples of it, or the tensor cores do 
 
 def head_in_8_bits(run: Run, shape: Shape) -> bool:
     """Whether the output layer is computed in them too: a vocabulary of another size leaves it in 16 bits."""
-    return run.train.precision == "fp8" and run.train.fp8_head and shape.vocab_size % ALIGN == 0
+    return (
+        run.train.precision == "fp8" and run.train.fp8_head and not run.own.objective and shape.vocab_size % ALIGN == 0
+    )
 
 
 def check(shape: Shape, tensor_parallel: bool, tokens: int = 0) -> None:

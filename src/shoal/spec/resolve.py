@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
         return _where(paths, stated, document, file)
 
     try:
-        run = Run.model_validate(whole.values)
+        run = _with_folder(Run.model_validate(whole.values), file)
         # Without its preset the shape is not the one meant, and the rules would complain about the wrong thing.
         problems += [] if problems else [f"{where(*map(_path, names))}: {text}." for names, text in broken(run)]
     except ValidationError as e:
@@ -71,6 +71,14 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
     values = run.model_dump(mode="json")
     origins = {dotted(p): whole.origins.get(p, DEFAULT).label for p, _ in leaves(values)}
     return Loaded(run, origins, file)
+
+
+def _with_folder(run: Run, file: File) -> Run:
+    """Own code is looked for beside the run file, wherever the run file is copied to."""
+    if not run.own.objects or run.own.folder is not None:
+        return run
+    folder = run.launch.code or os.path.dirname(os.path.abspath(file))
+    return run.model_copy(update={"own": run.own.model_copy(update={"folder": folder})})
 
 
 def _document(file: File) -> Document:

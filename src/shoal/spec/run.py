@@ -13,6 +13,7 @@ from shoal.spec.launch import Launch
 from shoal.spec.length import WAYS, Tokens
 from shoal.spec.model import Model
 from shoal.spec.optimizer import Optimizer as Optimizer
+from shoal.spec.own import Own
 from shoal.spec.schedule import Schedule as Schedule
 from shoal.spec.swarm import Swarm
 
@@ -334,6 +335,7 @@ class Run(Strict):
     model: Model = Field(default_factory=Model, description="The model.")
     data: Data = Field(description="The data.")
     train: Train = Field(description="The loop.")
+    own: Own = Field(default_factory=Own, description="Your own code.")
     eval: Eval = Field(default_factory=Eval, description="Evaluation.")
     mesh: Mesh = Field(default_factory=Mesh, description="The layout over processes.")
     resources: Resources = Field(default_factory=Resources, description="The machine.")

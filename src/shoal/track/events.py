@@ -43,6 +43,7 @@ class Reader:
         self._path = path
         self.offset = 0
         self._start: Record | None = None
+        self._logged = -1  # the last step with own metrics
         self._losses = {"loss": array("d"), "eval_loss": array("d")}
 
     def skip_to(self, offset: int) -> None:
@@ -79,6 +80,9 @@ class Reader:
                 return self._metrics(t, int(record["step"]), "loss", _step_values(record, self._start))
             case "eval":
                 return self._metrics(t, int(record["step"]), "eval_loss", _eval_values(record))
+            case "metrics":
+                values = {f"own/{_PLAIN.sub('_', name)}": float(value) for name, value in record["values"].items()}
+                return Event("metrics", t, int(record["step"]), values, again=self._known(int(record["step"])))
             case "start":
                 self._start = record
                 first, attempt = int(record.get("step", 0)), int(record.get("attempt", 0))
@@ -92,6 +96,11 @@ class Reader:
             case "close":
                 return Event("close", t, note=str(record.get("status")))
         return None
+
+    def _known(self, step: int) -> bool:
+        """Whether own metrics of a step were read before, so that these are of a step that was redone."""
+        seen, self._logged = step <= self._logged, max(step, self._logged)
+        return seen
 
     def _metrics(self, t: float, step: int, key: str, values: dict[str, float]) -> Event:
         seen = self._losses[key]

@@ -20,6 +20,7 @@ Check = Callable[[Any], bool]
 
 _LAST_YEAR = 253_402_300_800.0  # the year 10000: the clocks of this machine and of Python know no later one
 _LARGEST = 1 << 62
+MOST_METRICS = 1000  # of own code, for one step
 
 
 @dataclass
@@ -81,6 +82,10 @@ def _named(value: Any) -> bool:
 
 def _named_reals(value: Any) -> bool:
     return type(value) is dict and all(map(_real, value.values()))
+
+
+def _named_measured(value: Any) -> bool:
+    return type(value) is dict and len(value) <= MOST_METRICS and all(map(_measured, value.values()))
 
 
 def _named_texts(value: Any) -> bool:
@@ -179,6 +184,7 @@ _SHAPES = {
         {"step": _count, "first_layer": _count, "imbalance": _reals, "imbalance_mean": _real},
         {"ep": _count, "ep_imbalance_max": _real},
     ),
+    "metrics": _Shape({"step": _count, "values": _named_measured}),
     "traffic": _Shape({"step": _count, "rows": _rows, "world": _some}),
     "eval": _Shape({"step": _count}, {**_TAKEN, "loss": _measured, "precision": _text, "sets": _sets}),
     "checkpoint": _Shape({"step": _count}, {**_TAKEN, "stall_s": _real, "persist_s": _real, "bytes": _count}),

@@ -49,6 +49,11 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def code(self) -> Path:
+        """The run's own copy of the user's modules (`own`)."""
+        return self.path / "code"
+
+    @property
     def journal_file(self) -> Path:
         return self.path / "journal.jsonl"
 

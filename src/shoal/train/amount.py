@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.data.windows import Batch
+from shoal.parallel.laid import Laid
 from shoal.spec.flops import seen_pairs, step_flops
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
 
 class Amount(NamedTuple):
-    targets: float
+    targets: float  # or what an own loss is divided by
     tokens: float  # without padding
     pairs: float  # of a token and one that it sees, over all layers
 
@@ -22,12 +23,12 @@ class Amount(NamedTuple):
         return self.targets / max(1.0, self.tokens)
 
 
-def amount(shape: Shape, batches: Sequence[Batch]) -> Amount:
+def amount(model: Laid, batches: Sequence[Batch]) -> Amount:
     """What these batches have."""
     return Amount(
-        sum(b.target_count for b in batches),
+        sum(model.count(b) for b in batches),
         sum(b.token_count for b in batches),
-        sum(seen_pairs(shape, b.lengths) for b in batches),
+        sum(seen_pairs(model.shape, b.lengths) for b in batches),
     )
 
 

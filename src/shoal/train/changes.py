@@ -29,7 +29,7 @@ def _moments(before: Run, now: Run) -> list[str]:
 
 def _rate(before: Run, now: Run, step: int) -> list[str]:
     """A run directory that was lost takes the past of the schedule along: the copies of its checkpoints know it."""
-    if any(past.until == step for past in now.train.schedule.past) or step >= now.steps:
+    if now.own.schedule is not None or any(past.until == step for past in now.train.schedule.past) or step >= now.steps:
         return []  # chosen
     had, has = (run.train.optimizer.lr * lr_ratio(run.train.schedule, step, run.steps) for run in (before, now))
     if math.isclose(had, has, rel_tol=1e-9) or before.train.optimizer.lr != now.train.optimizer.lr:

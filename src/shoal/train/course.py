@@ -10,6 +10,8 @@ from shoal.train.schedule import lr_ratio
 
 def course(run: Run) -> list[str]:
     """Of a run whose steps are known, oldest first."""
+    if run.own.schedule is not None:
+        return [f"rate: by {run.own.schedule}"]
     schedule, lr = run.train.schedule, run.train.optimizer.lr
     pieces: list[Schedule | Past] = [*schedule.past, schedule]
     ends = [*(past.until for past in schedule.past), run.steps]

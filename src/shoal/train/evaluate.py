@@ -38,7 +38,7 @@ class Evaluator:
         for k, ids in enumerate(self._picked):
             for batches in self._rounds(k, ids):
                 totals[k] += self.model.loss(batches).double()
-                targets[k] += sum(batch.target_count for batch in batches)
+                targets[k] += sum(self.model.count(batch) for batch in batches)
         summed, counted = self.model.total(totals).tolist(), self.place.sum_of_batch(*targets)
         if 0.0 in counted:
             raise DataError(

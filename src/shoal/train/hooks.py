@@ -12,11 +12,13 @@ does so on all of them alike. Hooks are asked in the order in which they stand.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.data.windows import Batch
 from shoal.parallel.laid import Laid
+from shoal.errors import SpecError
 from shoal.track.journal import Record
+from shoal.track.record import MOST_METRICS
 
 
 class Moment(NamedTuple):
@@ -29,7 +31,7 @@ class Moment(NamedTuple):
 
 
 class Hook:
-    """Each event does nothing unless a hook says otherwise."""
+    """Each event does nothing unless a hook says otherwise. One that a run file names is made with the run."""
 
     def start(self, model: Laid, step: int) -> None:
         """`step` steps are taken. Comes again after a rewind, and where an island comes back."""
@@ -58,12 +60,33 @@ class Hook:
     def close(self) -> None:
         """Gives back what `start` and later events have taken. No collectives: others may be gone."""
 
+    def state(self) -> Any:
+        """What a checkpoint holds of this hook, as JSON: rank 0's is saved. None: nothing."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Stands as it did when `state` was saved: called on every process, before `start`."""
+
+    def log(self, **values: Any) -> None:
+        """Numbers about the step under way, for the journal and every tracker (`own/NAME` there). Those of rank 0 are
+        written; a tensor that several processes share must be one number on all of them."""
+        self.__dict__.setdefault("_logged", {}).update(values)
+
 
 class Hooks:
     """Several, as one."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
         self.all: Sequence[Hook] = tuple(hooks)
+
+    def logged(self) -> dict[str, float]:
+        """What was logged since the last time."""
+        found: dict[str, float] = {}
+        for hook in self.all:
+            found |= {name: float(value) for name, value in hook.__dict__.pop("_logged", {}).items()}
+        if len(found) > MOST_METRICS:
+            raise SpecError(f"own code logs {len(found):,} numbers for one step, where {MOST_METRICS:,} are the most.")
+        return found
 
     def start(self, model: Laid, step: int) -> None:
         for hook in self.all:

@@ -23,10 +23,10 @@ from shoal.train import collect, takeover
 from shoal.train.clock import timeline_of
 from shoal.train.islands import train
 from shoal.train.numerics import Past
+from shoal.train.parts import Parts, evaluator, prepare
 from shoal.train.poison import Poison
 from shoal.train.replica import Island
 from shoal.train.state import digest
-from shoal.train.worker import Parts, evaluator, prepare
 
 HOST = "SHOAL_FLEET_HOST"  # the address of this machine that the other islands can reach
 
@@ -90,9 +90,8 @@ def _as_at_the_beginning(parts: Parts) -> None:
     for decoder in parts.model.decoders:
         decoder.init_weights(parts.run.seed)
     parts.load_weights()
-    for tensor in parts.optimizers.tensors().values():
-        tensor.zero_()
-    parts.optimizers.set_step(0)
+    parts.optimizers.begin()
+    parts.own.begin()
     parts.state.skips.spans = Skips([batch, batch] for batch in parts.run.data.skip).spans
     parts.model.spread()
 

@@ -73,8 +73,10 @@ def _train(t: Island, first_round: int) -> None:
             continue
         t.say("step", **record)
         t.hooks.step(Moment(t.taken, t.state.skips.batch_of(t.taken - 1)), record)
+        t.log()
         t.hooks.save(t.taken)
     t.hooks.end(total)
+    t.log()
     t.pulse.mark("finish")
     # Nobody leaves before the last state is saved: if the first island dies over it, the next one does it.
     while (turn := t.fleet.take(number, t)) is not None:
@@ -146,7 +148,7 @@ class Work:
             at = self._t.at
             batches = self._t.step.samples(at, batches)
             clock.lap("data_s")
-            summing = self._t.place.begin_sum_of_batch(*amount(self._t.model.shape, batches))
+            summing = self._t.place.begin_sum_of_batch(*amount(self._t.model, batches))
             weight, reader = self._token_weight(), some[0] * self._t.place.sizes.dp + self._t.place.at["dp"]
             loss = float(self._t.step.gradient(at, (at.step, reader), batches, clock, weight))
             targets, tokens, pairs = map(int, summing.wait())

@@ -94,6 +94,12 @@ class Optimizers:
                     spots += [self._spots[p]] if self._narrow else []
             adamw_all_(rows, factor, spots, step=self.taken, **about)
 
+    def begin(self) -> None:
+        """The state of a run that has taken no step."""
+        for tensor in self.tensors().values():
+            tensor.zero_()
+        self.set_step(0)
+
     def forget(self, taken: int | None = None) -> None:
         """The step is not taken: its gradients are of no use. `taken`: so many are, if it was counted already."""
         self.taken = self.taken if taken is None else taken

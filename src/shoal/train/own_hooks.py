@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from shoal.checkpoint import faults
@@ -123,7 +123,10 @@ def own_hooks(
     evaluate: Callable[[int], object],
     saves: Callable[[], Saves | None],
     traffic: Traffic | None = None,
+    users: Sequence[Hook] = (),
 ) -> Hooks:
-    """In their order: what is counted ends before others send, and a state is saved after it was measured."""
+    """In their order: what is counted ends before others send, and a state is saved after it was measured, with that of
+    the hooks that the run file names."""
     first: list[Hook] = [Faults(poison, model)] if traffic is None else [Faults(poison, model), traffic]
-    return Hooks([*first, Watch(numerics), Evaluation(run, pulse, evaluate), Saving(run, pulse, saves), Garbage()])
+    before = [*first, Watch(numerics), Evaluation(run, pulse, evaluate), *users]
+    return Hooks([*before, Saving(run, pulse, saves), Garbage()])

@@ -18,6 +18,8 @@ SAME = 1e-9  # relative: two rates of one schedule, rounded otherwise
 
 def prolonged(before: Run, asked: Run, step: int) -> Run:
     """The run as asked for, after `step` steps of the run as it was before, whose lengths are both known."""
+    if asked.own.schedule is not None:
+        return asked  # by a function of the step and of the length, whatever it makes of another one
     was, now = before.train.schedule, asked.train.schedule
     if now.past and now.past[: len(was.past)] != was.past:
         raise SpecError(
@@ -53,6 +55,8 @@ def prolonged(before: Run, asked: Run, step: int) -> Run:
 def way_on(run: Run, step: int, steps: int) -> str:
     """What to give to `shoal resume` for so many steps in all: it is accepted as it stands here."""
     schedule, longer = run.train.schedule, f"train.steps={steps}"
+    if run.own.schedule is not None:
+        return longer
     had = lr_ratio(schedule, step, run.steps)
     if schedule.prolong or math.isclose(had, lr_ratio(schedule, step, steps), rel_tol=SAME):
         return longer

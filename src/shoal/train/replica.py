@@ -36,7 +36,7 @@ from shoal.train.own_hooks import own_hooks
 from shoal.train.pace import Pace
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
-from shoal.train.schedule import lr_ratio
+from shoal.train.schedule import rates
 from shoal.train.state import State, digest
 from shoal.train.step import Step
 
@@ -74,6 +74,7 @@ class Island:
     taken: int = 0  # steps
     hooks: Hooks = field(init=False)
     step: Step = field(init=False)
+    rate: Callable[[int], float] = field(init=False)  # of a step, as a multiple of the peak
     flat: Flat = field(init=False)
     total: Tensor = field(init=False)
     numerics: Numerics = field(init=False)
@@ -88,7 +89,8 @@ class Island:
         self.total = self.flat.empty()
         self.numerics = Numerics(self.run.guard, self.state.skips, self.say, good_before=self.good_before)
         around = self.poison, self.numerics, self.pulse, self.evaluate, lambda: self.saves
-        self.hooks = own_hooks(self.run, self.model, *around)
+        self.hooks = own_hooks(self.run, self.model, *around, users=self.state.own.hooks)
+        self.rate = rates(self.run, self.state.own.schedule)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
 
     @property
@@ -104,6 +106,11 @@ class Island:
         """What all islands know and the first one writes: if it could not, the next one does."""
         self.recent.append((kind, fields))
         self.tell(kind, **fields)
+
+    def log(self) -> None:
+        """What hooks have to say of the last step."""
+        if values := self.hooks.logged():
+            self.say("metrics", step=self.taken, values=values)
 
     # What all islands have alike: shoal.fleet.fleet.Replica.
 
@@ -135,13 +142,14 @@ class Island:
     def notes(self) -> dict[str, Any]:
         past = asdict(self.numerics.standing())
         past["taken"] = [one for one in past["taken"] if all(map(math.isfinite, one))]  # JSON has no NaN
-        return {"step": self.taken, "past": past}
+        return {"step": self.taken, "past": past, "hooks": self.state.own.states()}
 
     def stands_at(self, step: int, notes: dict[str, Any]) -> None:
         past = Past(**notes["past"])
         self.taken = int(notes["step"])
         self.state.skips.spans = past.spans
         self.numerics.stand(past)
+        self.state.own.load(notes.get("hooks"))
         self.optimizers.set_step(self.taken)
         self.model.spread()
 
@@ -161,9 +169,8 @@ class Island:
         losses = math.fsum(math.nan if loss is None else loss for s in said for loss in s["losses"])
         loss = torch.tensor(losses, dtype=torch.float64, device=self.place.device)
         self.flat.install(total)
-        ratio = lr_ratio(self.run.train.schedule, self.taken, self.run.steps)
         try:
-            taken = self.step.update(self.at, loss, targets, ratio, clock, self._settle)
+            taken = self.step.update(self.at, loss, targets, self.rate(self.taken), clock, self._settle)
         except NotFinite as wrong:
             self.numerics.skip(self.taken, wrong)
             return None

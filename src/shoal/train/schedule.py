@@ -7,14 +7,32 @@ that it had, whoever takes it again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+from shoal.errors import SpecError
 from shoal.spec.length import decay_steps, warmup_steps
+from shoal.spec.run import Run
 from shoal.spec.schedule import Past, Schedule
 
 
 def lr_ratio(schedule: Schedule, step: int, steps: int) -> float:
     """Multiple of the peak for step `step` (0-based) of `steps`."""
     return _after(schedule.past, schedule, step, steps)
+
+
+def rates(run: Run, own: Callable[[int, int], Any] | None) -> Callable[[int], float]:
+    """`lr_ratio` of a run by the step alone; `own`: a function of somebody's own in its place."""
+    if own is None:
+        return lambda step: lr_ratio(run.train.schedule, step, run.steps)
+
+    def ratio(step: int) -> float:
+        found = own(step, run.steps)
+        if not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
+            raise SpecError(f"own.schedule gave {found!r} for step {step}; it must give a number of at least 0.")
+        return float(found)
+
+    return ratio
 
 
 def _after(past: tuple[Past, ...], now: Schedule | Past, step: int, steps: int) -> float:

@@ -25,6 +25,7 @@ from shoal.spec.history import differences
 from shoal.spec.run import Run
 from shoal.train.changes import changes
 from shoal.train.optim import Optimizers
+from shoal.train.own import NOTHING, Own
 from shoal.train.training import Tell
 
 _MOVES = ("name", "data.train", "model.weights")  # where things are may change; what they are is compared otherwise
@@ -39,6 +40,7 @@ class State:
     environment: dict[str, Any]
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
     skips: Skips = field(default_factory=Skips)  # batches of the order that are left out
+    own: Own = NOTHING
 
     @property
     def batch(self) -> int:
@@ -80,6 +82,7 @@ class State:
             "eval_loss": _finite(self.eval_loss.get(step)),
             "spec": self.run.model_dump(mode="json"),
             "environment": self.environment,
+            **({"hooks": states} if (states := self.own.states()) else {}),
         }
 
     def measured(self, step: int, loss: float) -> None:
@@ -102,6 +105,7 @@ class State:
             tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
         self.optimizers.set_step(found.step)
+        self.own.load(found.extra.get("hooks"))
         self.model.spread()
         return found
 

@@ -33,11 +33,11 @@ from shoal.train.clock import Clock
 from shoal.train.evaluate import Evaluator
 from shoal.train.hooks import Moment
 from shoal.train.numerics import NotFinite
+from shoal.train.parts import Parts
 from shoal.train.step import Step
 from shoal.train.swarm_samples import Range, positions
 from shoal.train.swarm_scoring import Pool
 from shoal.train.swarm_weights import Weights
-from shoal.train.worker import Parts
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Mesh:
         batches = self._step.samples(at, self._feed.get(wanted))
         self._feed.want([coming] if (coming := _ranges(then)) else [])
         # Of a dense model the sum is not needed before the gradient; a router weighs its tokens by it.
-        summing = self._place.begin_sum_of_batch(*amount(shape, batches))
+        summing = self._place.begin_sum_of_batch(*amount(self._model, batches))
         known = None if shape.experts is None else Amount(*summing.wait())
         weight, draw = known.token_weight if known else 1.0, (wanted[0][0], self._place.at["dp"])
         total = self._step.gradient(at, draw, batches, clock, weight)

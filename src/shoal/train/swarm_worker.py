@@ -34,10 +34,11 @@ from shoal.track.rundir import RunDir
 from shoal.train.decide import decide
 from shoal.train.evaluate import Evaluator
 from shoal.train.open_data import open_together
+from shoal.train.parts import prepare
 from shoal.train.swarm_link import Gone, Link
 from shoal.train.swarm_mesh import Mesh
 from shoal.train.swarm_trainer import Trainer
-from shoal.train.worker import StopFlag, prepare
+from shoal.train.worker import StopFlag
 
 SOCKET, FOLDER = "SHOAL_SWARM_SOCKET", "SHOAL_SWARM_FOLDER"
 PR_SET_PDEATHSIG = 1
