@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from shoal.data.tokenizer import Tokenizer
-    from shoal.model.decoder import Decoder
+    from shoal.model.decoder import Block, Decoder
+    from shoal.spec.run import Run
     from shoal.spec.shape import Shape
 
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
     )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--own-code", action="store_true", help="run the code of a model with blocks of its own")
     add_workspace(parser)
 
 
@@ -101,7 +103,7 @@ def _of_run(run_dir: RunDir, args: argparse.Namespace) -> tuple[Decoder, Tokeniz
         chosen = load_tokenizer(args.tokenizer, start=args.start, special=args.special)
     else:
         chosen = tokenizer_of_data(spec, args.start, args.special)
-    model = _on_meta(shape_of(spec.model, chosen.vocab_size))
+    model = _on_meta(shape_of(spec.model, chosen.vocab_size), _block(spec, run_dir, args.own_code))
     found, tensors = _weights(run_dir, args.step)
     model.load_state_dict(tensors, assign=True)
     return model, chosen, found
@@ -134,10 +136,24 @@ def _of_folder(folder: Path, args: argparse.Namespace) -> tuple[Decoder, Tokeniz
     return model, load_tokenizer(args.tokenizer or folder, start=args.start, special=args.special)
 
 
-def _on_meta(shape: Shape) -> Decoder:
+def _block(spec: Run, run_dir: RunDir, own_code: bool) -> type[Block] | None:
+    """Of a model with blocks of somebody's own: from the run's copy of their code, which runs only if asked to."""
+    if spec.own.block is None:
+        return None
+    if not own_code:
+        raise UsageError(
+            f"the blocks of run '{run_dir.name}' are own code ({spec.own.block}): read {run_dir.code}, and give "
+            "--own-code to run it."
+        )
+    from shoal.own.code import load as load_code
+
+    return load_code(spec, run_dir.code).block
+
+
+def _on_meta(shape: Shape, block: type[Block] | None = None) -> Decoder:
     import torch
 
-    from shoal.model.decoder import Decoder
+    from shoal.model.decoder import Block, Decoder
 
     with torch.device("meta"):
-        return Decoder(shape)
+        return Decoder(shape, block=block or Block)

@@ -11,6 +11,7 @@ from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh_refusal import refusal
 from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
+from shoal.spec.own_rules import own_rules
 from shoal.spec.precision import problem
 from shoal.spec.run import Run
 from shoal.spec.start_values import FROM_THE_SHAPE
@@ -322,4 +323,5 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _fleet,
     _layout,
     _tracking,
+    own_rules,
 )

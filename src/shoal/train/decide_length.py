@@ -24,7 +24,7 @@ def measured(run: Run, workspace: Path, begun: int = 0) -> Measured:
     choices = Choices()
     steps = run.steps if run.train.steps != "auto" else choices.choose("train.steps", "auto", *_steps(run, workspace))
     schedule, warmup = run.train.schedule, run.train.schedule.warmup_steps
-    if isinstance(warmup, str):
+    if isinstance(warmup, str) and run.own.schedule is None:
         of = steps - begun if schedule.prolong == "rewarm" and begun < steps else steps
         found = warmup_steps(warmup, of)
         most = ", at most that" if warmup == "auto" and found == LONGEST_WARMUP else ""

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.data.windows import Batch
-from shoal.parallel.laid import Laid
 from shoal.errors import SpecError
+from shoal.parallel.laid import Laid
 from shoal.track.journal import Record
 from shoal.track.record import MOST_METRICS
 

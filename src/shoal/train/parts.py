@@ -13,6 +13,7 @@ from shoal.data.order import Order
 from shoal.data.skips import Skips
 from shoal.data.windows import Windows
 from shoal.devices import cores
+from shoal.model.decoder import Decoder
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.own.carry import digest_of
@@ -48,6 +49,7 @@ class Parts:
     optimizers: Optimizers
     state: State
     own: Own = NOTHING
+    params: int = 0  # of a model with blocks of somebody's own; else its shape knows
 
     def load_weights(self) -> None:
         """Those that a new run starts from."""
@@ -62,7 +64,7 @@ class Parts:
         return {
             "mesh": run.mesh.model_dump(),
             "device": device,
-            "params": shape.params,
+            "params": self.params or shape.params,
             "precision": run.train.precision,
             "total": run.steps,
             "flops_convention": CONVENTION,
@@ -98,7 +100,14 @@ def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> P
     about = identity(run) | ({"own": digest_of(run_dir)} if run.own.objects else {}) if place.rank == 0 else {}
     skips = Skips([batch, batch] for batch in run.data.skip)
     state = State(run, model, optimizers, [s.index for s in sources], about, skips=skips, own=own)
-    return Parts(run, place, windows, order, model, optimizers, state, own)
+    return Parts(run, place, windows, order, model, optimizers, state, own, _params(model, code))
+
+
+def _params(model: Laid, code: Code) -> int:
+    if code.block is None:
+        return 0
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(model.shape, block=code.block).parameters())
 
 
 def _optimizers(run: Run, model: Laid, code: Code) -> Optimizers:

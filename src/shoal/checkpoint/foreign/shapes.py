@@ -20,6 +20,8 @@ _SOURCES = ("preset", "weights", "init")  # where a shape and its weights came f
 def model_of(found: Found) -> Model | None:
     """The model section that is in a checkpoint's manifest; None where none is."""
     spec = found.extra.get("spec")
+    own = spec.get("own") if isinstance(spec, Mapping) else None
+    refuse_own_block(own.get("block") if isinstance(own, Mapping) else None, found.where)
     fields = spec.get("model") if isinstance(spec, Mapping) else None
     if not isinstance(fields, Mapping):
         return None
@@ -31,6 +33,15 @@ def model_of(found: Found) -> Model | None:
         raise SpecError(
             f"{found.where} was saved with a {place} that this Shoal does not know ({problem['msg']})."
         ) from e
+
+
+def refuse_own_block(block: object, where: object) -> None:
+    """Without its code nobody can say what such a model computes, and no class of Hugging Face's computes it."""
+    if block:
+        raise SpecError(
+            f"the blocks of {where} are own code ({block}), which no other model class computes: it cannot be exported "
+            "or started from; train on with it, or sample from its run with --own-code."
+        )
 
 
 def fields_of_weights(where: str) -> dict[str, Any]:

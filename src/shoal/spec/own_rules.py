@@ -1,0 +1,62 @@
+"""What own code (`own`) goes together with, and what it stands in the place of. Nothing of it is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.spec.mesh_rules import Broken
+from shoal.spec.run import Run
+from shoal.spec.schedule import Schedule
+
+_NOT_CUT = ("tp", "cp")  # axes that cut a block in ways that only Shoal's own parts know
+
+
+def own_rules(run: Run) -> Iterator[Broken]:
+    own, train = run.own, run.train
+    if own.block is not None:
+        for axis in _NOT_CUT:
+            if getattr(run.mesh, axis) not in (1, "auto"):
+                yield (
+                    (f"mesh.{axis}", "own.block"),
+                    f"own.block {own.block} is not cut over mesh.{axis}: take dp_shard, dp_replicate or pp",
+                )
+        if train.precision == "fp8":
+            yield ("train.precision", "own.block"), f"own.block {own.block} is not computed in fp8: take bf16"
+        if run.model.weights is not None:
+            yield (
+                ("model.weights", "own.block"),
+                f"own.block {own.block} does not fit the weights of another model: leave model.weights out",
+            )
+    if own.objective is not None and train.z_loss:
+        yield (
+            ("train.z_loss", "own.objective"),
+            f"train.z_loss has no effect with own.objective {own.objective}, which is the whole loss: leave it out",
+        )
+    if own.optimizer is not None and train.optimizer.name != "adamw":
+        yield (
+            ("train.optimizer.name", "own.optimizer"),
+            f"train.optimizer.name has no effect with own.optimizer {own.optimizer}: leave it out",
+        )
+    if own.schedule is not None:
+        usual = Schedule()
+        for name in Schedule.model_fields:
+            if getattr(train.schedule, name) != getattr(usual, name):
+                yield (
+                    (f"train.schedule.{name}", "own.schedule"),
+                    f"train.schedule.{name} has no effect with own.schedule {own.schedule}: leave it out",
+                )
+    if own.loop is not None and run.fleet.islands > 1:
+        yield (
+            ("own.loop", "fleet.islands"),
+            "islands take their steps themselves: leave own.loop out, or set fleet.islands to 1",
+        )
+    unused = [name for name in ("settings", "folder") if getattr(own, name)] if not own.objects else []
+    for name in unused:
+        yield (f"own.{name}",), f"own.{name} has no effect where `own` names no code: leave it out"
+
+
+def closed_by_own(run: Run) -> Run:
+    """The run with what its own code leaves no choice about: a block is not cut, a row is whole."""
+    shut = [axis for axis in _NOT_CUT if run.own.block or (axis == "cp" and run.own.objective)]
+    chosen = {axis: 1 for axis in shut if getattr(run.mesh, axis) == "auto"}
+    return run.model_copy(update={"mesh": run.mesh.model_copy(update=chosen)}) if chosen else run
