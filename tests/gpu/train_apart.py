@@ -80,8 +80,8 @@ def _compiles_counted() -> Iterator[list[int]]:
     graphs: list[int] = []
     step = loop.train_step
 
-    def counted(t: loop.Training, number: int) -> Any:
-        record = step(t, number)
+    def counted(t: loop.Training, number: int, gradient: Any) -> Any:
+        record = step(t, number, gradient)
         graphs.append(counters["stats"]["unique_graphs"])
         return record
 

@@ -22,7 +22,7 @@ NEEDED = {
 }
 TRIED: list[Any] = [
     "s3://bucket/prefix", 2, 7, 0.25, True, False, "x", "30 s", [2], [0.5, 0.6], {"A": "x"}, {"A": 1}, ["x"], "/x",
-    {"A": "env:HOME"}, "off", 64, 128, 3.5, "/y",
+    {"A": "env:HOME"}, "off", 64, 128, 3.5, "/y", "mine:Thing", ["mine:Thing"],
 ]  # fmt: skip
 
 

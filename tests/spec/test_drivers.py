@@ -254,7 +254,7 @@ def _named(node: ast.AST, kinds: dict[str, tuple[str, ...]], called: dict[str, s
 
 
 def test_the_proof_tells_what_is_read_from_what_is_not() -> None:
-    assert ("data", "skip") in _reads("shoal.train.worker")
+    assert ("data", "skip") in _reads("shoal.train.parts")
     assert ("checkpoint", "keep_every") in _reads("shoal.train.swarm_mesh")
     everything = {pair for module in _closure("swarm") for pair in _reads(module)}
     for name in ("guard.hang", "guard.spikes", "checkpoint.remote", "checkpoint.read_back", "checkpoint.background"):

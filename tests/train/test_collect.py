@@ -45,9 +45,9 @@ def test_all_ranks_collect_at_the_same_steps_and_cycles_hold_no_activations(
         taken = held = 0
         step = loop.train_step
 
-        def noted(t: loop.Training, number: int) -> Any:
+        def noted(t: loop.Training, number: int, gradient: Any) -> Any:
             nonlocal taken, held
-            record = step(t, number)
+            record = step(t, number, gradient)
             taken = 0 if number == STEPS - 1 else number + 1
             if number == STEPS - 2:  # a step of cycles, as a collection would find them
                 taken = 0

@@ -43,9 +43,9 @@ def test_in_200_steps_of_random_documents_nothing_is_compiled_after_the_second(t
         kinds: list[bool] = []
         step, compile_it = loop.train_step, nn.Module.compile
 
-        def counted(t: loop.Training, number: int) -> Any:
+        def counted(t: loop.Training, number: int, gradient: Any) -> Any:
             kinds.extend(bool(b.documents.any()) for b in t.feed.assemble(number))
-            record = step(t, number)
+            record = step(t, number, gradient)
             compiled.append(counters["stats"]["unique_graphs"])
             return record
 

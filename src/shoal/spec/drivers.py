@@ -157,6 +157,7 @@ def refusals(run: Run, driver: Driver) -> list[tuple[str, str]]:
     """Each value that was set and would have no effect: its name, and a sentence without its full stop."""
     found: dict[str, str] = {}
     for path, value in leaves(run.model_dump(mode="json")):
+        path = path if lookup(path) else path[:-1]  # of a value with names of a person's own
         no = rule(_starred(path), driver)
         if no is None or _same(value, _usual(path)) or any(_same(value, fit) for fit in no.fits):
             continue
@@ -178,7 +179,7 @@ def _same(a: Any, b: Any) -> bool:
 def _usual(path: Path) -> Any:
     """What a value is where nobody has set it; of an item in a list, what its type says."""
     known, name = _defaults(), lookup(path)
-    return known[path] if path in known or name is None else name.field.default
+    return known[path] if path in known or name is None else name.field.get_default(call_default_factory=True)
 
 
 @cache

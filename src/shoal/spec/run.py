@@ -335,7 +335,6 @@ class Run(Strict):
     model: Model = Field(default_factory=Model, description="The model.")
     data: Data = Field(description="The data.")
     train: Train = Field(description="The loop.")
-    own: Own = Field(default_factory=Own, description="Your own code.")
     eval: Eval = Field(default_factory=Eval, description="Evaluation.")
     mesh: Mesh = Field(default_factory=Mesh, description="The layout over processes.")
     resources: Resources = Field(default_factory=Resources, description="The machine.")
@@ -346,6 +345,7 @@ class Run(Strict):
     plan: Plan = Field(default_factory=Plan, description="Planning.")
     launch: Launch = Field(default_factory=Launch, description="Launching.")
     swarm: Swarm = Field(default_factory=Swarm, description="Peers across the internet.")
+    own: Own = Field(default_factory=Own, description="Your own code.")
 
     @property
     def steps(self) -> int:
