@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shoal.errors import DONE, TOLD_TO_STOP, ShoalError, SpecError, UsageError
+from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
 from shoal.guard.begin import create, say_changed, write_spec, writing
@@ -28,6 +29,7 @@ from shoal.guard.progress import of_attempt
 from shoal.guard.workers import allocator_env, log_file
 from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
+from shoal.observe.pulse import Pulse
 from shoal.spec import Run, load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import as_begun, differences
@@ -38,6 +40,10 @@ from shoal.track.rundir import RunDir, workspace
 from shoal.train.decide import Decided, decide
 from shoal.train.decide_length import with_steps
 from shoal.train.prolong import prolonged
+
+if TYPE_CHECKING:
+    from shoal.parallel.place import Place
+    from shoal.train.worker import StopFlag
 
 # Every rank finds the same wrong value. Rank 0 says it, and torchrun then ends the others; one that alone has found
 # something (a node without the data) says it after so long.
@@ -53,11 +59,33 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(rest)
     if "RANK" not in os.environ:
         raise UsageError("`python -m shoal.train` is for torchrun and the supervisor: use `shoal train RUN.yaml`.")
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     run = load(args.file, overrides).run
+    with joined(run, workspace(args.workspace)) as here:
+        from shoal.train import worker
+
+        here.code = worker.outcome(lambda: here.run, here.run_dir, here.stop, here.place, here.pulse)
+    return here.code
+
+
+@dataclass
+class Here:
+    """This process of a run that no supervisor has started. `code`: what it leaves with."""
+
+    run: Run
+    run_dir: RunDir
+    place: Place
+    stop: StopFlag
+    pulse: Pulse
+    code: int = TRANSIENT
+
+
+@contextmanager
+def joined(run: Run, folder: Path) -> Iterator[Here]:
+    """Joins the processes that torchrun has started, or is the only one. Rank 0 keeps the run directory meanwhile."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     trainable(run)
     local_inputs(run)
-    run_dir = RunDir.of(run.name, workspace(args.workspace))
+    run_dir = RunDir.of(run.name, folder)
     if rank == 0 and run_dir.exists():
         run = as_begun(load(run_dir.spec_file).run, run)
     run = with_steps(run, run_dir.workspace, History.of(run_dir).step if rank == 0 else 0)
@@ -65,9 +93,9 @@ def main(argv: list[str]) -> int:
     os.environ.update(allocator_env(os.environ))
     from shoal.checkpoint.peers import text_from_rank_0
     from shoal.parallel.place import join  # torch: what is wrong with the run file is said before
-    from shoal.train import worker
+    from shoal.train.worker import StopFlag
 
-    stop = worker.StopFlag()
+    stop = StopFlag()
     pulse, pulses = pulse_of_this_process()
     with _session(run_dir, decided) if rank == 0 else nullcontext() as session:
         place = join(decided.run)
@@ -78,16 +106,18 @@ def main(argv: list[str]) -> int:
         # What the run has behind it stands in its directory, which rank 0 alone need see.
         text = text_from_rank_0(session.run.train.model_dump_json() if session else "")
         run = decided.run.model_copy(update={"train": Train.model_validate_json(text)})
-        code = worker.outcome(lambda: run, run_dir, stop, place, pulse)
-        if session:
-            session.journal.append(
-                "close",
-                session=session.number,
-                status=STATUS.get(code, "failed"),
-                exit_code=code,
-                reason="all steps are done" if code == DONE else f"rank 0 left with exit code {code}",
-            )
-        return code
+        here = Here(run, run_dir, place, stop, pulse)
+        try:
+            yield here
+        finally:
+            if session:
+                session.journal.append(
+                    "close",
+                    session=session.number,
+                    status=STATUS.get(here.code, "failed"),
+                    exit_code=here.code,
+                    reason="all steps are done" if here.code == DONE else f"rank 0 left with exit code {here.code}",
+                )
 
 
 class _Parser(argparse.ArgumentParser):
