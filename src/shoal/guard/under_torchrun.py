@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TOLD_TO_STOP, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
@@ -28,7 +29,7 @@ from shoal.guard.progress import of_attempt
 from shoal.guard.workers import allocator_env, log_file
 from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import as_begun, differences
 from shoal.spec.overrides import split_overrides

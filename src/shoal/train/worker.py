@@ -15,6 +15,7 @@ from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.skips import Skips, Spans
 from shoal.data.windows import Windows
+from shoal.decide.load import load
 from shoal.devices import cores
 from shoal.errors import DONE, Stopped
 from shoal.leaving import exit_code
@@ -26,7 +27,6 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, gpu_shared, join, leave
 from shoal.parallel.standing import standing
 from shoal.parallel.ticks import ticks_of
-from shoal.spec import load
 from shoal.spec.flops import CONVENTION
 from shoal.spec.hf_folder import notes_of
 from shoal.spec.identity import identity
