@@ -95,7 +95,7 @@ class Agent:
         around = Surroundings.now(self._run_dir.path)
         world = int(self._run.resources.processes)
         os.environ[ISLAND] = str(self._island)
-        worker = [sys.executable, "-m", "shoal.train", "--worker", str(self._run_dir.path)]
+        worker = [sys.executable, "-m", "shoal.train.island_main", str(self._run_dir.path)]
         threads = threads_for(self._run.resources.threads, world * self._run.fleet.islands)
         with closing(Workers(worker, world, start, logs_of(self._run_dir, self._island), threads)) as workers:
             pids = list(workers.pids.values())

@@ -57,6 +57,11 @@ def main(argv: list[str]) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     run = load(args.file, overrides).run
     trainable(run)
+    if run.fleet.islands > 1:
+        raise SpecError(
+            f"fleet.islands is {run.fleet.islands}, and torchrun starts one island: use `shoal train` or "
+            "`shoal launch`, or set it to 1."
+        )
     local_inputs(run)
     run_dir = RunDir.of(run.name, workspace(args.workspace))
     if rank == 0 and run_dir.exists():
