@@ -26,7 +26,7 @@ Where = str | os.PathLike[str]
 def load(file: Where, overrides: Sequence[str] = ()) -> Run:
     """A run file with `overrides` such as `train.steps=50` laid over it. Everything wrong with it is said at once, in a
     ShoalError, one sentence a line."""
-    from shoal.spec.resolve import load as read
+    from shoal.decide.load import load as read
 
     return read(file, overrides).run
 

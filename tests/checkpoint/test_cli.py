@@ -21,9 +21,10 @@ from shoal.checkpoint import Name, ledger
 from shoal.checkpoint.memory.ram import hold, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
+from shoal.decide.load import load
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
-from shoal.spec import dump, load
+from shoal.spec import dump
 from shoal.spec.shape import shape_of
 from shoal.track.rundir import RunDir
 

@@ -17,7 +17,7 @@ from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.journal import records
 from shoal.track.rundir import RunDir
-from shoal.train import worker
+from shoal.train import island_worker, worker
 from shoal.train.decide import decide
 from tests.forked import fork
 from tests.patience import Stopwatch
@@ -113,4 +113,4 @@ class Archipelago:
         os.environ.update({key: str(value) for key, value in here.items()})
         os.environ.update(SHOAL_ISLAND=str(island), SHOAL_RENDEZVOUS=f"file://{store}", GLOO_SOCKET_IFNAME="lo")
         torch.set_num_threads(1)
-        return worker.outcome(lambda: self.run, self.run_dir, worker.StopFlag())
+        return worker.outcome(lambda: self.run, self.run_dir, worker.StopFlag(), do=island_worker.work)

@@ -11,7 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
-from shoal.errors import WRONG_USAGE
+from shoal.errors import WRONG_USAGE, SpecError
+from shoal.guard import under_torchrun
 from shoal.spec import dump
 from shoal.track import journal
 from shoal.track.rundir import RunDir
@@ -69,6 +70,16 @@ def test_without_torchrun_it_says_what_to_use(tmp_path: Path) -> None:
     )
     assert out.returncode == 2
     assert out.stderr.strip().endswith("use `shoal train RUN.yaml`.")
+
+
+def test_islands_are_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "data", **{"fleet.islands": 2, "fleet.shards": 2, "train.batch": 4})
+    (tmp_path / "run.yaml").write_text(dump(run))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(SpecError, match=r"^fleet.islands is 2, and torchrun starts one island"):
+        under_torchrun.main([str(tmp_path / "run.yaml"), "--workspace", str(tmp_path)])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_wrong_value_is_one_sentence_of_rank_0_with_which_torchruns_summary_ends(tmp_path: Path) -> None:

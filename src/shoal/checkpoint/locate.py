@@ -139,12 +139,13 @@ def _alone(path: Path, label: str) -> Place:
 
 
 def _of_run(run_dir: RunDir) -> Place:
+    from shoal.checkpoint.foreign.shapes import fields_of_weights
     from shoal.spec import load
 
     notes: tuple[str, ...] = ()
     local, remote = True, None
     try:
-        spec = load(run_dir.spec_file).run
+        spec = load(run_dir.spec_file, (), fields_of_weights).run
         local, remote = spec.checkpoint.local, spec.remote_checkpoints
     except ShoalError as e:
         notes = (f"whether it has checkpoints elsewhere is not known, as its run file cannot be read ({e})",)

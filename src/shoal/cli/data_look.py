@@ -60,7 +60,7 @@ def _view(args: argparse.Namespace) -> View:
     for name, value in (("seq_len", args.seq_len), ("packing", args.packing)):
         if value is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for a data set; of a run file say data.{name}={value}.")
-    from shoal.spec.resolve import load
+    from shoal.decide.load import load
     from shoal.track.rundir import workspace
 
     asked = Asked(args.step or 0, args.rank or 0, args.ranks, args.micro_batch or 0, args.window, args.windows)

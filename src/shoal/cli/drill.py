@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TRANSIENT, UsageError
 from shoal.guard.drill.plan import MIX, SCENARIOS, plan
-from shoal.spec import load
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import workspace
 from shoal.train.decide_length import with_steps

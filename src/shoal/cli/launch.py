@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 from shoal.cli.options import BACKENDS, add_workspace
 from shoal.cli.train import differs
+from shoal.decide.load import load
 from shoal.errors import SpecError
 from shoal.guard.history import History
 from shoal.launch.backend import Rendered, backend
@@ -23,7 +24,7 @@ from shoal.launch.job import Job, on
 from shoal.launch.request import Request
 from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.observe.commands import command
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.history import as_begun, differences
 from shoal.track.rundir import RunDir, workspace
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shoal.decide.load import load
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.observe.words import duration
 from shoal.plan.asked import Asked
@@ -22,7 +23,6 @@ from shoal.plan.machine import Machine
 from shoal.plan.restarts import Style, style
 from shoal.plan.search import Found, search
 from shoal.plan.verdict import Range, Verdict
-from shoal.spec.resolve import load
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
 from shoal.track.rundir import workspace

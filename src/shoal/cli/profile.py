@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> int:
+    from shoal.decide.load import load
     from shoal.profile import session
-    from shoal.spec import load
     from shoal.spec.checks import local_inputs, trainable
     from shoal.train.decide import decide
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shoal.cli.launch import tell
 from shoal.cli.options import BACKENDS, add_workspace, no_swarm
+from shoal.decide.load import load
 from shoal.errors import UsageError
 from shoal.guard import lock
 from shoal.guard.begin import Asked, same_data, say_changed, write_spec, writing
@@ -21,7 +22,7 @@ from shoal.guard.supervise import supervise
 from shoal.launch.job import Job, launched, run_file
 from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.launch.watch import visible
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, differences
 from shoal.track.rundir import RunDir, find_run, workspace

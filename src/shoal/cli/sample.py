@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def _of_run(run_dir: RunDir, args: argparse.Namespace) -> tuple[Decoder, Tokenizer, int]:
     from shoal.checkpoint.foreign.export import tokenizer_of_data
     from shoal.data.tokenizer import load_tokenizer
-    from shoal.spec import load
+    from shoal.decide.load import load
     from shoal.spec.shape import shape_of
 
     spec = load(run_dir.spec_file).run

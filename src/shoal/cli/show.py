@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.index import index_in
 from shoal.data.starts import said_of_run
+from shoal.decide.load import load
 from shoal.errors import DataError, SetupError, SpecError, UsageError
 from shoal.plain_file import read_object
 from shoal.spec.describe import as_written
@@ -23,7 +24,7 @@ from shoal.spec.layers import DEFAULT, leaves
 from shoal.spec.names import dotted
 from shoal.spec.presets import presets
 from shoal.spec.reference import preset_shape
-from shoal.spec.resolve import Loaded, load
+from shoal.spec.resolve import Loaded
 from shoal.spec.run import NAME_PATTERN, Run
 from shoal.spec.schema import schema_text
 from shoal.spec.shape import Shape, shape_of

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.cli.options import add_workspace
+from shoal.decide.load import load
 from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
@@ -25,7 +26,6 @@ from shoal.launch.job import Job, launched, on, remember, run_file
 from shoal.launch.send import state_of
 from shoal.launch.watch import visible
 from shoal.observe.commands import going_on
-from shoal.spec import load
 from shoal.spec.run import Guard
 from shoal.track.rundir import RunDir, find_run, workspace
 

@@ -39,6 +39,7 @@ def expiry(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.decide.load import load
     from shoal.fleet.net.identity import Identity
     from shoal.fleet.swarm.blob_folder import add_folder
     from shoal.fleet.swarm.blob_store import Store
@@ -48,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     from shoal.fleet.swarm.invite import Admission, Invitation
     from shoal.fleet.swarm.roster import Roster
     from shoal.guard.begin import write_spec, writing
-    from shoal.spec import load
     from shoal.spec.checks import local_inputs, trainable
     from shoal.track.rundir import RunDir, workspace
     from shoal.train.decide_length import with_steps

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shoal.cli.launch import rendered
 from shoal.cli.options import BACKENDS, add_workspace
+from shoal.decide.load import load
 from shoal.errors import DONE, TRANSIENT, UsageError
 from shoal.launch.backend import Rendered, backend
 from shoal.launch.grid import drawn, grid
@@ -25,7 +26,6 @@ from shoal.launch.request import Request
 from shoal.launch.send import checked, request_of, where_known
 from shoal.launch.sweep import Drive, Row, Sweep, arrays, rows
 from shoal.observe import words
-from shoal.spec import load
 from shoal.track.rundir import workspace
 
 TAKES_OVERRIDES = True

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 
 from shoal.checkpoint.find import published
 from shoal.cli.options import add_workspace, no_swarm
+from shoal.decide.load import load
 from shoal.errors import SpecError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import create, say_changed, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.observe.commands import command
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, as_begun, differences
 from shoal.track.rundir import RunDir, workspace

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shoal import values, wire
 from shoal.fleet.lines import MESSAGE_BYTES, Message
+from shoal.parallel.clip import local
 from shoal.values import BadValue, items, text, whole
 
 STALL_S = 60.0  # without a byte of progress: the other side is gone, or as good as gone
@@ -220,10 +220,6 @@ def _gone(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _receive_tensor(sock: socket.socket, into: Tensor) -> Tensor:

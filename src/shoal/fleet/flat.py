@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shoal.fleet.donate import local
+from shoal.parallel.clip import local
 
 
 class Flat:

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from shoal.checkpoint import peers
-from shoal.fleet.epoch import MOST_EPOCH
 from shoal.values import MOST_ITEMS, read_json
+
+MOST_SHARED = 64 << 20  # bytes: an epoch of all islands is the longest that is said
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Inner:
         if self.speaks:
             data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         dist.broadcast(data, src=0)
-        return read_json(bytes(data.tolist()), most_parts=MOST_ITEMS, most_bytes=MOST_EPOCH)
+        return read_json(bytes(data.tolist()), most_parts=MOST_ITEMS, most_bytes=MOST_SHARED)
 
     def all(self, mine: bool) -> bool:
         return peers.total(int(mine)) == self.world

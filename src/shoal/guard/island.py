@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
 from shoal.guard import orphans
 from shoal.guard.budget import Budget
@@ -26,7 +27,6 @@ from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
 from shoal.guard.workers import Workers, log_file, threads_for
 from shoal.leaving import exit_code, leave_at_once
-from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.streams import steady
 from shoal.track.journal import Journal
@@ -95,7 +95,7 @@ class Agent:
         around = Surroundings.now(self._run_dir.path)
         world = int(self._run.resources.processes)
         os.environ[ISLAND] = str(self._island)
-        worker = [sys.executable, "-m", "shoal.train", "--worker", str(self._run_dir.path)]
+        worker = [sys.executable, "-m", "shoal.train.island_main", str(self._run_dir.path)]
         threads = threads_for(self._run.resources.threads, world * self._run.fleet.islands)
         with closing(Workers(worker, world, start, logs_of(self._run_dir, self._island), threads)) as workers:
             pids = list(workers.pids.values())

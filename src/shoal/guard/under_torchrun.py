@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, UsageError
 from shoal.guard import lock, mirroring
 from shoal.guard.began import began
@@ -30,7 +31,7 @@ from shoal.guard.workers import allocator_env, log_file
 from shoal.masking import mask_arguments
 from shoal.observe.follow import Follower
 from shoal.observe.pulse import Pulse
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import as_begun, differences
 from shoal.spec.overrides import split_overrides
@@ -84,6 +85,11 @@ def joined(run: Run, folder: Path) -> Iterator[Here]:
     """Joins the processes that torchrun has started, or is the only one. Rank 0 keeps the run directory meanwhile."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     trainable(run)
+    if run.fleet.islands > 1:
+        raise SpecError(
+            f"fleet.islands is {run.fleet.islands}, and torchrun starts one island: use `shoal train` or "
+            "`shoal launch`, or set it to 1."
+        )
     local_inputs(run)
     run_dir = RunDir.of(run.name, folder)
     if rank == 0 and run_dir.exists():

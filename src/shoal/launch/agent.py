@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import wire
+from shoal.decide.load import load
 from shoal.devices import visible_gpus
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
 from shoal.guard import lock
@@ -32,7 +33,7 @@ from shoal.guard.supervise import supervise
 from shoal.launch import fabric
 from shoal.launch.bundle import Bundle
 from shoal.leaving import leave_at_once
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import as_begun, differences
 from shoal.streams import steady

@@ -78,6 +78,7 @@ def multiply(parameters: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal.model.decoder import Decoder
+from shoal.parallel.clip import local
 from shoal.parallel.place import Place
 
 NAME = "embed.weight"
@@ -72,7 +73,7 @@ class Tied:
     def spread(self) -> None:
         """After an update and after a restore: fills the local copy. Copies of two processes are equal by then."""
         if self.local_copy is not None:
-            _local(self.local_copy).copy_(_local(self.weight))
+            local(self.local_copy).copy_(local(self.weight))
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -83,8 +84,4 @@ def _gradient(weight: Tensor) -> Tensor:
     if isinstance(weight, DTensor) and isinstance(grad, DTensor) and grad.placements != weight.placements:
         # Partial sums of the two uses may be cut differently; cut as the weight is, they match number by number.
         grad = weight.grad = grad.redistribute(placements=weight.placements)
-    return _local(grad)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local(grad)

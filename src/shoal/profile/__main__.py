@@ -12,10 +12,10 @@ from shoal.leaving import exit_code, leave_at_once
 
 def main(argv: list[str]) -> int:
     folder = Path(argv[0])
+    from shoal.decide.load import load
     from shoal.parallel.place import join, leave
     from shoal.profile.capture import Asked, capture
     from shoal.profile.session import ASKED, SPEC
-    from shoal.spec import load
     from shoal.train.worker import StopFlag
 
     stop = StopFlag()

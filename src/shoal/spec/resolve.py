@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
@@ -43,18 +43,26 @@ class Loaded:
     path: File
 
 
-def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Loaded:
+# The model that a checkpoint of Shoal's own describes; None where a place holds none. (`shoal.checkpoint` reads it, and
+# stands above.)
+OfCheckpoint = Callable[[str], dict[str, Any] | None]
+
+
+def load(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), of_checkpoint: OfCheckpoint | None = None
+) -> Loaded:
     """Read a run file; `overrides` are `a.b=value`. Everything wrong is said at once, one sentence a line (SpecError).
 
     Relative paths in the file start at its folder, those in overrides at the current folder. Whether they exist is not
-    asked here, so that a run can be shown on another machine; `checks.local_inputs` asks.
+    asked here, so that a run can be shown on another machine; `checks.local_inputs` asks. Where a person wrote the file
+    its `model.weights` may name a checkpoint: `shoal.decide.load` can read that.
     """
     file = File(path)
     document = _document(file)
     stated = apply(overrides, _file_layer(file, document), os.getcwd())
     problems: list[str] = []
     try:
-        whole = stated.over(_base(stated)).over(_of_then(stated))
+        whole = stated.over(_base(stated, of_checkpoint)).over(_of_then(stated))
     except SpecError as e:
         whole, problems = stated, str(e).split("\n")
 
@@ -104,7 +112,7 @@ def _of_then(stated: Layer) -> Layer:
     return layer(of_then(stated.values), lambda path: Origin(f"before {dotted(path)}", dotted(path)))
 
 
-def _base(stated: Layer) -> Layer:
+def _base(stated: Layer, of_checkpoint: OfCheckpoint | None) -> Layer:
     """What lies under the stated values: the preset's shape or that of the weights.
 
     A file that states the whole shape needs neither; the resolved file in a run directory is one, and so it loads when
@@ -126,12 +134,9 @@ def _base(stated: Layer) -> Layer:
         origin = Origin(f"preset {name}", f"preset {name}")
         return layer({"model": preset(name, _said(stated, "preset")).model}, lambda _: origin)
     if isinstance(weights, str) and weights:
-        from shoal.checkpoint.locate import holds_checkpoints
-
-        if holds_checkpoints(weights):
-            origin = Origin("weights manifest.json", weights)
-            shape = _shape_of_checkpoint(weights, _said(stated, "weights"))
-        else:
+        origin = Origin("weights manifest.json", weights)
+        shape = _shape_of_checkpoint(weights, _said(stated, "weights"), of_checkpoint)
+        if shape is None:
             origin = Origin("weights config.json", os.path.join(weights, "config.json"))
             shape = _shape_of_weights(File(weights), _said(stated, "weights"))
         _same_shape(model, shape, stated)
@@ -155,11 +160,9 @@ def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
         raise SetupError(f"{where}: {e}") from None
 
 
-def _shape_of_checkpoint(weights: str, where: str) -> dict[str, Any]:
-    from shoal.checkpoint.foreign.shapes import fields_of_weights
-
+def _shape_of_checkpoint(weights: str, where: str, read: OfCheckpoint | None) -> dict[str, Any] | None:
     try:
-        return fields_of_weights(weights)
+        return read(weights) if read else None
     except ShoalError as e:
         raise SetupError(f"{where}: model.weights: {e}") from e
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from shoal.data.windows import Windows
+from shoal.decide.load import load
 from shoal.devices import cores
 from shoal.errors import DONE, SetupError, TransientError
 from shoal.fleet.codec import codec, warm
 from shoal.leaving import exit_code, leave_at_once
 from shoal.parallel.place import Place, join, leave
-from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.streams import steady
 from shoal.track.journal import Journal

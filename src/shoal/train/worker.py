@@ -6,43 +6,48 @@ import signal
 import sys
 from collections.abc import Callable
 
-from shoal.errors import DONE, Stopped
+from shoal.decide.load import load
+from shoal.errors import DONE, SpecError, Stopped
 from shoal.leaving import exit_code
 from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.flight import flight_of
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.standing import standing
-from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.track.rundir import RunDir
 from shoal.train.session import Session
 
+Work = Callable[[RunDir, Run, Place, "StopFlag", Pulse], None]
 
-def main(run_dir: RunDir, pulse: Pulse = SILENT) -> int:
+
+def main(run_dir: RunDir, pulse: Pulse = SILENT, do: Work | None = None) -> int:
     """A worker that the supervisor started."""
     stop = StopFlag()
-    return outcome(lambda: load(run_dir.spec_file).run, run_dir, stop, pulse=pulse)
+    return outcome(lambda: load(run_dir.spec_file).run, run_dir, stop, pulse=pulse, do=do)
 
 
 def outcome(
-    get_run: Callable[[], Run], run_dir: RunDir, stop: StopFlag, joined: Place | None = None, pulse: Pulse = SILENT
+    get_run: Callable[[], Run],
+    run_dir: RunDir,
+    stop: StopFlag,
+    joined: Place | None = None,
+    pulse: Pulse = SILENT,
+    do: Work | None = None,
 ) -> int:
-    """Does the work and turns what happened into an exit code; the sentence goes to this rank's log."""
+    """Does the work, a mesh's or another driver's, and turns what happened into an exit code; the sentence goes to this
+    rank's log."""
 
-    def do() -> int:
+    def code() -> int:
         run = get_run()
+        if do is None and run.fleet.islands > 1:
+            raise SpecError(f"fleet.islands is {run.fleet.islands}, and this is no process of an island; set it to 1.")
         pulse.mark("join")
         place = joined or join(run)
         pulse.watch_groups(standing(place))
         pulse.watch_flight(flight_of(place))
         pulse.mark("load")
         try:
-            if run.fleet.islands > 1:
-                from shoal.train import island_worker
-
-                island_worker.work(run_dir, run, place, stop, pulse)
-            else:
-                work(run_dir, run, place, stop, pulse)
+            (do or work)(run_dir, run, place, stop, pulse)
         except Stopped as e:
             print(f"shoal: {e}", file=sys.stderr)
             leave(place)
@@ -50,7 +55,7 @@ def outcome(
         leave(place)
         return DONE
 
-    return exit_code(do)
+    return exit_code(code)
 
 
 def work(run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT) -> None:

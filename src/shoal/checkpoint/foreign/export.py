@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.foreign.shapes import model_of, refuse_own_block
+from shoal.checkpoint.foreign.shapes import fields_of_weights, model_of, refuse_own_block
 from shoal.checkpoint.loading import read_full
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
@@ -30,7 +30,7 @@ def described(found: Found, run_dir: RunDir | None) -> Run | Model:
     if run_dir is not None and run_dir.spec_file.exists():
         from shoal.spec import load
 
-        return load(run_dir.spec_file).run
+        return load(run_dir.spec_file, (), fields_of_weights).run
     try:
         return Run.model_validate(found.extra.get("spec"))
     except ValidationError:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.locate import place_of
+from shoal.checkpoint.locate import holds_checkpoints, place_of
 from shoal.errors import SpecError, UsageError
 from shoal.spec.hf_folder import model_of_config
 from shoal.spec.model import Model
@@ -44,8 +44,11 @@ def refuse_own_block(block: object, where: object) -> None:
         )
 
 
-def fields_of_weights(where: str) -> dict[str, Any]:
-    """What the checkpoint that a run is to start from says about its model; nothing where it was never told."""
+def fields_of_weights(where: str) -> dict[str, Any] | None:
+    """What the checkpoint that a run is to start from says about its model, nothing where it was never told. None where
+    no checkpoint is."""
+    if not holds_checkpoints(where):
+        return None
     found, _ = place_of(where, Path.cwd()).take(lambda found: found, lambda words: None)
     model = model_of(found)
     return {} if model is None else without_sources(model.model_dump(mode="json"))
@@ -65,4 +68,4 @@ def model_like(path: Path) -> Model:
         return model_of_config(path)
     from shoal.spec import load
 
-    return Model(**without_sources(load(path).run.model.model_dump()))
+    return Model(**without_sources(load(path, (), fields_of_weights).run.model.model_dump()))

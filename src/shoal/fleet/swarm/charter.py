@@ -20,6 +20,7 @@ from typing import Any
 
 from shoal import values
 from shoal.data.index import fingerprint_in, index_in
+from shoal.decide.load import load
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.identity import canonical
@@ -29,7 +30,7 @@ from shoal.fleet.swarm.blob_folder import MOST_MANIFEST
 from shoal.fleet.swarm.invite import plain
 from shoal.fleet.swarm.proposal import MOST_BYTES, Unfit
 from shoal.plain_file import read_plain
-from shoal.spec import Run, dump, load
+from shoal.spec import Run, dump
 from shoal.spec.balancing import with_balancing
 from shoal.spec.drivers import refusals
 from shoal.spec.length import decay_steps, warmup_steps

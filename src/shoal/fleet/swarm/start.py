@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from shoal.decide.load import load
 from shoal.errors import SetupError, Stopped
 from shoal.fleet.net.answers import Answers
 from shoal.fleet.net.identity import Identity
@@ -28,7 +29,6 @@ from shoal.fleet.swarm.session import Session, session
 from shoal.fleet.swarm.view import status
 from shoal.guard import mirroring
 from shoal.observe.commands import command
-from shoal.spec import load
 from shoal.spec.checks import trainable
 from shoal.spec.run import Run
 from shoal.track.journal import Journal

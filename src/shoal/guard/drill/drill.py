@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TOLD_TO_STOP, TransientError, UsageError
 from shoal.guard.drill import means
 from shoal.guard.drill.account import Account
@@ -20,7 +21,7 @@ from shoal.guard.drill.live import Live, Silent
 from shoal.guard.drill.means import Broken, Stage
 from shoal.guard.drill.measure import Measured, Samples, measure, samples
 from shoal.guard.drill.plan import Planned, environment
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.spec.history import differences
 from shoal.track.journal import Record, records
 from shoal.track.rundir import RunDir

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from shoal.errors import UsageError
 from shoal.near import closest
@@ -80,8 +79,6 @@ def _wrong(kind: str, run: Run) -> str | None:
     """Why this run cannot be broken in that way."""
     if kind == "partition" and run.fleet.islands < 2:
         return "it has no islands; set fleet.islands=2 or more"
-    if kind == "partition" and find_spec("shoal.fleet.cut") is None:
-        return "the wire between islands has no point yet at which it could be cut"
     if kind in ("bitflip", "disk-full") and run.checkpoint.every == 0:
         return "it saves nothing before its end; set checkpoint.every"
     if kind == "bitflip" and run.checkpoint.keep < 2:

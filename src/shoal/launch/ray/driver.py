@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from shoal.decide.load import load
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, SetupError, ShoalError, needs_extra
 from shoal.guard.budget import Budget
 from shoal.guard.signals import Signals
@@ -30,7 +31,6 @@ from shoal.launch.ray.places import Places, with_cores
 from shoal.launch.ray.round import NEVER_AGAIN, Job, Round, Stop, say
 from shoal.launch.request import BACKOFF_S, LONGEST_BACKOFF_S, Request
 from shoal.plain_file import read_plain
-from shoal.spec import load
 from shoal.values import BadValue, by_name, read_object, text
 
 MOST_BYTES = 256 << 20  # of the code that travels

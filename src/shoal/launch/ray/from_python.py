@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.decide.load import load
 from shoal.errors import SetupError, needs_extra
 from shoal.guard.history import History
 from shoal.guard.signals import Signals
@@ -16,7 +17,7 @@ from shoal.launch.ray.checks import check
 from shoal.launch.ray.round import Stop
 from shoal.launch.ray.submission import job_id
 from shoal.launch.send import checked, request_of
-from shoal.spec import Run, load
+from shoal.spec import Run
 from shoal.track.rundir import RunDir
 from shoal.track.rundir import workspace as the_workspace
 
