@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 UV     := uv==0.13.7
 PYTHON ?= python3
-# Bytecode is compiled while installing: where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
+# Bytecode is compiled while installing (others' packages) and kept (Shoal's own): where PYTHONDONTWRITEBYTECODE is set,
+# as in many images, each of the thousand processes that the tests start would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread a test process: the tests themselves use both cores.
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true

@@ -21,6 +21,7 @@ from shoal.track.journal import Record, records
 from shoal.track.rundir import RunDir
 
 STEPS = 60
+pytestmark = pytest.mark.usefixtures("warm_starts")  # test_drill.py kills one that was executed
 RUN = f"""
 name: NAME
 model: {{dim: 32, layers: 1, heads: 2}}

@@ -15,11 +15,12 @@ from shoal.errors import SetupError, ShoalError, TransientError, UsageError
 from shoal.launch.backend import State
 from shoal.launch.bundle import Bundle
 from shoal.launch.job import Job
-from shoal.launch.kubernetes import logs, why
+from shoal.launch.kubernetes import logs, states, why
 from shoal.launch.kubernetes.backend import Kubernetes
 from shoal.launch.kubernetes.client import Cluster, Refused
 from shoal.launch.kubernetes.cores import with_cores
 from shoal.launch.kubernetes.states import Seen, state
+from shoal.launch.kubernetes.things import thing
 from shoal.launch.request import Request
 
 NO_GPU = (
@@ -212,7 +213,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_thousand_jobs_are_asked_for_once(kubectl: Path) -> None:
+def test_a_thousand_jobs_are_asked_for_once(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(states, "thing", lambda said: read.append(said) or thing(said))
     jobs = [Job(f"r{i}", "kubernetes", f"team/r{i}", 0.0, 1, 0, "/d", "0", {"context": "prod"}) for i in range(1000)]
     running = [each for i in range(1000) for each in (a_job(f"r{i}", 1), a_pod(0, "Running", f"r{i}"))]
     (kubectl / "answer").write_text(json.dumps({"items": running}))
@@ -221,6 +224,7 @@ def test_a_thousand_jobs_are_asked_for_once(kubectl: Path) -> None:
     assert len(found) == 1000
     (asked,) = (kubectl / "asked").read_text().splitlines()
     assert asked.startswith("--context=prod get jobs.batch,pods -n team -o json")
+    assert len(read) == len(running), "each object once, not once a job"
 
 
 def test_a_cluster_that_is_away_does_not_hide_the_others(kubectl: Path) -> None:

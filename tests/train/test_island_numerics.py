@@ -11,7 +11,7 @@ from shoal.errors import NumericsError
 from shoal.train.poison import VARIABLE
 from tests.ranks import _warm
 from tests.train.archipelago import Archipelago
-from tests.train.test_spikes import BACK_TO, NOISE, SEEN_AT, STEPS, around, small
+from tests.train.test_spikes import BACK_TO, NOISE, SEEN_AT, STEPS, around, short_window, small  # noqa: F401
 from tests.train.tiny import make_data, make_run
 
 ISLANDS: dict[str, Any] = {"fleet.islands": 3, "fleet.shards": 8, "fleet.deterministic": True}
@@ -88,13 +88,14 @@ def test_too_many_end_the_run_on_all_of_them(tmp_path: Path, data: Path, monkeyp
         assert [r["batch"] for r in fleet.journal("skip")] == [7, 8]
 
 
+@pytest.mark.usefixtures("short_window")
 @pytest.mark.parametrize("one_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_after_a_spike_all_go_back_together(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, one_dies: bool
 ) -> None:
     _warm()
     changes = {**ISLANDS, "fleet.islands": 2}
-    with Archipelago(tmp_path, small(data, "told", **changes, **around(70, 112))) as fleet:
+    with Archipelago(tmp_path, small(data, "told", **changes, **around(BACK_TO, SEEN_AT - 1))) as fleet:
         fleet.start(0, 1)
         fleet.wait()
         undisturbed = digest(fleet)
@@ -107,7 +108,7 @@ def test_after_a_spike_all_go_back_together(
             fleet.start(0)
         assert set(fleet.wait()) == {0, 1}
         (rewind,) = fleet.journal("rewind")
-        assert (rewind["step"], rewind["to"], rewind["batches"]) == (SEEN_AT, BACK_TO, [70, 112])
+        assert (rewind["step"], rewind["to"], rewind["batches"]) == (SEEN_AT, BACK_TO, [BACK_TO, SEEN_AT - 1])
         assert [r["step"] for r in fleet.journal("start")] == [0, BACK_TO]
-        assert batches(fleet) == [*range(70), *range(113, 113 + STEPS - 70)]
+        assert batches(fleet) == [*range(BACK_TO), *range(SEEN_AT, SEEN_AT + STEPS - BACK_TO)]
         assert digest(fleet) == undisturbed

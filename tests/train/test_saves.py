@@ -25,6 +25,7 @@ from shoal.track.rundir import RunDir
 from tests.guard.fake import alive, until
 from tests.patience import Stopwatch, limit
 from tests.train.tiny import make_data
+from tests.warm import Executed
 
 RUN = """
 name: tiny
@@ -38,6 +39,7 @@ guard: {backoff_s: 0.1, grace_s: 30}
 """
 SLOW = "written:sleep=2"  # a disk that takes its time, as often as there are tokens
 START_S = 240.0  # of torch, on a machine that may be busy
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 
 @dataclass
@@ -119,7 +121,10 @@ def write_run(real: Real, processes: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_save_outlives_its_worker_and_a_stop_waits_for_one_in_flight(real: Real) -> None:
+def test_a_save_outlives_its_worker_and_a_stop_waits_for_one_in_flight(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Executed)  # as a person starts it
     write_run(real, processes=2)
     supervisor = real.start("shoal", "train", "tiny.yaml")
     until(lambda: real.saved() > 0, within_s=START_S)

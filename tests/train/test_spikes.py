@@ -20,9 +20,16 @@ from shoal.train.spikes import ROW, WINDOW, Taken, spike
 from tests.train.test_numerics import positions, told
 from tests.train.tiny import digest_of, make_data, make_run, steps_of, train_on
 
-# A model so small that a hundred steps are a second. The spike begins in step 111 and is seen after step 113; of the
-# checkpoints of steps 35, 70 and 105, the newest from at least 8 steps before it is that of step 70.
-NOISE, BACK_TO, SEEN_AT, STEPS = "noise:110-112", 70, 113, 116
+# A model so small that a hundred steps are a second. The spike begins in step 61 and is seen after step 63; of the
+# checkpoints of steps 20, 40 and 60, the newest from at least 8 steps before it is that of step 40.
+NOISE, BACK_TO, SEEN_AT, STEPS = "noise:60-62", 40, 63, 66
+FEW = 24  # steps say what is usual where a real run goes through a spike: what happens then is the same, and sooner
+
+
+@pytest.fixture
+def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("spikes", "numerics"):
+        monkeypatch.setattr(f"shoal.train.{module}.WINDOW", FEW)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ def small(data: Path, name: str, **changes: Any) -> Run:
         "train.steps": STEPS,
         "train.batch": 8,
         "train.optimizer.lr": 0.02,
-        "checkpoint.every": 35,
+        "checkpoint.every": 20,
         "checkpoint.keep": 4,
         "guard.spikes": "rewind",
         "resources.threads": 1,
@@ -52,11 +59,12 @@ def around(first: int, last: int) -> dict[str, Any]:
     return {"data.skip": list(range(first, last + 1)), "guard.spikes": "off"}
 
 
+@pytest.mark.usefixtures("short_window")
 @pytest.mark.parametrize(
     ("world", "changes"),
     [
         pytest.param(1, {}, marks=pytest.mark.slow),
-        (2, {"checkpoint.background": True, "checkpoint.memory": 20}),
+        (2, {"checkpoint.background": True, "checkpoint.memory": 10}),
         pytest.param(2, {"mesh.dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"mesh.tp": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"mesh.pp": 2, "model.layers": 2, "mesh.micro_batch": 4}, marks=pytest.mark.slow),
@@ -70,7 +78,7 @@ def test_a_spike_rewinds_and_goes_around_its_batches(
     run_dir = train_on(small(data, "spiked", **changes), tmp_path, world)
     (rewind,) = told(run_dir, "rewind")
     back_to = rewind["to"]
-    assert back_to == (100 if "checkpoint.memory" in changes else BACK_TO)
+    assert back_to == (50 if "checkpoint.memory" in changes else BACK_TO)
     assert (rewind["step"], rewind["batches"]) == (SEEN_AT, [back_to, SEEN_AT - 1])
     assert "loss" in rewind["why"]
     said = sentence(rewind, "spiked") or ""
@@ -84,6 +92,7 @@ def test_a_spike_rewinds_and_goes_around_its_batches(
     assert positions(run_dir) == positions(told_to)
 
 
+@pytest.mark.usefixtures("short_window")
 def test_what_was_saved_after_the_step_it_went_back_to_is_no_history(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +103,7 @@ def test_what_was_saved_after_the_step_it_went_back_to_is_no_history(
         train_on(run, tmp_path, 2)
     run_dir = RunDir.of("killed", tmp_path)
     stale = [one for one in published(run_dir.checkpoints) if one.there and not one.on_history]
-    assert [one.name.step for one in stale] == [105]
+    assert [one.name.step for one in stale] == [60]
     found = newest(run_dir.checkpoints)
     assert found is not None
     assert found.step == BACK_TO
@@ -108,39 +117,42 @@ def test_what_was_saved_after_the_step_it_went_back_to_is_no_history(
     assert positions(run_dir) == positions(undisturbed)
 
 
+@pytest.mark.usefixtures("short_window")
 @pytest.mark.slow
 def test_a_start_in_the_midst_of_a_spike_sees_it_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is usual is read from the journal: a run that was killed within the spike decides as if it never was."""
-    changes = {"checkpoint.every": 56}  # saved at 56 and 112
-    monkeypatch.setenv(VARIABLE, f"{NOISE};kill:112")
+    changes = {"checkpoint.every": 31}  # saved at 31 and 62
+    monkeypatch.setenv(VARIABLE, f"{NOISE};kill:62")
     with pytest.raises(AssertionError, match="SIGKILL"):
         train_on(small(data, "killed", **changes), tmp_path, 1)
     monkeypatch.setenv(VARIABLE, NOISE)
     run_dir = train_on(small(data, "killed", **changes), tmp_path, 1)
-    assert told(run_dir, "start")[-1]["step"] == 112
-    assert [(r["step"], r["to"]) for r in told(run_dir, "rewind")] == [(SEEN_AT, 56)]
+    assert told(run_dir, "start")[-1]["step"] == 62
+    assert [(r["step"], r["to"]) for r in told(run_dir, "rewind")] == [(SEEN_AT, 31)]
     assert digest_of(run_dir) == digest_of(train_on(small(data, "undisturbed", **changes), tmp_path, 1))
 
 
+@pytest.mark.usefixtures("short_window")
 @pytest.mark.slow
 def test_a_long_stretch_of_bad_data_is_passed_in_a_few_rewinds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "noise:110-140")
+    monkeypatch.setenv(VARIABLE, "noise:60-90")
     run_dir = train_on(small(data, "stretch"), tmp_path, 1)
     first, second = told(run_dir, "rewind")
-    assert first["batches"] == [70, 112]
-    assert (second["step"], second["to"]) == (73, 35)
-    assert second["batches"] == [35, 115 + 81]  # through the spike, and as many again
-    assert positions(run_dir)[36] == 197
-    undisturbed = train_on(small(data, "told", **around(35, 196)), tmp_path, 1)
+    assert first["batches"] == [40, 62]
+    assert (second["step"], second["to"]) == (43, 20)
+    assert second["batches"] == [20, 65 + 46]  # through the spike, and as many again
+    assert positions(run_dir)[21] == 112
+    undisturbed = train_on(small(data, "told", **around(20, 111)), tmp_path, 1)
     assert digest_of(run_dir) == digest_of(undisturbed)
 
 
+@pytest.mark.usefixtures("short_window")
 def test_too_many_rewinds_stop_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "noise:110-250")
+    monkeypatch.setenv(VARIABLE, "noise:60-200")
     with pytest.raises(
         AssertionError, match=r"NumericsError: the loss has spiked .*after 1 rewinds in 1000 steps: low"
     ):
@@ -148,6 +160,7 @@ def test_too_many_rewinds_stop_the_run(data: Path, tmp_path: Path, monkeypatch: 
     assert len(told(RunDir.of("often", tmp_path), "rewind")) == 1
 
 
+@pytest.mark.usefixtures("short_window")
 def test_without_a_checkpoint_from_before_it_the_run_says_so_and_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +168,7 @@ def test_without_a_checkpoint_from_before_it_the_run_says_so_and_goes_on(
     run_dir = train_on(small(data, "none", **{"checkpoint.every": 0}), tmp_path, 1)
     assert told(run_dir, "rewind") == []
     (warning,) = told(run_dir, "warning")
-    assert "no checkpoint of step 102 or older to go back to" in warning["text"]
+    assert "no checkpoint of step 52 or older to go back to" in warning["text"]
     assert positions(run_dir)[STEPS] == STEPS - 1
 
 

@@ -134,7 +134,8 @@ def _states(cluster: Cluster, namespace: str, jobs: list[Job]) -> dict[str, Stat
         selector = f"{names.MANAGED}=shoal"
     kinds = sorted({JOBS, *(job.where.get("kind", JOBS) for job in jobs)})
     objects = cluster.get(namespace, [*kinds, "pods"], selector)
-    found = {job.id: state(job, Seen.of(objects)) for job in jobs}
+    seen = Seen.of(objects)
+    found = {job.id: state(job, seen) for job in jobs}
     if not any(each.phase in ("waiting", "starting") for each in found.values()):
         return found
     # Why they wait stands elsewhere too; one list each, and no reason to fail where we may not look.
