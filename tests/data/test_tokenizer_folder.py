@@ -84,15 +84,19 @@ def test_random_tokenizers_give_the_ids_of_autotokenizer(seeds: range, tmp_path:
             raise
 
 
-@pytest.mark.parametrize("name", ["llama 2", "gpt2 prefix", "metaspace first", "unigram, t5 style", "unigram in one"])
+@pytest.mark.parametrize(
+    ("name", "blanks"),
+    [("llama 2", False), ("bytes as they are", False), ("unigram, t5 style", False), ("unigram in one", True)],
+)
 def test_a_long_document_is_prepared_with_the_ids_of_autotokenizer(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, blanks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the size where texts are cut. These kinds had other ids at the cuts."""
     from transformers import AutoTokenizer
 
     monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 1 << 18)
     text = " ".join(make_texts(2800))
+    text = text if blanks else "".join(text.split())
     assert len(text) > 1 << 18
     (tmp_path / "a.txt").write_text(text)
     folder = KINDS[name]().write(tmp_path / "tokenizer")
