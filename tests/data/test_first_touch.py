@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import xxhash
 
@@ -134,10 +136,29 @@ def test_a_file_that_was_cut_after_it_was_opened_is_an_error_and_no_crash(data_s
         data.read(PIECE_TOKENS, PIECE_TOKENS + 50)
 
 
-def test_document_ends_outside_of_the_shard_are_refused_though_their_checksum_is_right(data_set: Path) -> None:
+def reversed_ends(ends: npt.NDArray[np.int64]) -> None:
+    ends[:] = ends[::-1].copy()
+
+
+def negative_end(ends: npt.NDArray[np.int64]) -> None:
+    ends[3] = -5
+
+
+def end_beyond_all(ends: npt.NDArray[np.int64]) -> None:
+    ends[3] = 1 << 62
+
+
+def two_ends_swapped(ends: npt.NDArray[np.int64]) -> None:
+    ends[[3, 4]] = ends[[4, 3]]
+
+
+@pytest.mark.parametrize("damage", [reversed_ends, negative_end, end_beyond_all, two_ends_swapped])
+def test_document_ends_that_cut_nothing_are_refused_though_their_checksum_is_right(
+    damage: Callable[[npt.NDArray[np.int64]], None], data_set: Path
+) -> None:
     docs = data_set / "shard-00000.docs"
     ends = np.fromfile(docs, "<i8")
-    ends[3] = -5
+    damage(ends)
     ends.tofile(docs)
     index = json.loads((data_set / "index.json").read_text())
     index["shards"][0]["docs_xxh3"] = xxhash.xxh3_128_hexdigest(docs.read_bytes())

@@ -10,8 +10,11 @@ from tokenizers import Tokenizer as Library
 
 import tests.model.families  # noqa: F401  # sets transformers offline before it is imported
 from shoal.data import tokenizer as tokenizer_module
+from shoal.data.prepare import Options, prepare
+from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer
 from shoal.errors import DataError
+from tests.data.preparing import make_texts
 from tests.data.tokenizer_kinds import Kind, kinds, random_kind, texts_to_try
 
 KINDS = kinds()
@@ -79,3 +82,26 @@ def test_random_tokenizers_give_the_ids_of_autotokenizer(seeds: range, tmp_path:
         except Exception as e:
             e.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize(
+    ("name", "blanks"),
+    [("llama 2", False), ("bytes as they are", False), ("unigram, t5 style", False), ("unigram in one", True)],
+)
+def test_a_long_document_is_prepared_with_the_ids_of_autotokenizer(
+    name: str, blanks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the size where texts are cut. These kinds had other ids at the cuts."""
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 1 << 18)
+    text = " ".join(make_texts(2800))
+    text = text if blanks else "".join(text.split())
+    assert len(text) > 1 << 18
+    (tmp_path / "a.txt").write_text(text)
+    folder = KINDS[name]().write(tmp_path / "tokenizer")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", Options(str(folder), start="none", workers=1, quiet=True))
+    found = TokenShards.open(tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ids = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert found.read(0, found.tokens)[0].tolist() == [*ids, theirs.eos_token_id]

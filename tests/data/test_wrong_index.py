@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.data.index import parse_index
+from shoal.data.index import ShardInfo, fingerprint_of, parse_index
 from shoal.errors import DataError, SetupError
 from tests.data.reading import make_documents, write_data_set
 
@@ -65,6 +65,13 @@ def test_no_wrong_type_is_taken_or_a_defect(index: dict[str, Any]) -> None:
 def test_what_is_wrong_is_named(index: dict[str, Any], change: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         parse_index(json.dumps(index | change), "data")
+
+
+def test_a_vocabulary_of_257_0_is_refused_though_the_fingerprint_fits_it(index: dict[str, Any]) -> None:
+    shards = [ShardInfo(**shard) for shard in index["shards"]]
+    index |= {"vocab_size": 257.0, "fingerprint": fingerprint_of(shards, 257.0, index["dtype"])}  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"vocab_size: 257\.0 where a whole number belongs"):
+        parse_index(json.dumps(index), "data")
 
 
 def test_a_checksum_does_not_lead_out_of_the_cache(index: dict[str, Any]) -> None:

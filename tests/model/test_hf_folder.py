@@ -152,6 +152,13 @@ def fifo_as_index(folder: Path) -> None:
     os.mkfifo(folder / INDEX)
 
 
+def fifo_in_the_index(folder: Path) -> None:
+    names = list(load_file(folder / "model.safetensors"))
+    named(folder, dict.fromkeys(names, "part.safetensors"))
+    (folder / "part.safetensors").unlink()
+    os.mkfifo(folder / "part.safetensors")
+
+
 def device(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/dev/zero")
@@ -198,6 +205,7 @@ def names_the_folder_above(folder: Path) -> None:
         (tied_in_another_dtype, DataError, "head is tied"),
         (fifo, DataError, "is a FIFO"),
         (fifo_as_index, DataError, "is a FIFO"),
+        (fifo_in_the_index, DataError, "is a FIFO"),
         (device, DataError, "is a device"),
         (directory, DataError, "is a folder, where a file should be"),
         (shards_of_a_distributed_save, DataError, "a part of a distributed save"),

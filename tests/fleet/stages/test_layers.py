@@ -11,7 +11,7 @@ import pytest
 import torch
 from benchmarks.fleet.stage_runs import LOOPBACK, Network, Peers
 
-from shoal.errors import SpecError
+from shoal.errors import NumericsError, SpecError
 from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.journal import records
@@ -97,6 +97,15 @@ def test_what_cannot_be_cut_is_said(data: Path, tmp_path: Path) -> None:
         StageLayers(tied, 0, tmp_path, CPU)
     with pytest.raises(SpecError, match=r"mesh\.micro_batch 3"):
         StageLayers(a_run(data, **{"mesh.micro_batch": 3}), 0, tmp_path, CPU)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_step_of_what_is_no_number_is_not_taken(data: Path, tmp_path: Path, wrong: float) -> None:
+    """`min(1, limit / NaN)` is 1: the step would have been taken, with weights that are NaN from then on."""
+    lead = StageLayers(a_run(data, **{"swarm.stages": {"count": 2}}), 0, tmp_path, CPU)
+    for squares, loss in ((wrong, 1.0), (1.0, wrong)):
+        with pytest.raises(NumericsError, match=r"In step 1 .* is no number: lower train\.optimizer\.lr"):
+            lead.factor(1, squares, loss)
 
 
 def test_a_saved_state_is_the_state(data: Path, tmp_path: Path) -> None:
