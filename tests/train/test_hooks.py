@@ -39,7 +39,7 @@ class Seen(Hook):
     def backward(self, at: Moment) -> None:
         self.events.append(("backward", *at, self._gradients()))
 
-    def update(self, at: Moment) -> None:
+    def update(self, at: Moment, targets: float) -> None:
         self.events.append(("update", *at, self._gradients()))
 
     def step(self, at: Moment, record: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ def norm_and_factor(
     """
     held: dict[int, list[Tensor]] = defaultdict(list)
     for parameter, copies in parameters:
-        if (grad := _settled(parameter)) is not None:
+        if (grad := settled(parameter)) is not None:
             held[copies].append(grad)
     total = torch.zeros((), dtype=torch.float64, device=place.device)
     for copies, grads in held.items():
@@ -93,7 +93,7 @@ def copies_of(parameter: Tensor, peers: int) -> int:
     return peers // parts
 
 
-def _settled(parameter: nn.Parameter) -> Tensor | None:
+def settled(parameter: nn.Parameter) -> Tensor | None:
     """This process's part of a gradient. Tensor parallelism may leave it as a partial sum on each process."""
     grad = parameter.grad
     if grad is None or not isinstance(grad, DTensor):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,7 +21,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.loads import weigh_tokens
 from shoal.model.objective import Objective
 from shoal.parallel import context
-from shoal.parallel.clip import copies_of, norm_and_factor
+from shoal.parallel.clip import copies_of, norm_and_factor, settled, squared
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
 from shoal.parallel.staging import on_device
@@ -136,6 +138,29 @@ class Laid:
         peers = self.place.world // self.place.sizes.pp
         counted = ((p, self._copies(name, p, peers)) for name, p in self.named_parameters())
         return norm_and_factor(counted, self.place, scale, limit)
+
+    def gradient_norms(self) -> dict[str, float]:
+        """Of every parameter, the norm of its gradient, summed over the targets of the whole batch: the same numbers on
+        every process and layout. For hooks, before an update; a tied embedding that two stages hold is left out.
+        Collective, and the host waits for it."""
+        scale = self.place.world if isinstance(self.module, DistributedDataParallel) else 1
+        held = {name: p for name, p in self.named_parameters() if self.tied is None or name != "embed.weight"}
+        peers = self.place.world // self.place.sizes.pp
+        squares = torch.zeros(len(self._names), dtype=torch.float64, device=self.place.device)
+        for i, name in enumerate(self._names):
+            if name in held and (grad := settled(held[name])) is not None:
+                squares[i] = squared([grad]) / self._copies(name, held[name], peers)
+        return dict(zip(self._names, (self.place.sum_on_device(squares).sqrt() * scale).tolist(), strict=True))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Of the parameters of all stages."""
+        mine = [name for name, _ in self.named_parameters() if self.tied is None or name != "embed.weight"]
+        if self.place.sizes.pp == 1:
+            return mine
+        gathered: list[list[str]] = [[] for _ in range(self.place.world)]
+        dist.all_gather_object(gathered, mine)
+        return list(dict.fromkeys(name for names in gathered for name in names))
 
     def spread(self) -> None:
         """Brings a second copy of a tied embedding in line, after an update or a restore."""

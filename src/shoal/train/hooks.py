@@ -44,9 +44,9 @@ class Hook:
     def backward(self, at: Moment) -> None:
         """The gradient of these samples stands in the parameters, summed over their targets; of an island that part."""
 
-    def update(self, at: Moment) -> None:
-        """The gradient of the whole batch does. It is neither divided by its targets nor clipped, nor known to be
-        finite."""
+    def update(self, at: Moment, targets: float) -> None:
+        """The gradient of the whole batch does, as a sum over its `targets`. It is not clipped, nor known to be finite.
+        `model.gradient_norms()` is the same on every layout; what stands in one process's parameters is not."""
 
     def step(self, at: Moment, record: Record) -> None:
         """A step is taken and told: `record` is what the journal has of it. `at.step` counts it."""
@@ -101,9 +101,9 @@ class Hooks:
         for hook in self.all:
             hook.backward(at)
 
-    def update(self, at: Moment) -> None:
+    def update(self, at: Moment, targets: float) -> None:
         for hook in self.all:
-            hook.update(at)
+            hook.update(at, targets)
 
     def step(self, at: Moment, record: Record) -> None:
         for hook in self.all:

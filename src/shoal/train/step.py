@@ -62,7 +62,7 @@ class Step:
     ) -> Taken:
         """The mean over all targets is clipped and applied, at `ratio` of the peak learning rate. `NotFinite`, on all
         processes, where its numbers are none: then nothing has changed. `settle` is called before the weights do."""
-        self._hooks.update(at)
+        self._hooks.update(at, targets)
         taken = self._optimizers.taken
         mean = loss / targets
         norm, factor = self._model.norm(1 / targets, self._run.train.clip)
