@@ -11,6 +11,7 @@ import numpy as np
 
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
+from shoal.own.carry import carry
 from shoal.parallel.place import join
 from shoal.spec.run import Run
 from shoal.track import journal
@@ -70,6 +71,7 @@ def train_on(
     run_dir = RunDir.of(run.name, workspace)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     run_dir.spec_file.write_text(dump(decided.run))
+    carry(decided.run, run_dir)
 
     def rank(rank: int, world: int) -> None:
         os.environ["SHOAL_ATTEMPT"] = str(sum(r["kind"] == "start" for r in _records(run_dir)))

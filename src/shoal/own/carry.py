@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.errors import SpecError
@@ -25,12 +26,16 @@ def carry(run: Run, run_dir: RunDir, near: Path | None = None) -> str | None:
         return None
     folder = near if near is not None and near.is_dir() else Path(run.own.folder or ".")
     if not run_dir.code.is_dir():
-        _write(files_of(run, _there(folder)), run_dir.code)
+        _write(_found(run, _there(folder)), run_dir.code)
         return None
     if not folder.is_dir():
         return None  # the run has what it needs
     had, now = in_folder(run_dir.code), files_of(run, folder)
     if had == now:
+        return None
+    if run.checkpoint.local and not any(run_dir.checkpoints.glob("*")):
+        shutil.rmtree(run_dir.code)  # nothing was computed with it yet that the run goes on from
+        _write(_found(run, folder), run_dir.code)
         return None
     said = f"own code has changed since the run began ({_differ(had, now)})"
     if run.own.changed == "refuse":
@@ -48,13 +53,24 @@ def carry(run: Run, run_dir: RunDir, near: Path | None = None) -> str | None:
     return f"{said}; the new files are taken, the old ones are in {aside}"
 
 
+def _found(run: Run, folder: Path) -> dict[str, bytes]:
+    """The files of own code; a module that is neither among them nor installed is refused before anything starts."""
+    files = files_of(run, folder)
+    here = {name.partition("/")[0].removesuffix(".py") for name in files}
+    for key, value in run.own.objects.items():
+        top = value.partition(":")[0].partition(".")[0]
+        if top not in here and find_spec(top) is None:
+            raise SpecError(f"{key} names {value}: there is no module {top} in {folder}, nor is one installed.")
+    return files
+
+
 def carried(run: Run, run_dir: RunDir) -> dict[str, bytes]:
     """The files that have to travel with a run to another machine: its copy, or what that will be made of."""
     if not run.own.objects:
         return {}
     if run_dir.code.is_dir() and run.own.changed != "take":
         return in_folder(run_dir.code)
-    return files_of(run, _there(Path(run.own.folder or ".")))
+    return _found(run, _there(Path(run.own.folder or ".")))
 
 
 def digest_of(run_dir: RunDir) -> str | None:

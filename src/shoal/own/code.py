@@ -37,7 +37,11 @@ def load(run: Run, folder: Path) -> Code:
     if folder.is_dir():  # else on a node without the run's directory, where its bundle is on the path
         show_own(folder)
         _first_on_path(folder)
-    found = {key: _object(key, name, folder) for key, name in run.own.objects.items()}
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder stays what was copied
+    try:
+        found = {key: _object(key, name) for key, name in run.own.objects.items()}
+    finally:
+        sys.dont_write_bytecode = kept
     for key, thing in found.items():
         if not callable(thing):
             raise SpecError(f"{key}: {run.own.objects[key]} is {type(thing).__name__}, not a class or a function.")
@@ -59,16 +63,11 @@ def _first_on_path(folder: Path) -> None:
     importlib.invalidate_caches()
     mine = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
     for name in list(sys.modules):
-        if name.partition(".")[0] in mine and not _from(sys.modules[name], folder):
+        if name.partition(".")[0] in mine:
             del sys.modules[name]
 
 
-def _from(module: Any, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).is_relative_to(folder)
-
-
-def _object(key: str, name: str, folder: Path) -> Any:
+def _object(key: str, name: str) -> Any:
     module_name, _, path = name.partition(":")
     try:
         thing: Any = importlib.import_module(module_name)

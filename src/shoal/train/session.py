@@ -41,8 +41,8 @@ from shoal.train.training import Training
 
 
 class Session:
-    """Everything that the steps of one process need. Made by whoever starts a worker; `shoal.open` makes one in a
-    script of somebody's own."""
+    """Everything that the steps of one process need. Made by whoever starts a worker; `shoal.session` opens one in
+    a script of somebody's own."""
 
     def __init__(
         self, run_dir: RunDir, run: Run, place: Place, stop: Callable[[], bool], pulse: Pulse = SILENT
