@@ -62,7 +62,9 @@ def test_a_script_takes_the_steps_that_shoal_train_would(tmp_path: Path, monkeyp
     assert step == 4
     assert tensors.keys() == shoal.make_model(run).state_dict().keys()
     assert shoal.windows(run, tmp_path).sizes[0] > 0
-    with pytest.raises(UsageError, match="torchrun --nproc-per-node 2"), monkeypatch.context() as alone:
-        alone.delenv("RANK")
-        with shoal.session(file, ["name=two", "resources.processes=2"], tmp_path):
-            pass
+    monkeypatch.delenv("RANK")
+    two = shoal.session(
+        file, ["name=two", "resources.processes=2", "mesh.dp_replicate=2", "mesh.micro_batch=8"], tmp_path
+    )
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node 2"):
+        two.__enter__()

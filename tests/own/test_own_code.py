@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import checkpoint
 from shoal.errors import ShoalError, SpecError, Stopped
 from shoal.leaving import own_place
 from shoal.own.carry import carry
@@ -276,6 +277,34 @@ def test_start_values_of_an_own_block(tmp_path: Path) -> None:
     assert losses_of(mine)[0] == losses_of(usual)[0]  # multiplied by one
     params = [next(r["params"] for r in journal.records(d.journal_file) if r["kind"] == "start") for d in (mine, usual)]
     assert params[0] == params[1] + 64
+
+
+FROZEN = """
+    import shoal, torch
+    class B(shoal.Block):
+        starts = {"b": torch.zeros_like}
+        def __init__(self, shape, layer):
+            super().__init__(shape, layer)
+            self.requires_grad_(False)
+            self.a = torch.nn.Linear(shape.dim, 4, bias=False)
+            self.b = torch.nn.Linear(4, shape.dim, bias=False)
+        def forward(self, x, beside, *padding):
+            return super().forward(x, beside, *padding) + self.b(self.a(x))
+"""
+
+
+def test_what_is_frozen_stays_and_has_no_optimizer_state(folder: Path) -> None:
+    """As an adapter does it: a few small matrices learn beside a model that does not."""
+    (folder / "frozen.py").write_text(textwrap.dedent(FROZEN))
+    changes = {"train.steps": 4, "own.block": "frozen:B"}
+    alone = train_on(asked(folder, "frozen1", **changes), folder, 1)
+    shared = train_on(asked(folder, "frozen2", **changes, **{"mesh.dp_shard": 2}), folder, 2)
+    np.testing.assert_allclose(losses_of(shared), losses_of(alone), rtol=2e-6)
+    found = checkpoint.open_checkpoint(alone.checkpoints, checkpoint.published(alone.checkpoints)[0].name)
+    names = set(found.manifest.tensors)
+    assert {n for n in names if n.startswith("optim.blocks.0")} == {
+        f"optim.blocks.0.{part}.weight.{moment}" for part in "ab" for moment in ("exp_avg", "exp_avg_sq")
+    }
 
 
 def test_an_error_in_own_code_is_shown_by_its_line(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Optimizers:
 
     def __init__(self, spec: Spec, named: Iterable[tuple[str, nn.Parameter]], seed: int = 0) -> None:
         """`seed`: of the run, for what is rounded at random."""
-        self._names: dict[torch.Tensor, str] = {p: name for name, p in named}
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in named if p.requires_grad}
         matrices_by_muon: list[torch.Tensor] = []
         rest: list[torch.Tensor] = []
         for p, name in self._names.items():

@@ -24,7 +24,7 @@ Make = Callable[[list[tuple[str, nn.Parameter]], Run], torch.optim.Optimizer]
 
 class OwnOptimizer(Optimizers):
     def __init__(self, make: Make, named: Iterable[tuple[str, nn.Parameter]], run: Run) -> None:
-        mine = list(named)
+        mine = [(name, p) for name, p in named if p.requires_grad]
         self._names = {p: name for name, p in mine}
         made: Any = make(mine, run)
         if not isinstance(made, torch.optim.Optimizer):
