@@ -17,7 +17,7 @@ from shoal import wire
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.routes import Commit
 from shoal.spec.run import Run
-from shoal.train.stage_peer import peers_of, train
+from shoal.train.stage_peer import journaled, peers_of, train
 
 
 class Simulated:
@@ -98,7 +98,8 @@ def main() -> int:
     stage = next(s for s, peers in enumerate(layout) if identity.id in peers)
     work = Simulated(args, stage == 0, stage == len(layout) - 1)
     host, port = wire.address_of(addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port))
+    with journaled(args.folder, spec.steps) as event:
+        asyncio.run(train(spec, identity, layout, addresses, work, event, host, port))
     return 0
 
 

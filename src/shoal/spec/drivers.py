@@ -45,7 +45,7 @@ OBEYED = None  # in a section that is not
 Table = dict[str, No | None]
 _RESTART = "a peer's node starts its trainer again, by guard.restarts; leave it out"
 _SNAPSHOTS = "a peer saves between two steps, on its own disk alone; leave it out"
-_STATES = "each peer saves the state of its layers in its --folder: set swarm.stages.save_every"
+_BETWEEN = "a peer saves its layers between two steps, on its own disk alone; leave it out"
 _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
@@ -110,7 +110,13 @@ REFUSED: dict[Driver, Table] = {
         "mesh.recompute": No("stages compute nothing twice; leave it out", ("none",)),
         "resources.processes": No("a stage is one process; leave it out", (1,)),
         "fleet": No(_CUT),
-        "checkpoint": No(_STATES),
+        "checkpoint": No(_BETWEEN),
+        "checkpoint.every": OBEYED,
+        "checkpoint.keep": OBEYED,
+        "checkpoint.keep_every": OBEYED,
+        "checkpoint.keep_best": No("stages do not evaluate; set checkpoint.keep or keep_every"),
+        "checkpoint.read_back": OBEYED,
+        "checkpoint.memory": No(_BETWEEN, ("off",)),
         "guard": No("nobody watches a stage: whoever started it starts it again, and it goes on; leave it out"),
         "track": No("stages keep a journal in their --folder and mirror it nowhere; leave it out", (False,)),
         "swarm": No(_ROUNDS),

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, deserialize
 from safetensors.torch import save
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from shoal.data.ahead import Ahead
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Batch, Windows
-from shoal.errors import DataError, NumericsError, SpecError
+from shoal.errors import NumericsError, SpecError
 from shoal.fleet.codec import codec
 from shoal.fleet.flat import Flat
 from shoal.fleet.stages.routes import Commit
@@ -30,26 +29,37 @@ from shoal.model.decoder import Decoder
 from shoal.parallel.clip import clipping, squared
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
+from shoal.spec.identity import identity
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
+from shoal.train.stage_states import StageStates, saves_at
+from shoal.train.state import State
 from shoal.train.step import Step
+from shoal.train.training import Tell
 from shoal.values import BadValue, shown
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
-KEPT = 2  # saved states: a stage may be lost while the others save
 
 
 class StageLayers:
     """Implements `shoal.fleet.stages.work.Work`. Every peer reads the data itself: only hidden states travel."""
 
-    def __init__(self, run: Run, stage: int, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stage: int,
+        folder: Path,
+        device: torch.device,
+        tell: Tell = lambda kind, **fields: None,
+    ) -> None:
+        """`tell` hears of saves, for the journal."""
         settings = run.swarm.stages
         sources = open_sources(run.data.train, run.data, folder)
-        self.run, self.device, self._folder = run, device, folder
+        self.run, self.device = run, device
         self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
         _check(run, self.shape.tie_embeddings)
@@ -76,6 +86,8 @@ class StageLayers:
         self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
         alone = Laid(Place(0, 1, device), (self.decoder,), self.decoder, "ring")
         self._stepping = Step(run, alone, self._optimizers)
+        about = {"stage": {"number": stage + 1, "of": settings.count}} if settings.count > 1 else {}
+        state = State(run, alone, self._optimizers, [s.index for s in sources], identity(run), besides=about)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
@@ -85,6 +97,7 @@ class StageLayers:
         self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
         self.part_bytes = self._codec.most_bytes(self._flat.count)
         self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
+        self._states = StageStates(folder, state, self._take, self.state_bytes, tell)
         self.begin(0)
 
     @property
@@ -97,7 +110,7 @@ class StageLayers:
             run.train.model_dump(exclude={"compile", "kernels"}),
         ]
         windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing"})
-        spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data]
+        spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data, run.checkpoint.every]
         return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 
     # A step.
@@ -205,27 +218,15 @@ class StageLayers:
             hashed.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return hashed.hexdigest()
 
-    def _refuse_another_schedule(self, file: Path) -> None:
-        """A longer run, or another schedule, would make the learning rate jump; peers have no way to choose how."""
-        try:
-            with safe_open(file, "pt") as f:
-                known = (f.metadata() or {}).get("schedule", self._schedule)
-        except SafetensorError as e:
-            raise BadValue(f"no state: {shown(str(e))}") from None
-        if known != self._schedule:
-            raise SpecError(
-                f"train.steps or train.schedule is not what the state in {file.parent} was trained with, and a model "
-                "cut over peers is not prolonged: give them as they were, or another --folder."
-            )
-
-    @property
-    def _schedule(self) -> str:
-        return json.dumps({"steps": self.run.steps, **self.run.train.schedule.model_dump(mode="json")}, sort_keys=True)
-
-    def state(self, about: dict[str, str] | None = None) -> bytes:
-        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}, about)
+    def state(self) -> bytes:
+        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()})
 
     def restore(self, step: int, state: bytes) -> None:
+        self._take(state)
+        self._forget(step)
+        self._states.goes_on_from(step)
+
+    def _take(self, state: bytes) -> None:
         try:
             found = dict(deserialize(state))
         except SafetensorError as e:
@@ -244,43 +245,24 @@ class StageLayers:
                 raise BadValue("it holds what is no number", name)
         for name, values in new.items():  # all of it is good: only now is any of it taken
             own[name].copy_(values)
-        self._forget(step)
 
     def save(self, step: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._file(step)
-        beside = file.with_suffix(".part")
-        with open(beside, "wb") as f:
-            f.write(self.state({"schedule": self._schedule}))
-            f.flush()
-            os.fsync(f.fileno())
-        beside.rename(file)
-        for old in sorted(self.saved())[1:-KEPT]:
-            self._file(old).unlink(missing_ok=True)
+        self._states.save(step)
 
     def saved(self) -> list[int]:
-        return [0, *(int(f.stem.removeprefix("step-")) for f in self._folder.glob("step-*.safetensors"))]
+        return self._states.saved()
 
     def load(self, step: int) -> None:
-        for newer in (s for s in self.saved() if s > step):  # of a history that is not gone on with
-            self._file(newer).unlink()
-        if step:
-            try:
-                self._refuse_another_schedule(self._file(step))
-                self.restore(step, self._file(step).read_bytes())
-            except BadValue as e:
-                raise DataError(
-                    f"{self._file(step)} is damaged ({e}): delete it, and an older state is used."
-                ) from None
-            return
-        self.decoder.init_weights(self.run.seed)
-        for t in self._optimizers.tensors().values():
-            t.zero_()
-        self._forget(0)
+        self._states.load(step)
+        if not step:
+            self.decoder.init_weights(self.run.seed)
+            for t in self._optimizers.tensors().values():
+                t.zero_()
+        self._forget(step)
 
     def whole(self) -> dict[str, Tensor]:
         """This stage's share of a plain model."""
-        return {name: t.cpu().contiguous() for name, t in whole(self.decoder).items()}
+        return {name: t.cpu().contiguous() for name, t in whole(self.decoder, self._space).items()}
 
     def _forget(self, step: int) -> None:
         self._optimizers.set_step(step)
@@ -288,9 +270,6 @@ class StageLayers:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**{name: p.detach() for name, p in self.decoder.named_parameters()}, **self._optimizers.tensors()}
-
-    def _file(self, step: int) -> Path:
-        return self._folder / f"step-{step:08d}.safetensors"
 
     def _batch(self, m: int) -> Batch:
         if m not in self._batches:
@@ -307,6 +286,7 @@ class StageLayers:
 
 def _check(run: Run, tied: bool) -> None:
     """What cannot be cut over peers, besides what `shoal.spec.drivers` refuses."""
+    saves_at(run)
     if tied and run.swarm.stages.count > 1:
         raise SpecError("swarm.stages cannot share an embedding between two peers: set model.tie_embeddings to false.")
     if run.train.precision == "fp8":

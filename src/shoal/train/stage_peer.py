@@ -15,7 +15,9 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ import torch
 
 from shoal import wire
 from shoal.errors import SpecError, Stopped
-from shoal.fleet.net.api import Address, PeerId
+from shoal.fleet.net.api import Address, Event, PeerId
 from shoal.fleet.net.endpoint import connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import MOST_PEERS, Layout
 from shoal.fleet.stages.work import Work
+from shoal.guard.begin import write_spec
 from shoal.leaving import exit_code
 from shoal.plain_file import read_plain
 from shoal.spec import load
@@ -38,9 +41,11 @@ from shoal.spec.run import Run
 from shoal.spec.start_values import with_rule
 from shoal.streams import steady
 from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir
 from shoal.train.decide_length import with_steps
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_local import run_here
+from shoal.train.stage_states import saves_at
 from shoal.values import BadValue, items, name, read_json, table, text
 
 
@@ -88,9 +93,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise SpecError(f"{args.peers} does not name the key {args.key}, whose id is {identity.id}.")
     torch.set_num_threads(1 if spec.resources.threads == "auto" else spec.resources.threads)
     cuda = spec.resources.device == "cuda" or (spec.resources.device == "auto" and torch.cuda.is_available())
-    work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"))
     host, port = wire.address_of(args.listen or addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port, work.fingerprint))
+    run_dir = RunDir(args.folder)
+    if args.file.resolve() != run_dir.spec_file.resolve():
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        write_spec(run_dir, spec)
+    with journaled(args.folder, spec.steps) as event:
+        work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"), event)
+        asyncio.run(train(spec, identity, layout, addresses, work, event, host, port, work.fingerprint))
     return 0
 
 
@@ -118,28 +128,35 @@ def _peer(said: object) -> tuple[PeerId, Address]:
     return name(s.get("id")), Address(tcp=at)
 
 
+@contextlib.contextmanager
+def journaled(folder: Path, steps: int) -> Iterator[Event]:
+    """Events go to the journal of a peer, and what people wait for to its log."""
+    began, one_at_a_time = time.monotonic(), threading.Lock()  # saves are told by the thread that computes
+
+    def event(kind: str, **fields: Any) -> None:
+        with one_at_a_time:
+            journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
+        if kind == "step":
+            print(f"step {fields['step']} of {steps}: loss {fields['loss']:.4f}", flush=True)
+        elif "text" in fields:
+            print(fields["text"], flush=True)
+
+    with contextlib.closing(Journal(folder / "journal.jsonl")) as journal:
+        yield event
+
+
 async def train(
     spec: Run,
     identity: Identity,
     layout: Layout,
     addresses: dict[PeerId, Address],
     work: Work,
-    folder: Path,
+    event: Event,
     host: str,
     port: int,
     fingerprint: str = "",
 ) -> None:
     """Until the last step counts, or until told to stop: what is saved then is of the last step that counted."""
-    journal = Journal(folder / "journal.jsonl")
-    began = time.monotonic()
-
-    def event(kind: str, **fields: Any) -> None:
-        journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
-        if kind == "step":
-            print(f"step {fields['step']} of {spec.steps}: loss {fields['loss']:.4f}", flush=True)
-        elif "text" in fields:
-            print(fields["text"], flush=True)
-
     silent_s = seconds(spec.swarm.silent)
     endpoint = connect(
         identity, lambda peer, proof: peer in addresses, event, host=host, port=port, quic=False, silent_s=silent_s
@@ -148,7 +165,7 @@ async def train(
     for other, address in addresses.items():
         endpoint.know(other, address)
     stages = spec.swarm.stages
-    options: dict[str, Any] = {"silent_s": silent_s, "save_every": stages.save_every, "in_flight": stages.in_flight}
+    options: dict[str, Any] = {"silent_s": silent_s, "due": saves_at(spec), "in_flight": stages.in_flight}
     peer = Peer(endpoint, layout, work, spec.steps, fingerprint=fingerprint, event=event, **options)
     event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
     task = asyncio.ensure_future(peer.run())
@@ -172,7 +189,6 @@ async def train(
         event("finished", step=peer.at, digest=work.digest(), sent=sent)
     finally:
         await endpoint.close()
-        journal.close()
 
 
 if __name__ == "__main__":

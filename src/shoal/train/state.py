@@ -39,6 +39,7 @@ class State:
     environment: dict[str, Any]
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
     skips: Skips = field(default_factory=Skips)  # batches of the order that are left out
+    besides: dict[str, Any] = field(default_factory=dict)  # what else each checkpoint says
 
     @property
     def batch(self) -> int:
@@ -80,6 +81,7 @@ class State:
             "eval_loss": _finite(self.eval_loss.get(step)),
             "spec": self.run.model_dump(mode="json"),
             "environment": self.environment,
+            **self.besides,
         }
 
     def measured(self, step: int, loss: float) -> None:
@@ -97,7 +99,7 @@ class State:
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
-        saved_with = self._refuse_another_run(found)
+        saved_with = self.refuse_another_run(found)
         for text in [] if saved_with is None else changes(saved_with, self.run, found.step):
             tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
@@ -105,7 +107,7 @@ class State:
         self.model.spread()
         return found
 
-    def _refuse_another_run(self, found: checkpoint.Found) -> Run | None:
+    def refuse_another_run(self, found: checkpoint.Found) -> Run | None:
         """The spec that the checkpoint was written with, where it can be read."""
         if "data" not in found.extra:
             raise CheckpointError(

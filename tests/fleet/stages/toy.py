@@ -158,7 +158,7 @@ class Pond:
         else:
             work = self.make(stage, peer)
         note = lambda kind, **fields: self.events.append((peer, kind, fields))  # noqa: E731
-        settings: dict[str, Any] = {"silent_s": self.silent_s, "save_every": 3}
+        settings: dict[str, Any] = {"silent_s": self.silent_s, "due": lambda step: step % 3 == 0}
         self.endpoints[peer], self.works[peer] = endpoint, work
         self.peers[peer] = Peer(endpoint, self.layout, work, self.steps, event=note, **settings)
 

@@ -65,12 +65,13 @@ class Peer:
         steps: int,
         *,
         silent_s: float = 5.0,
-        save_every: int = 50,
+        due: Callable[[int], bool] = lambda step: False,
         in_flight: int = 0,
         fingerprint: str = "",
         event: Event = lambda kind, **fields: None,
     ) -> None:
-        """`in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
+        """`due`: whether the state is saved after so many steps; the last one always is.
+        `in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
         `fingerprint`: of all that peers must agree on, the run and its data."""
         self.endpoint, self.layout, self.work, self.steps = endpoint, layout, work, steps
         self.me, self.silent_s, self.event, self.fingerprint = endpoint.id, silent_s, event, fingerprint
@@ -88,7 +89,7 @@ class Peer:
         self._era = 0  # of that state
         self._began = time.monotonic()
         self._stood = (0.0, 0.0)  # until when it is forgiven that others were silent, and for how long
-        self._save_every, self._in_flight = save_every, in_flight or 1 << 30
+        self._due, self._in_flight = due, in_flight or 1 << 30
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-stage")
         self._changed = asyncio.Event()
         self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
@@ -467,7 +468,7 @@ class Peer:
         """In the thread that computes, so that nobody sees a state without its number."""
         self.work.apply(commit)
         self.at = commit.step + 1
-        if self.at % self._save_every == 0 or self.at == self.steps:
+        if self._due(self.at) or self.at == self.steps:
             self.work.save(self.at)
 
     async def _go_back(self, plan: Plan) -> bool:
@@ -478,10 +479,13 @@ class Peer:
                     self._lost = True
                     await self._tell_lead()
                 return False
-            await self._compute(self.work.load, plan.step)
-            self.at = plan.step
+            await self._compute(self._load, plan.step)
         self._era, self._step, self._lost = plan.era, None, False
         return True
+
+    def _load(self, step: int) -> None:
+        self.work.load(step)
+        self.at = step
 
     # Newcomers.
 
@@ -513,13 +517,14 @@ class Peer:
             self.answers.bad(donor, STATE, str(e))
             self._cannot_read(donor)
             return False
-        self.at, self._era = found[0], era
+        self._era = era
         self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
         self._changed.set()
         return True
 
     def _restore(self, step: int, state: bytes) -> None:
         self.work.restore(step, state)
+        self.at = step
         if step == self.steps:
             self.work.save(step)
 
