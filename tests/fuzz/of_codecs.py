@@ -126,6 +126,8 @@ PLAN: dict[str, Any] = {
     "learners": {C: B},
     "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0},
     "lead": A,
+    "phase": 4,
+    "sums": {"step": 3, "losses": [2.5], "targets": [7]},
 }
 REPORT: dict[str, Any] = {
     "born": "b",
@@ -136,7 +138,7 @@ REPORT: dict[str, Any] = {
     "saved": [0, 2],
     "lost": False,
     "seconds": 0.5,
-    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"},
+    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab", "measured": [[4, 2.5, 7]]},
     "plan": PLAN,
 }
 
@@ -169,7 +171,7 @@ def stage_messages(folder: Path) -> Target:
         if Report.of_json(json.loads(json.dumps(report.to_json()))) != report:
             raise Finding("a report that is another after a round trip")
         if plan is not None:
-            plan.fits(((A, C), (B,)), 2, 9)
+            plan.fits(((A, C), (B,)), 2, 9, sets=1)
 
     return Target(texts_of(REPORT, REPORT, good), read, (BadValue,))
 

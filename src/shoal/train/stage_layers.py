@@ -17,12 +17,14 @@ from torch import Tensor
 
 from shoal.data.ahead import Ahead
 from shoal.data.order import Order
+from shoal.data.skips import Skips
 from shoal.data.sources import open_sources
 from shoal.data.windows import Batch, Windows
 from shoal.errors import NumericsError, SpecError
 from shoal.fleet.codec import codec
 from shoal.fleet.flat import Flat
-from shoal.fleet.stages.routes import Commit
+from shoal.fleet.stages.report import Measured
+from shoal.fleet.stages.routes import Commit, Sums
 from shoal.fleet.stages.squeeze import Squeeze
 from shoal.fleet.stages.subspace import Space, confine, whole
 from shoal.model.decoder import Decoder
@@ -30,12 +32,14 @@ from shoal.parallel.clip import clipping, squared
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.identity import identity
+from shoal.spec.precision import problem
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
+from shoal.train.stage_held_out import StageHeldOut
 from shoal.train.stage_states import StageStates, saves_at
 from shoal.train.state import State
 from shoal.train.step import Step
@@ -86,19 +90,35 @@ class StageLayers:
         self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
         alone = Laid(Place(0, 1, device), (self.decoder,), self.decoder, "ring")
         self._stepping = Step(run, alone, self._optimizers)
+        self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
         about = {"stage": {"number": stage + 1, "of": settings.count}} if settings.count > 1 else {}
-        state = State(run, alone, self._optimizers, [s.index for s in sources], identity(run), besides=about)
+        skips = Skips([batch, batch] for batch in run.data.skip)
+        indexes = [s.index for s in sources]
+        state = State(run, alone, self._optimizers, indexes, identity(run), skips=skips, besides=about)
+        self._skips = skips
+        self._open_held_out(folder, state, "bf16" if bf16 else "fp32", tell)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
         self._left = self._residual  # the same once the running step counts
         self._sum = self._flat.empty()
         self._feed: Ahead[tuple[int, int], Batch] = Ahead(lambda key: self._made(*key), "shoal-stage-feed")
-        self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
         self.part_bytes = self._codec.most_bytes(self._flat.count)
         self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
         self._states = StageStates(folder, state, self._take, self.state_bytes, tell)
         self.begin(0)
+
+    def _open_held_out(self, folder: Path, state: State, precision: str, tell: Tell) -> None:
+        run, self._held_out = self.run, None
+        self.sets, self.held_out = len(run.data.eval), 0
+        if wrong := problem(precision, run.eval.precision):
+            raise SpecError(f"{wrong}.")
+        if run.data.eval:
+            sources = open_sources(run.data.eval, run.data, folder)
+            windows = Windows.of(sources, run.data)
+            self._data += [s.fingerprint for s in sources]
+            self._held_out = StageHeldOut(run, windows, self._rows, precision, state, tell)
+            self.held_out = self._held_out.count
 
     @property
     def fingerprint(self) -> str:
@@ -109,7 +129,8 @@ class StageLayers:
             run.model.model_dump(exclude={"weights"}),
             run.train.model_dump(exclude={"compile", "kernels"}),
         ]
-        windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing"})
+        windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing", "skip"})
+        windows |= {"eval": [source.weight for source in run.data.eval], **run.eval.model_dump()}
         spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data, run.checkpoint.every]
         return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 
@@ -125,7 +146,38 @@ class StageLayers:
         self._flat.forget()
 
     def forward(self, m: int, message: bytes | None) -> bytes | None:
-        batch = self._batch(m)
+        came, y = self._through(self._batch(m), message)
+        if self.decoder.last:
+            self._losses[m] = float(y.detach())
+            y.backward()
+            return self._back(came)
+        self._graphs[m] = came, y
+        return self._encode(y)
+
+    def measure(self, m: int, message: bytes | None) -> tuple[bytes | None, Measured | None]:
+        assert self._held_out is not None
+        batch = self._held_out.batch(m)
+        self.decoder.eval()
+        with torch.no_grad():
+            _, y = self._through(batch, message)
+        self.decoder.train()
+        if not self.decoder.last:
+            return self._encode(y), None
+        loss = float(y)
+        if not math.isfinite(loss):
+            raise NumericsError(f"The loss on held-out data after step {self._step} is no number: look at data.eval.")
+        return None, (m, loss, batch.target_count)
+
+    def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
+        assert self._held_out is not None
+        return self._held_out.add_up(sums, step, measured)
+
+    def tell(self, sums: Sums) -> None:
+        assert self._held_out is not None
+        self._held_out.tell(sums)
+
+    def _through(self, batch: Batch, message: bytes | None) -> tuple[Tensor | None, Tensor]:
+        """(what came in, what goes out: of the last stage the loss)."""
         tokens, positions, targets = (self._here(a) for a in (batch.tokens, batch.positions, batch.targets))
         documents = self._here(batch.documents) if batch.documents.any() else None
         came: Tensor | None = None
@@ -136,13 +188,9 @@ class StageLayers:
             x = came if self._space is None else self._space.widen(came, tokens)
         with self._autocast:
             y = self.decoder(x, positions, documents, targets if self.decoder.last else None)
-        if self.decoder.last:
-            self._losses[m] = float(y.detach())
-            y.backward()
-            return self._back(came)
-        out = y if self._space is None else self._space.narrow(y.float(), tokens)
-        self._graphs[m] = came, out
-        return self._encode(out)
+        if self.decoder.last or self._space is None:
+            return came, y
+        return came, self._space.narrow(y.float(), tokens)
 
     def backward(self, m: int, message: bytes) -> bytes | None:
         came, out = self._graphs.pop(m)
@@ -277,7 +325,7 @@ class StageLayers:
         return self._batches[m]
 
     def _made(self, step: int, m: int) -> Batch:
-        first = step * self.run.train.batch + m * self._rows
+        first = self._skips.batch_of(step) * self.run.train.batch + m * self._rows
         return self._windows.batch(*self._order.at(first, self._rows))
 
     def _here(self, array: np.ndarray[Any, Any]) -> Tensor:

@@ -113,10 +113,10 @@ class StageStates:
             spec = self._state.refuse_another_run(found)
             if spec is not None:
                 self._refuse_another_schedule(schedule_of(spec))
-            if found.extra.get("skips"):
+            if found.extra.get("skips", []) != self._state.skips.spans:
                 raise CheckpointError(
-                    f"checkpoint {found.where} has left out batches, and a model cut over peers leaves none out: go on "
-                    "with it by `shoal resume`."
+                    f"checkpoint {found.where} has left out other batches than data.skip names, and a model cut over "
+                    "peers leaves out those alone: go on with it by `shoal resume`."
                 )
             load(found, self._state.tensors(), part=True)
         except Corrupt as e:

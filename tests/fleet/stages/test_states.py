@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shoal import checkpoint
 from shoal.checkpoint import ledger
@@ -49,6 +50,7 @@ class Cut:
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Cut:
+    torch.set_num_threads(1)  # as the plain run: bits are compared
     folder = tmp_path_factory.mktemp("cut")
     data = make_data(folder / "data")
     run = a_run(data, **CUT)
