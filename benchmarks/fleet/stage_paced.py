@@ -19,7 +19,7 @@ from shoal import wire
 from shoal.fleet.net.identity import Identity
 from shoal.spec import load
 from shoal.train.stage_layers import StageLayers
-from shoal.train.stage_peer import peers_of, train
+from shoal.train.stage_peer import journaled, peers_of, train
 
 
 class Paced(StageLayers):
@@ -58,7 +58,8 @@ def main() -> int:
     work = Paced(spec, stage, args.folder, torch.device("cpu"))
     work.forward_s, work.backward_s = args.forward_s, args.backward_s
     host, port = wire.address_of(addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port))
+    with journaled(args.folder, spec.steps) as event:
+        asyncio.run(train(spec, identity, layout, addresses, work, event, host, port))
     return 0
 
 

@@ -15,15 +15,17 @@ from pathlib import Path
 
 from shoal import wire
 from shoal.fleet.net.identity import Identity
-from shoal.fleet.stages.routes import Commit
+from shoal.fleet.stages.report import Measured
+from shoal.fleet.stages.routes import Commit, Sums
 from shoal.spec.run import Run
-from shoal.train.stage_peer import peers_of, train
+from shoal.train.stage_peer import journaled, peers_of, train
 
 
 class Simulated:
     """Implements `shoal.fleet.stages.work.Work`."""
 
     part_bytes = state_bytes = 1 << 10
+    held_out = sets = 0
 
     def __init__(self, args: argparse.Namespace, first: bool, last: bool) -> None:
         self.micro_batches, self.message_bytes = args.micro_batches, args.bytes
@@ -57,6 +59,14 @@ class Simulated:
         return Commit(step, 1.0, 1.0, 1.0)
 
     def apply(self, commit: Commit) -> None: ...
+
+    def measure(self, m: int, message: bytes | None) -> tuple[bytes | None, Measured | None]:
+        raise NotImplementedError  # there is no held-out data
+
+    def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
+        raise NotImplementedError
+
+    def tell(self, sums: Sums) -> None: ...
 
     def digest(self) -> str:
         return "same"
@@ -98,7 +108,8 @@ def main() -> int:
     stage = next(s for s, peers in enumerate(layout) if identity.id in peers)
     work = Simulated(args, stage == 0, stage == len(layout) - 1)
     host, port = wire.address_of(addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port))
+    with journaled(args.folder, spec.steps) as event:
+        asyncio.run(train(spec, identity, layout, addresses, work, event, host, port))
     return 0
 
 

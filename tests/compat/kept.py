@@ -52,15 +52,23 @@ def look(name: str, workspace: Path) -> Row:
     if name == "exported":
         return {"sample": sampled("--weights", str(workspace / "exported"))}
     if name == "stages":
-        return {"report": _report(str(workspace / "stages" / "stage-1-1"), workspace), "resume": _cut(workspace)}
+        found = {"report": _report(str(workspace / "stages" / "stage-1-1"), workspace), "resume": _cut(workspace)}
+        stages = [str(workspace / "stages" / f"stage-{n}-1") for n in (1, 2)]
+        said("checkpoint", "join", *stages, str(workspace / "runs" / "whole"))
+        told = json.loads(said("checkpoint", "verify", stages[0], "--json"))
+        return {**found, "verified": _verdicts(told), "sample": sampled(str(workspace / "runs" / "whole"))}
     there = ["--workspace", str(workspace)]
     (row,) = [r for r in json.loads(said("ps", "--json", *there)) if r["name"] == name]
     found: Row = {"ps": {key: row[key] for key in ("status", "step", "total")}, "report": _report(name, workspace)}
     checked = json.loads(said("checkpoint", "verify", name, "--json", *there))
-    found["verified"] = [{key: one[key] for key in ("name", "good", "wrong")} for one in checked]
+    found["verified"] = _verdicts(checked)
     found["sample"] = sampled(name, "--tokenizer", "byte", *there)  # its data is not where it was
     found["resume"] = _joined(name, workspace) if name == "swarm" else _resumed(name, workspace)
     return found
+
+
+def _verdicts(checked: list[Row]) -> list[Row]:
+    return [{key: one[key] for key in ("name", "good", "wrong")} for one in checked]
 
 
 def said(*argv: str) -> str:

@@ -72,9 +72,12 @@ def test_an_exported_folder_says_what_its_run_says(found: dict[str, Row]) -> Non
     assert found["exported"]["sample"] == found["plain"]["sample"]
 
 
-def test_stages_are_shown_and_are_no_run_yet(found: dict[str, Row]) -> None:
-    """What `report` knows of a stage's journal today; `ps`, `checkpoint` and `sample` do not know such a folder."""
-    assert found["stages"]["report"] == KEPT["runs"]["stages"]["report"]
+def test_stages_of_before_are_shown_and_save_checkpoints_from_then_on(found: dict[str, Row]) -> None:
+    """Their states were no checkpoints. Since they went on, they are, and the stages are one run when joined."""
+    stages = found["stages"]
+    assert stages["report"] == KEPT["runs"]["stages"]["report"]
+    assert [one["good"] for one in stages["verified"]] == [True] * 3  # checkpoint.keep
+    assert stages["sample"]
 
 
 def test_a_kept_peer_of_a_swarm_goes_on_to_its_end(found: dict[str, Row]) -> None:

@@ -126,6 +126,8 @@ PLAN: dict[str, Any] = {
     "learners": {C: B},
     "commit": {"step": 2, "factor": 0.5, "loss": 2.0, "norm": 1.0},
     "lead": A,
+    "phase": 4,
+    "sums": {"step": 3, "losses": [2.5], "targets": [7]},
 }
 REPORT: dict[str, Any] = {
     "born": "b",
@@ -136,7 +138,7 @@ REPORT: dict[str, Any] = {
     "saved": [0, 2],
     "lost": False,
     "seconds": 0.5,
-    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab"},
+    "ready": {"order": [1, 2], "square": 4.0, "loss": 2.0, "digest": "ab", "measured": [[4, 2.5, 7]]},
     "plan": PLAN,
 }
 
@@ -169,23 +171,21 @@ def stage_messages(folder: Path) -> Target:
         if Report.of_json(json.loads(json.dumps(report.to_json()))) != report:
             raise Finding("a report that is another after a round trip")
         if plan is not None:
-            plan.fits(((A, C), (B,)), 2, 9)
+            plan.fits(((A, C), (B,)), 2, 9, sets=1)
 
     return Target(texts_of(REPORT, REPORT, good), read, (BadValue,))
 
 
-@reader("stage-state", "train.stage_layers", "fleet.stages.handover", quick=100, share=20)
+@reader("stage-state", "train.stage_layers", "train.stage_before", "fleet.stages.handover", quick=100, share=20)
 def stage_state(folder: Path) -> Target:
-    """The state of a stage, as a sibling hands it over: all of it or nothing."""
+    """The state of a stage, as a sibling hands it over or an earlier Shoal has saved it: all of it or nothing."""
     import torch
     from safetensors.torch import save
 
     from shoal.errors import ShoalError
-    from shoal.spec import Run
+    from shoal.train.stage_before import read_old
     from shoal.train.stage_layers import StageLayers
     from shoal.values import BadValue
-
-    run = Run.model_validate({"name": "d", "data": {"train": "x"}, "train": {"steps": 3}})
 
     held = {"w": torch.ones(3, 2), "m": torch.zeros(4)}
     good = save({name: t * 2 for name, t in held.items()})
@@ -201,11 +201,9 @@ def stage_state(folder: Path) -> Target:
         mine = {name: t.clone() for name, t in held.items()}
         layers = StageLayers.__new__(StageLayers)
         layers._tensors = lambda: mine  # type: ignore[method-assign]
-        layers._forget = lambda step: None  # type: ignore[method-assign]
-        layers.run = run
         (folder / "step.safetensors").write_bytes(data)
-        layers._refuse_another_schedule(folder / "step.safetensors")
-        layers.restore(3, data)
+        state, _ = read_old(folder / "step.safetensors", 1 << 20)
+        layers._take(state)
         if not all(torch.isfinite(t).all() for t in mine.values()):
             raise Finding("a state that is no numbers is taken")
 

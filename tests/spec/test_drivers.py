@@ -40,10 +40,9 @@ NOT_IN: dict[Driver, tuple[str, ...]] = {
     "islands": ("shoal.train.swarm_worker", "shoal.fleet.swarm", "shoal.fleet.stages"),
     "swarm": (*PLAIN, "shoal.train.island_worker", "shoal.guard.supervise", "shoal.guard.crew", "shoal.fleet.stages"),
     "stages": (
-        *PLAIN,
+        *(module for module in PLAIN if module != "shoal.train.saves"),
         "shoal.train.worker",
         "shoal.parallel.build",
-        "shoal.checkpoint",
         "shoal.guard",
         "shoal.fleet.swarm",
     ),

@@ -12,6 +12,7 @@ from shoal import values
 
 MOST_SKIPS = 100_000
 MOST_SOURCES = 100_000
+MOST_STAGES = 1000
 
 
 def _span(said: object) -> list[int]:
@@ -19,6 +20,13 @@ def _span(said: object) -> list[int]:
     if first > last:
         raise values.BadValue("no first and last batch")
     return [first, last]
+
+
+def stage_of(said: object) -> tuple[int, int]:
+    """Which stage of how many, of a model cut over peers; counted from 1."""
+    fields = values.fields_of(said)
+    of = values.field(fields, "of", lambda n: values.whole(n, MOST_STAGES, 1))
+    return values.field(fields, "number", lambda n: values.whole(n, of, 1)), of
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -32,6 +40,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "spec": values.fields_of,
     "environment": values.fields_of,
     "imported": values.fields_of,
+    "stage": stage_of,
 }
 
 

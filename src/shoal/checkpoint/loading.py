@@ -18,6 +18,7 @@ import torch
 
 from shoal.checkpoint import peers
 from shoal.checkpoint.boxes import narrowed, read_blocks
+from shoal.checkpoint.extra import stage_of
 from shoal.checkpoint.find import (
     Found,
     Roots,
@@ -68,19 +69,21 @@ class _Read:
     wants: list[_Want]
 
 
-def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, Any]:
+def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "", part: bool = False) -> dict[str, Any]:
     """Fills `tensors` in place and returns the checkpoint's `extra`. Collective.
 
     Each rank fills what it has. Together they must have exactly the names of the checkpoint (those that begin with
-    `prefix`), with the same shapes and dtypes; else `CheckpointError`. A damaged slice is `Corrupt`, and what was
-    filled until then is not to be used.
+    `prefix`; with `part` some of them), with the same shapes and dtypes; else `CheckpointError`. A damaged slice is
+    `Corrupt`, and what was filled until then is not to be used.
     """
+    if not part:
+        refuse_stage(found)
     names = sorted(name for name in found.manifest.tensors if name.startswith(prefix))
     taken = peers.anybody([name in tensors for name in names])
     unwanted = [name for name, somebody in zip(names, taken, strict=True) if not somebody]
     words = None
     try:
-        _check_names(found, tensors, unwanted, prefix)
+        _check_names(found, tensors, [] if part else unwanted, prefix)
         _fill(found, tensors)
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words = _words(e)
@@ -120,6 +123,7 @@ def restore(
 
 def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
     """The whole tensors whose names begin with `prefix`, named without it, on the CPU of this process."""
+    refuse_stage(found)
     chosen = {name: entry for name, entry in found.manifest.tensors.items() if name.startswith(prefix)}
     tensors = {name: torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype]) for name, entry in chosen.items()}
     try:
@@ -127,6 +131,16 @@ def read_full(found: Found, prefix: str = "model.") -> dict[str, torch.Tensor]:
     except Corrupt as e:
         raise Corrupt(f"checkpoint {found.where} is damaged: {e}") from e
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def refuse_stage(found: Found) -> None:
+    """What one stage of a cut model has saved is no model by itself."""
+    if "stage" in found.extra:
+        number, of = stage_of(found.extra["stage"])
+        raise CheckpointError(
+            f"{found.where} holds stage {number} of {of} of a model cut over peers: make one run of all {of} by "
+            "`shoal checkpoint join FOLDER … DIR`."
+        )
 
 
 def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None) -> Found | None:

@@ -1,4 +1,4 @@
-"""List, verify, compare, delete, export and import checkpoints.
+"""List, verify, compare, delete, export, import and join checkpoints.
 
   shoal checkpoint ls RUN                    what there is, where, and what is wrong with it
   shoal checkpoint verify RUN [--step N]     every byte against its checksum; exit code 78 if one differs
@@ -6,6 +6,7 @@
   shoal checkpoint rm RUN --step N           delete; the last good one is refused
   shoal checkpoint export RUN DIR            the newest good one as a Hugging Face folder
   shoal checkpoint import SOURCE DIR         a DCP or Hugging Face folder, or a checkpoint, as weights to start from
+  shoal checkpoint join FOLDER … DIR         the stages of a model cut over peers, from their folders, as one run
 
 RUN is the name of a run in the workspace or the path of its directory; RUN@STEP is its checkpoint of that step. The
 path of a folder of checkpoints, of one of them, or an address (s3://bucket/prefix) may stand in its place.
@@ -26,6 +27,7 @@ _VERBS = {
     "rm": "delete some",
     "export": "write a Hugging Face folder",
     "import": "take in what others have saved",
+    "join": "make one run of the stages of a model cut over peers",
 }
 
 
@@ -33,15 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar=" | ".join(_VERBS))
     made = {name: verbs.add_parser(name, help=about, description=f"{about}.") for name, about in _VERBS.items()}
     for name, verb in made.items():
-        places = {"diff": ["a", "b"], "import": ["source"]}.get(name, ["run"])
+        places = {"diff": ["a", "b"], "import": ["source"], "join": []}.get(name, ["run"])
         for place in places:
             verb.add_argument(place, metavar=place.upper(), help="a run (RUN, RUN@STEP), a folder, or an address")
         add_workspace(verb)
         if name != "export":
             verb.add_argument("--json", action="store_true", help="machine-readable output")
-    for name in ("export", "import"):
+    made["join"].add_argument("stages", metavar="FOLDER", nargs="+", help="the folder of a peer; one of each stage")
+    for name in ("export", "import", "join"):
         made[name].add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
-    for name in ("verify", "export"):
+    for name in ("verify", "export", "join"):
         made[name].add_argument("--step", type=int, metavar="N", help="the checkpoint of this step")
     for name in ("verify", "export", "rm"):
         made[name].add_argument("--term", type=int, metavar="T", help="the one that this start of the workers saved")

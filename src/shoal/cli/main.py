@@ -43,7 +43,7 @@ GROUPS = {
     },
     "use the result": {
         "sample": "generate text from a run's newest checkpoint",
-        "checkpoint": "list, verify, compare, delete, export and import checkpoints",
+        "checkpoint": "list, verify, compare, delete, export, import and join checkpoints",
         "track": "upload what a tracker has not received yet",
     },
     "look deeper": {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
 from shoal.errors import SetupError, UsageError
+from shoal.fleet.net.relay_url import is_relay
 from shoal.masking import INVITATION, hide_argument
 from shoal.plain_file import open_plain, read_words
 
@@ -42,7 +43,7 @@ def settled(config: NodeConfig, args: argparse.Namespace) -> NodeConfig:
     """With what the command line says."""
     host, port = _listen(args.listen) if args.listen else (config.host, config.port)
     for url in args.relay:
-        if not re.fullmatch(r"https?://[^\s/:@]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?", url):
+        if not is_relay(url):
             raise UsageError(f"--relay {url}: give an address such as http://relay.example.org:3340.")
     name = args.name or config.name or socket.gethostname()
     if len(name) > 64 or not name.isprintable():

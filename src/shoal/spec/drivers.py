@@ -45,7 +45,7 @@ OBEYED = None  # in a section that is not
 Table = dict[str, No | None]
 _RESTART = "a peer's node starts its trainer again, by guard.restarts; leave it out"
 _SNAPSHOTS = "a peer saves between two steps, on its own disk alone; leave it out"
-_STATES = "each peer saves the state of its layers in its --folder: set swarm.stages.save_every"
+_BETWEEN = "a peer saves its layers between two steps, on its own disk alone; leave it out"
 _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of each stage in the file of --peers"
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
@@ -96,9 +96,6 @@ REFUSED: dict[Driver, Table] = {
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
         "model.mamba": No("stages have not been tried with state-space layers; take a model without them"),
-        "data.eval": No("stages do not evaluate; leave it out"),
-        "data.skip": No("stages leave no batch out; leave it out"),
-        "eval": No("stages do not evaluate; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
         "train.fp8_head": No("stages compute in fp32 or bf16; leave it out"),
@@ -113,8 +110,19 @@ REFUSED: dict[Driver, Table] = {
         "mesh.recompute": No("stages compute nothing twice; leave it out", ("none",)),
         "resources.processes": No("a stage is one process; leave it out", (1,)),
         "fleet": No(_CUT),
-        "checkpoint": No(_STATES),
+        "checkpoint": No(_BETWEEN),
+        "checkpoint.every": OBEYED,
+        "checkpoint.keep": OBEYED,
+        "checkpoint.keep_every": OBEYED,
+        "checkpoint.keep_best": OBEYED,
+        "checkpoint.read_back": OBEYED,
+        "checkpoint.memory": No(_BETWEEN, ("off",)),
         "guard": No("nobody watches a stage: whoever started it starts it again, and it goes on; leave it out"),
+        "guard.numerics": No("a loss or gradient that is no number ends the run; leave it out", ("stop",)),
+        "guard.skips": No("a loss or gradient that is no number ends the run; leave it out"),
+        "guard.spikes": No("peers do not agree on batches to leave out; watch the loss, and use data.skip", ("off",)),
+        "guard.rewinds": No("peers go back only when a stage is lost; leave it out"),
+        "guard.replay": No("siblings compare the digests of their weights at every step; leave it out"),
         "track": No("stages keep a journal in their --folder and mirror it nowhere; leave it out", (False,)),
         "swarm": No(_ROUNDS),
         "swarm.peers": No("the file of --peers says who trains; leave it out"),

@@ -45,6 +45,12 @@ SAFE = (
     "launch.",
     "mesh.",
     "resources.",
+    # Where a model cut over peers is cut, and how things travel. (`rank` is another model.)
+    "swarm.stages.count",
+    "swarm.stages.activations",
+    "swarm.stages.gradients",
+    "swarm.stages.in_flight",
+    "swarm.stages.save_every",
 )
 
 

@@ -33,7 +33,7 @@ class Stages(Strict):
     in_flight: int = Field(
         0, ge=0, description="Micro-batches that a first peer has begun and not finished; 0: all of a step."
     )
-    save_every: Positive = Field(50, description="Steps between saves, for a stage that loses all its peers.")
+    save_every: Positive = Field(50, description="Steps between saves where checkpoint.every is `auto`.")
 
 
 class Swarm(Strict):

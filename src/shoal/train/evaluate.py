@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +21,57 @@ from shoal.errors import DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.train.training import Tell
+
+if TYPE_CHECKING:
+    from shoal.train.training import Tell  # whose hooks ask when
+
+
+def evaluates_at(run: Run, step: int) -> bool:
+    """Whether held-out data is measured after so many steps: every so many, and after the last."""
+    return bool(run.data.eval) and (step == run.steps or (run.eval.every > 0 and step % run.eval.every == 0))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is measured, and what the sums say."""
+
+    run: Run
+    windows: Windows
+
+    @cached_property
+    def picked(self) -> list[np.ndarray]:
+        """The windows of each set, by number."""
+        sizes = self.windows.sizes
+        counts = shared_out(sizes, [source.weight for source in self.run.data.eval], self.run.eval.windows)
+        return [spread_over(size, count) for size, count in zip(sizes, counts, strict=True)]
+
+    def batch(self, source: int, mine: np.ndarray) -> Batch:
+        """The picked windows of a set by their places; beyond the last one they are filled up with windows whose
+        targets are all masked."""
+        ids = self.picked[source]
+        real = mine < len(ids)
+        pick = np.where(real, mine, 0)
+        batch = self.windows.batch(np.full(len(pick), source), ids[pick])
+        batch.targets[~real] = -100
+        return batch
+
+    def record(self, summed: Sequence[float], counted: Sequence[float], precision: str) -> dict[str, Any]:
+        """For the journal: of each set the loss summed over its targets, and how many there are."""
+        sets = self.run.data.eval
+        if 0.0 in counted:
+            raise DataError(
+                f"data.eval {sets[counted.index(0.0)].path} has no target token: its loss mask hides every one, so "
+                "its loss is not defined; leave it out."
+            )
+        losses = [float(total / n) for total, n in zip(summed, counted, strict=True)]
+        each = zip(names_of([source.path for source in sets]), sets, losses, counted, strict=True)
+        told = [{"name": name, "weight": s.weight, "loss": loss, "targets": int(n)} for name, s, loss, n in each]
+        return {
+            "loss": weighted_mean(losses, [source.weight for source in sets]),
+            "targets": int(sum(counted)),
+            "precision": precision,
+            **({"sets": told} if len(sets) > 1 else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -32,60 +83,30 @@ class Evaluator:
     tell: Tell
 
     def __call__(self, step: int) -> float:
-        begin, sets = round(time.time(), 6), self.run.data.eval
-        totals = torch.zeros(len(self._picked), dtype=torch.float64, device=self.place.device)
-        targets = [0] * len(self._picked)
-        for k, ids in enumerate(self._picked):
+        begin, picked = round(time.time(), 6), self._held_out.picked
+        totals = torch.zeros(len(picked), dtype=torch.float64, device=self.place.device)
+        targets = [0] * len(picked)
+        for k, ids in enumerate(picked):
             for batches in self._rounds(k, ids):
                 totals[k] += self.model.loss(batches).double()
                 targets[k] += sum(self.model.count(batch) for batch in batches)
         summed, counted = self.model.total(totals).tolist(), self.place.sum_of_batch(*targets)
-        if 0.0 in counted:
-            raise DataError(
-                f"data.eval {sets[counted.index(0.0)].path} has no target token: its loss mask hides every one, so "
-                "its loss is not defined; leave it out."
-            )
-        losses = [float(total / n) for total, n in zip(summed, counted, strict=True)]
-        loss = weighted_mean(losses, [source.weight for source in sets])
-        self.tell(
-            "eval",
-            step=step,
-            begin=begin,
-            loss=loss,
-            targets=int(sum(counted)),
-            precision=self.run.eval.precision,
-            **({"sets": self._told(losses, counted)} if len(sets) > 1 else {}),
-        )
-        return loss
+        record = self._held_out.record(summed, counted, self.run.eval.precision)
+        self.tell("eval", step=step, begin=begin, **record)
+        return float(record["loss"])
 
     @cached_property
-    def _picked(self) -> list[np.ndarray]:
-        """The windows of each set, by number."""
-        sizes = self.windows.sizes
-        counts = shared_out(sizes, [source.weight for source in self.run.data.eval], self.run.eval.windows)
-        return [spread_over(size, count) for size, count in zip(sizes, counts, strict=True)]
-
-    def _told(self, losses: Sequence[float], targets: Sequence[float]) -> list[dict[str, object]]:
-        sets = self.run.data.eval
-        each = zip(names_of([source.path for source in sets]), sets, losses, targets, strict=True)
-        return [{"name": name, "weight": s.weight, "loss": loss, "targets": int(n)} for name, s, loss, n in each]
+    def _held_out(self) -> HeldOut:
+        return HeldOut(self.run, self.windows)
 
     def _rounds(self, source: int, ids: np.ndarray) -> Iterator[list[Batch]]:
         """This process's share, in rounds of as many micro-batches as the model takes at once. Every process runs it
-        equally often, for its collectives must meet: where the windows do not divide, the last round is filled up with
-        windows whose targets are all masked."""
+        equally often, for its collectives must meet: where the windows do not divide, the last round is filled up."""
         micro, at_once = int(self.run.mesh.micro_batch), self.model.at_once
         readers, reader = self.place.sizes.dp, self.place.at["dp"]
         for i in range(-(-len(ids) // (micro * at_once * readers))):
             first = (i * readers + reader) * at_once
-            yield [self._batch(source, ids, (first + j) * micro + np.arange(micro)) for j in range(at_once)]
-
-    def _batch(self, source: int, ids: np.ndarray, mine: np.ndarray) -> Batch:
-        real = mine < len(ids)
-        pick = np.where(real, mine, 0)
-        batch = self.windows.batch(np.full(len(pick), source), ids[pick])
-        batch.targets[~real] = -100
-        return batch
+            yield [self._held_out.batch(source, (first + j) * micro + np.arange(micro)) for j in range(at_once)]
 
 
 def weighted_mean(losses: Sequence[float], weights: Sequence[float]) -> float:

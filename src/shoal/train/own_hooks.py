@@ -14,6 +14,7 @@ from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.track.journal import Record
 from shoal.train import collect
+from shoal.train.evaluate import evaluates_at
 from shoal.train.hooks import Hook, Hooks, Moment
 from shoal.train.numerics import Numerics
 from shoal.train.poison import Poison
@@ -89,7 +90,7 @@ class Evaluation(Hook):
         self._run, self._pulse, self._evaluate = run, pulse, evaluate
 
     def step(self, at: Moment, record: Record) -> None:
-        if (every := self._run.eval.every) and at.step % every == 0 and at.step < self._run.steps:
+        if evaluates_at(self._run, at.step) and at.step < self._run.steps:
             self.end(at.step)
 
     def end(self, step: int) -> None:

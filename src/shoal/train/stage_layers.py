@@ -5,51 +5,65 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, deserialize
 from safetensors.torch import save
 from torch import Tensor
 
 from shoal.data.ahead import Ahead
 from shoal.data.order import Order
+from shoal.data.skips import Skips
 from shoal.data.sources import open_sources
 from shoal.data.windows import Batch, Windows
-from shoal.errors import DataError, NumericsError, SpecError
+from shoal.errors import NumericsError, SpecError
 from shoal.fleet.codec import codec
 from shoal.fleet.flat import Flat
-from shoal.fleet.stages.routes import Commit
+from shoal.fleet.stages.report import Measured
+from shoal.fleet.stages.routes import Commit, Sums
 from shoal.fleet.stages.squeeze import Squeeze
 from shoal.fleet.stages.subspace import Space, confine, whole
 from shoal.model.decoder import Decoder
 from shoal.parallel.clip import clipping, squared
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
+from shoal.spec.identity import identity
+from shoal.spec.precision import problem
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from shoal.spec.stages import stretches
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 from shoal.train.seed import seed_step
+from shoal.train.stage_held_out import StageHeldOut
+from shoal.train.stage_states import StageStates, saves_at
+from shoal.train.state import State
 from shoal.train.step import Step
+from shoal.train.training import Tell
 from shoal.values import BadValue, shown
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
-KEPT = 2  # saved states: a stage may be lost while the others save
 
 
 class StageLayers:
     """Implements `shoal.fleet.stages.work.Work`. Every peer reads the data itself: only hidden states travel."""
 
-    def __init__(self, run: Run, stage: int, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stage: int,
+        folder: Path,
+        device: torch.device,
+        tell: Tell = lambda kind, **fields: None,
+    ) -> None:
+        """`tell` hears of saves, for the journal."""
         settings = run.swarm.stages
         sources = open_sources(run.data.train, run.data, folder)
-        self.run, self.device, self._folder = run, device, folder
+        self.run, self.device = run, device
         self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
         _check(run, self.shape.tie_embeddings)
@@ -76,16 +90,35 @@ class StageLayers:
         self._optimizers = Optimizers(run.train.optimizer, self.decoder.named_parameters(), run.seed)
         alone = Laid(Place(0, 1, device), (self.decoder,), self.decoder, "ring")
         self._stepping = Step(run, alone, self._optimizers)
+        self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
+        about = {"stage": {"number": stage + 1, "of": settings.count}} if settings.count > 1 else {}
+        skips = Skips([batch, batch] for batch in run.data.skip)
+        indexes = [s.index for s in sources]
+        state = State(run, alone, self._optimizers, indexes, identity(run), skips=skips, besides=about)
+        self._skips = skips
+        self._open_held_out(folder, state, "bf16" if bf16 else "fp32", tell)
         self._flat = Flat(self.decoder.parameters())
         self._codec = codec(settings.gradients, run.swarm.chunk, run.swarm.keep)
         self._residual = np.zeros(self._flat.count, np.float32)  # what the codec left out of earlier parts
         self._left = self._residual  # the same once the running step counts
         self._sum = self._flat.empty()
         self._feed: Ahead[tuple[int, int], Batch] = Ahead(lambda key: self._made(*key), "shoal-stage-feed")
-        self.message_bytes = self._squeeze.nbytes(self._rows * run.data.seq_len)
         self.part_bytes = self._codec.most_bytes(self._flat.count)
         self.state_bytes = sum(t.nbytes for t in self._tensors().values()) + (1 << 20)  # and their names
+        self._states = StageStates(folder, state, self._take, self.state_bytes, tell)
         self.begin(0)
+
+    def _open_held_out(self, folder: Path, state: State, precision: str, tell: Tell) -> None:
+        run, self._held_out = self.run, None
+        self.sets, self.held_out = len(run.data.eval), 0
+        if wrong := problem(precision, run.eval.precision):
+            raise SpecError(f"{wrong}.")
+        if run.data.eval:
+            sources = open_sources(run.data.eval, run.data, folder)
+            windows = Windows.of(sources, run.data)
+            self._data += [s.fingerprint for s in sources]
+            self._held_out = StageHeldOut(run, windows, self._rows, precision, state, tell)
+            self.held_out = self._held_out.count
 
     @property
     def fingerprint(self) -> str:
@@ -96,8 +129,9 @@ class StageLayers:
             run.model.model_dump(exclude={"weights"}),
             run.train.model_dump(exclude={"compile", "kernels"}),
         ]
-        windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing"})
-        spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data]
+        windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing", "skip"})
+        windows |= {"eval": [source.weight for source in run.data.eval], **run.eval.model_dump()}
+        spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data, run.checkpoint.every]
         return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 
     # A step.
@@ -112,7 +146,38 @@ class StageLayers:
         self._flat.forget()
 
     def forward(self, m: int, message: bytes | None) -> bytes | None:
-        batch = self._batch(m)
+        came, y = self._through(self._batch(m), message)
+        if self.decoder.last:
+            self._losses[m] = float(y.detach())
+            y.backward()
+            return self._back(came)
+        self._graphs[m] = came, y
+        return self._encode(y)
+
+    def measure(self, m: int, message: bytes | None) -> tuple[bytes | None, Measured | None]:
+        assert self._held_out is not None
+        batch = self._held_out.batch(m)
+        self.decoder.eval()
+        with torch.no_grad():
+            _, y = self._through(batch, message)
+        self.decoder.train()
+        if not self.decoder.last:
+            return self._encode(y), None
+        loss = float(y)
+        if not math.isfinite(loss):
+            raise NumericsError(f"The loss on held-out data after step {self._step} is no number: look at data.eval.")
+        return None, (m, loss, batch.target_count)
+
+    def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
+        assert self._held_out is not None
+        return self._held_out.add_up(sums, step, measured)
+
+    def tell(self, sums: Sums) -> None:
+        assert self._held_out is not None
+        self._held_out.tell(sums)
+
+    def _through(self, batch: Batch, message: bytes | None) -> tuple[Tensor | None, Tensor]:
+        """(what came in, what goes out: of the last stage the loss)."""
         tokens, positions, targets = (self._here(a) for a in (batch.tokens, batch.positions, batch.targets))
         documents = self._here(batch.documents) if batch.documents.any() else None
         came: Tensor | None = None
@@ -123,13 +188,9 @@ class StageLayers:
             x = came if self._space is None else self._space.widen(came, tokens)
         with self._autocast:
             y = self.decoder(x, positions, documents, targets if self.decoder.last else None)
-        if self.decoder.last:
-            self._losses[m] = float(y.detach())
-            y.backward()
-            return self._back(came)
-        out = y if self._space is None else self._space.narrow(y.float(), tokens)
-        self._graphs[m] = came, out
-        return self._encode(out)
+        if self.decoder.last or self._space is None:
+            return came, y
+        return came, self._space.narrow(y.float(), tokens)
 
     def backward(self, m: int, message: bytes) -> bytes | None:
         came, out = self._graphs.pop(m)
@@ -205,27 +266,15 @@ class StageLayers:
             hashed.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return hashed.hexdigest()
 
-    def _refuse_another_schedule(self, file: Path) -> None:
-        """A longer run, or another schedule, would make the learning rate jump; peers have no way to choose how."""
-        try:
-            with safe_open(file, "pt") as f:
-                known = (f.metadata() or {}).get("schedule", self._schedule)
-        except SafetensorError as e:
-            raise BadValue(f"no state: {shown(str(e))}") from None
-        if known != self._schedule:
-            raise SpecError(
-                f"train.steps or train.schedule is not what the state in {file.parent} was trained with, and a model "
-                "cut over peers is not prolonged: give them as they were, or another --folder."
-            )
-
-    @property
-    def _schedule(self) -> str:
-        return json.dumps({"steps": self.run.steps, **self.run.train.schedule.model_dump(mode="json")}, sort_keys=True)
-
-    def state(self, about: dict[str, str] | None = None) -> bytes:
-        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}, about)
+    def state(self) -> bytes:
+        return save({name: t.detach().cpu().contiguous() for name, t in self._tensors().items()})
 
     def restore(self, step: int, state: bytes) -> None:
+        self._take(state)
+        self._forget(step)
+        self._states.goes_on_from(step)
+
+    def _take(self, state: bytes) -> None:
         try:
             found = dict(deserialize(state))
         except SafetensorError as e:
@@ -244,43 +293,24 @@ class StageLayers:
                 raise BadValue("it holds what is no number", name)
         for name, values in new.items():  # all of it is good: only now is any of it taken
             own[name].copy_(values)
-        self._forget(step)
 
     def save(self, step: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._file(step)
-        beside = file.with_suffix(".part")
-        with open(beside, "wb") as f:
-            f.write(self.state({"schedule": self._schedule}))
-            f.flush()
-            os.fsync(f.fileno())
-        beside.rename(file)
-        for old in sorted(self.saved())[1:-KEPT]:
-            self._file(old).unlink(missing_ok=True)
+        self._states.save(step)
 
     def saved(self) -> list[int]:
-        return [0, *(int(f.stem.removeprefix("step-")) for f in self._folder.glob("step-*.safetensors"))]
+        return self._states.saved()
 
     def load(self, step: int) -> None:
-        for newer in (s for s in self.saved() if s > step):  # of a history that is not gone on with
-            self._file(newer).unlink()
-        if step:
-            try:
-                self._refuse_another_schedule(self._file(step))
-                self.restore(step, self._file(step).read_bytes())
-            except BadValue as e:
-                raise DataError(
-                    f"{self._file(step)} is damaged ({e}): delete it, and an older state is used."
-                ) from None
-            return
-        self.decoder.init_weights(self.run.seed)
-        for t in self._optimizers.tensors().values():
-            t.zero_()
-        self._forget(0)
+        self._states.load(step)
+        if not step:
+            self.decoder.init_weights(self.run.seed)
+            for t in self._optimizers.tensors().values():
+                t.zero_()
+        self._forget(step)
 
     def whole(self) -> dict[str, Tensor]:
         """This stage's share of a plain model."""
-        return {name: t.cpu().contiguous() for name, t in whole(self.decoder).items()}
+        return {name: t.cpu().contiguous() for name, t in whole(self.decoder, self._space).items()}
 
     def _forget(self, step: int) -> None:
         self._optimizers.set_step(step)
@@ -289,16 +319,13 @@ class StageLayers:
     def _tensors(self) -> dict[str, Tensor]:
         return {**{name: p.detach() for name, p in self.decoder.named_parameters()}, **self._optimizers.tensors()}
 
-    def _file(self, step: int) -> Path:
-        return self._folder / f"step-{step:08d}.safetensors"
-
     def _batch(self, m: int) -> Batch:
         if m not in self._batches:
             self._batches[m] = self._feed.get((self._step, m))
         return self._batches[m]
 
     def _made(self, step: int, m: int) -> Batch:
-        first = step * self.run.train.batch + m * self._rows
+        first = self._skips.batch_of(step) * self.run.train.batch + m * self._rows
         return self._windows.batch(*self._order.at(first, self._rows))
 
     def _here(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -307,6 +334,7 @@ class StageLayers:
 
 def _check(run: Run, tied: bool) -> None:
     """What cannot be cut over peers, besides what `shoal.spec.drivers` refuses."""
+    saves_at(run)
     if tied and run.swarm.stages.count > 1:
         raise SpecError("swarm.stages cannot share an embedding between two peers: set model.tie_embeddings to false.")
     if run.train.precision == "fp8":

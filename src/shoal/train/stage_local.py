@@ -33,7 +33,11 @@ def run_here(file: Path, counts: Sequence[int], folder: Path, overrides: Sequenc
             processes[f.name] = subprocess.Popen(mine, stdout=own, stderr=own)
         print(f"{f.name}: process {processes[f.name].pid}, {f / 'log'}", flush=True)
     try:
-        return _follow(processes)
+        code = _follow(processes)
+        if len(folders) > 1:
+            firsts = " ".join(str(stage[0]) for stage in folders)
+            print(f"one run of them, to sample, export or resume: shoal checkpoint join {firsts} DIR", flush=True)
+        return code
     except KeyboardInterrupt:
         for process in processes.values():
             process.send_signal(signal.SIGTERM)

@@ -4,8 +4,9 @@
     python -m shoal.train.stage_peer key peer.key                                       makes a key, prints its id
     python -m shoal.train.stage_peer run RUN.yaml --peers PEERS.json --key peer.key --folder FOLDER
 
-PEERS.json says who holds what, stage by stage: [[{"id": "…", "tcp": ["host:port"]}, …], …]. A peer may be started
-before the others, killed, and started again with the same folder.
+PEERS.json says who holds what, stage by stage: [[{"id": "…", "tcp": ["host:port"]}, …], …]. Of a peer behind a NAT it
+names relays (`shoal swarm relay`) instead: {"id": "…", "relays": ["http://host:3340"]}. A peer may be started before
+the others, killed, and started again with the same folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,14 @@ import torch
 
 from shoal import wire
 from shoal.errors import SpecError, Stopped
-from shoal.fleet.net.api import Address, PeerId
+from shoal.fleet.net.api import Address, Event, PeerId
 from shoal.fleet.net.endpoint import connect
 from shoal.fleet.net.identity import Identity
+from shoal.fleet.net.relay_url import MOST_RELAYS, is_relay
 from shoal.fleet.stages.peer import Peer
 from shoal.fleet.stages.routes import MOST_PEERS, Layout
 from shoal.fleet.stages.work import Work
+from shoal.guard.begin import write_spec
 from shoal.leaving import exit_code
 from shoal.plain_file import read_plain
 from shoal.spec import load
@@ -38,10 +44,13 @@ from shoal.spec.run import Run
 from shoal.spec.start_values import with_rule
 from shoal.streams import steady
 from shoal.track.journal import Journal
+from shoal.track.rundir import RunDir
 from shoal.train.decide_length import with_steps
+from shoal.train.evaluate import evaluates_at
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_local import run_here
-from shoal.values import BadValue, items, name, read_json, table, text
+from shoal.train.stage_states import saves_at
+from shoal.values import BadValue, items, name, read_json, shown, table, text
 
 
 def main(argv: list[str]) -> int:
@@ -54,7 +63,9 @@ def main(argv: list[str]) -> int:
     run.add_argument("--peers", type=Path, required=True, metavar="PEERS.json")
     run.add_argument("--key", type=Path, required=True)
     run.add_argument("--folder", type=Path, required=True, help="where the journal and the saved states are")
-    run.add_argument("--listen", default="", metavar="HOST:PORT", help="the first address of PEERS.json without this")
+    run.add_argument(
+        "--listen", default="", metavar="HOST:PORT", help="the first of its addresses without this, if it has one"
+    )
     local = verbs.add_parser("local", help="all peers on this machine, to try it out")
     local.add_argument("file", type=Path, metavar="RUN.yaml")
     local.add_argument("--counts", type=_counts, required=True, help="peers of each stage, such as 1,2,1")
@@ -88,9 +99,15 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise SpecError(f"{args.peers} does not name the key {args.key}, whose id is {identity.id}.")
     torch.set_num_threads(1 if spec.resources.threads == "auto" else spec.resources.threads)
     cuda = spec.resources.device == "cuda" or (spec.resources.device == "auto" and torch.cuda.is_available())
-    work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"))
-    host, port = wire.address_of(args.listen or addresses[identity.id].tcp[0])
-    asyncio.run(train(spec, identity, layout, addresses, work, args.folder, host, port, work.fingerprint))
+    at = (args.listen, *addresses[identity.id].tcp) if args.listen else addresses[identity.id].tcp
+    host, port = wire.address_of(at[0]) if at else ("", 0)
+    run_dir = RunDir(args.folder)
+    if args.file.resolve() != run_dir.spec_file.resolve():
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+        write_spec(run_dir, spec)
+    with journaled(args.folder, spec.steps) as event:
+        work = StageLayers(spec, stage, args.folder, torch.device("cuda" if cuda else "cpu"), event)
+        asyncio.run(train(spec, identity, layout, addresses, work, event, host, port, work.fingerprint))
     return 0
 
 
@@ -101,7 +118,7 @@ def peers_of(file: Path, spec: Run) -> tuple[Layout, dict[PeerId, Address]]:
         layout = tuple(tuple(peer for peer, _ in stage) for stage in found)
         addresses = {peer: address for stage in found for peer, address in stage}
     except (OSError, BadValue) as e:
-        raise SpecError(f"{file} is no list of stages, each a list of peers with id and tcp ({e}).") from e
+        raise SpecError(f"{file} is no list of stages, each a list of peers with id and tcp or relays ({e}).") from e
     if len(layout) != spec.swarm.stages.count or not all(layout):
         raise SpecError(
             f"{file} has {len(layout)} stages and swarm.stages.count says {spec.swarm.stages.count}; "
@@ -112,10 +129,37 @@ def peers_of(file: Path, spec: Run) -> tuple[Layout, dict[PeerId, Address]]:
 
 def _peer(said: object) -> tuple[PeerId, Address]:
     s = table(said, 64)
-    at = tuple(text(one, 256) for one in items(s.get("tcp"), 16))
-    if not at:
+    parts = {part: tuple(text(one, 256) for one in items(s.get(part, []), 16)) for part in ("relays", "direct", "tcp")}
+    if not any(parts.values()):
         raise BadValue("a peer without an address")
-    return name(s.get("id")), Address(tcp=at)
+    for url in parts["relays"]:
+        if not is_relay(url):
+            raise BadValue(f"a relay is an address such as http://relay.example.org:3340, not {shown(url)}")
+    return name(s.get("id")), Address(**parts)
+
+
+def _own_first(me: PeerId, addresses: dict[PeerId, Address]) -> list[Address]:
+    """A peer is found at its own relays; it reaches others through theirs."""
+    return [addresses[me], *addresses.values()]
+
+
+@contextlib.contextmanager
+def journaled(folder: Path, steps: int) -> Iterator[Event]:
+    """Events go to the journal of a peer, and what people wait for to its log."""
+    began, one_at_a_time = time.monotonic(), threading.Lock()  # saves are told by the thread that computes
+
+    def event(kind: str, **fields: Any) -> None:
+        with one_at_a_time:
+            journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
+        if kind == "step":
+            print(f"step {fields['step']} of {steps}: loss {fields['loss']:.4f}", flush=True)
+        elif kind == "eval":
+            print(f"held-out loss after step {fields['step']}: {fields['loss']:.4f}", flush=True)
+        elif "text" in fields:
+            print(fields["text"], flush=True)
+
+    with contextlib.closing(Journal(folder / "journal.jsonl")) as journal:
+        yield event
 
 
 async def train(
@@ -124,31 +168,24 @@ async def train(
     layout: Layout,
     addresses: dict[PeerId, Address],
     work: Work,
-    folder: Path,
+    event: Event,
     host: str,
     port: int,
     fingerprint: str = "",
 ) -> None:
     """Until the last step counts, or until told to stop: what is saved then is of the last step that counted."""
-    journal = Journal(folder / "journal.jsonl")
-    began = time.monotonic()
-
-    def event(kind: str, **fields: Any) -> None:
-        journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
-        if kind == "step":
-            print(f"step {fields['step']} of {spec.steps}: loss {fields['loss']:.4f}", flush=True)
-        elif "text" in fields:
-            print(fields["text"], flush=True)
-
     silent_s = seconds(spec.swarm.silent)
-    endpoint = connect(
-        identity, lambda peer, proof: peer in addresses, event, host=host, port=port, quic=False, silent_s=silent_s
-    )
+    relays = tuple(dict.fromkeys(url for address in _own_first(identity.id, addresses) for url in address.relays))
+    far = any(address.relays or address.direct for address in addresses.values())  # else TCP alone, and no iroh
+    options: dict[str, Any] = {"host": host, "port": port, "quic": far, "relays": relays[:MOST_RELAYS]}
+    admit = lambda peer, proof: peer in addresses  # noqa: E731
+    endpoint = connect(identity, admit, event, silent_s=silent_s, **options)
     await endpoint.start()
     for other, address in addresses.items():
         endpoint.know(other, address)
     stages = spec.swarm.stages
-    options: dict[str, Any] = {"silent_s": silent_s, "save_every": stages.save_every, "in_flight": stages.in_flight}
+    options = {"silent_s": silent_s, "in_flight": stages.in_flight}
+    options |= {"due": saves_at(spec), "evaluates": partial(evaluates_at, spec)}
     peer = Peer(endpoint, layout, work, spec.steps, fingerprint=fingerprint, event=event, **options)
     event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
     task = asyncio.ensure_future(peer.run())
@@ -172,7 +209,6 @@ async def train(
         event("finished", step=peer.at, digest=work.digest(), sent=sent)
     finally:
         await endpoint.close()
-        journal.close()
 
 
 if __name__ == "__main__":

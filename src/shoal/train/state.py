@@ -41,6 +41,7 @@ class State:
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
     skips: Skips = field(default_factory=Skips)  # batches of the order that are left out
     own: Own = NOTHING
+    besides: dict[str, Any] = field(default_factory=dict)  # what else each checkpoint says
 
     @property
     def batch(self) -> int:
@@ -83,6 +84,7 @@ class State:
             "spec": self.run.model_dump(mode="json"),
             "environment": self.environment,
             **({"hooks": states} if (states := self.own.states()) else {}),
+            **self.besides,
         }
 
     def measured(self, step: int, loss: float) -> None:
@@ -100,7 +102,7 @@ class State:
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
-        saved_with = self._refuse_another_run(found)
+        saved_with = self.refuse_another_run(found)
         for text in [] if saved_with is None else changes(saved_with, self.run, found.step):
             tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
@@ -109,7 +111,7 @@ class State:
         self.model.spread()
         return found
 
-    def _refuse_another_run(self, found: checkpoint.Found) -> Run | None:
+    def refuse_another_run(self, found: checkpoint.Found) -> Run | None:
         """The spec that the checkpoint was written with, where it can be read."""
         if "data" not in found.extra:
             raise CheckpointError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,57 @@ def test_a_peer_with_another_run_is_left_out_and_named() -> None:
         await pond.close()
 
     asyncio.run(main())
+
+
+def test_a_peer_that_is_told_to_stop_at_the_moment_something_comes_in_stops() -> None:
+    """Python 3.11's `wait_for` forgets a cancellation that comes when what it waits for has just happened."""
+
+    async def main() -> None:
+        for turns in range(5):
+            pond = Pond([1, 1], micro_batches=2, steps=2)
+            peer = pond.layout[0][0]
+            await pond.start(peer)  # it waits for the other, which never comes
+            pond.run(peer)
+            while not pond.peers[peer]._changed._waiters:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            pond.peers[peer]._changed.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            pond.tasks[peer].cancel()
+            done, _ = await asyncio.wait({pond.tasks[peer]}, timeout=30)
+            assert done, f"after {turns} turns of the loop it goes on"
+            await pond.close()
+
+    asyncio.run(main())
+
+
+def test_with_one_peer_a_stage_a_gradient_is_summed_in_the_same_order_whatever_overtakes_what() -> None:
+    """In floats another order is another last bit, and a run would not repeat."""
+    steps, micro_batches = 3, 4
+    forwards, backwards = list[int](), list[int]()
+
+    def late(kind: str) -> Any:
+        """The first message of this kind of each step is the last to be taken in."""
+        looked = iter(range(1000))
+
+        def check(came: str, payload: Any) -> None:
+            if came == kind and next(looked) % micro_batches == 0:
+                time.sleep(0.05)
+
+        return check
+
+    async def main() -> None:
+        pond = Pond([1, 1, 1], micro_batches, steps)
+        for stage in pond.layout:
+            await pond.start(stage[0])
+        middle, last = (pond.toys[stage[0]] for stage in pond.layout[1:])
+        middle.check, last.check = late("grad"), late("act")  # type: ignore[method-assign]
+        middle.before = lambda what, m: backwards.append(m) if what == "backward" else None
+        last.before = lambda what, m: forwards.append(m)
+        for peer in pond.peers:
+            pond.run(peer)
+        await finished(pond)
+        await pond.close()
+
+    asyncio.run(main())
+    assert forwards == backwards == [*range(micro_batches)] * steps

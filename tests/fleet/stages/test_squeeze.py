@@ -55,5 +55,5 @@ def test_a_confined_model_is_a_plain_one_whose_cuts_need_only_coordinates() -> N
     coordinates = space.narrow(hidden, tokens)  # [1, 10, 8]
     torch.testing.assert_close(space.widen(coordinates, tokens), hidden)
     plain = Decoder(shape)
-    plain.load_state_dict({**whole(stages[0]), **whole(stages[1])})
+    plain.load_state_dict({**whole(stages[0], space), **whole(stages[1], space)})
     torch.testing.assert_close(plain(tokens), stages[1](hidden), rtol=1e-4, atol=1e-5)

@@ -16,10 +16,12 @@ from shoal.fleet.net.api import PeerId
 from shoal.fleet.net.endpoint import Peers, connect
 from shoal.fleet.net.identity import Identity
 from shoal.fleet.stages.peer import Peer
-from shoal.fleet.stages.routes import Commit, Layout
+from shoal.fleet.stages.report import Measured
+from shoal.fleet.stages.routes import Commit, Layout, Sums
 from shoal.values import BadValue
 
 LR = 0.05
+HELD_OUT = 1000  # the step whose data is held out
 Make = Callable[[int, PeerId], Any]
 
 
@@ -27,10 +29,13 @@ class Toy:
     """Implements `shoal.fleet.stages.work.Work`."""
 
     message_bytes = part_bytes = state_bytes = 64
+    sets = 1
+    held_out = 0
 
     def __init__(self, stage: int, stages: int, micro_batches: int, disk: dict[int, float]) -> None:
         self.stage, self.last, self.micro_batches = stage, stage == stages - 1, micro_batches
         self.disk = disk
+        self.told: list[Sums] = []
         self.w = self._first()
         self.before: Callable[[str, int], None] = lambda what, m: None
         self.step = 0
@@ -83,6 +88,18 @@ class Toy:
     def apply(self, commit: Commit) -> None:
         self.w -= LR * commit.factor * self.sum
 
+    def measure(self, m: int, message: bytes | None) -> tuple[bytes | None, Measured | None]:
+        self.before("measure", m)
+        out = (data(HELD_OUT, m) if message is None else _number(message)) * self.w
+        return (None, (m, out * out / 2, 1)) if self.last else (_bytes(out), None)
+
+    def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
+        before = (0.0, 0) if sums is None else (sums.losses[0], sums.targets[0])
+        return Sums(step, (before[0] + sum(loss for _, loss, _ in measured),), (before[1] + len(measured),))
+
+    def tell(self, sums: Sums) -> None:
+        self.told.append(sums)
+
     def digest(self) -> str:
         return f"{self.w:.12g}"
 
@@ -132,6 +149,9 @@ class Pond:
         self, counts: list[int], micro_batches: int, steps: int, make: Make | None = None, silent_s: float = 10.0
     ) -> None:
         """`make`: the work of a peer of a stage; a toy otherwise."""
+        self.held_out = 0  # of toys
+        self.evaluates: Callable[[int], bool] = lambda step: False
+        self.due: Callable[[int], bool] = lambda step: step % 3 == 0
         self.ids = [[Identity.new() for _ in range(n)] for n in counts]
         self.layout: Layout = tuple(tuple(i.id for i in stage) for stage in self.ids)
         self.micro_batches, self.steps, self.make, self.silent_s = micro_batches, steps, make, silent_s
@@ -155,10 +175,11 @@ class Pond:
         work: Any
         if self.make is None:
             work = self.toys[peer] = Toy(stage, len(self.layout), self.micro_batches, self.disks[peer])
+            work.held_out = self.held_out
         else:
             work = self.make(stage, peer)
         note = lambda kind, **fields: self.events.append((peer, kind, fields))  # noqa: E731
-        settings: dict[str, Any] = {"silent_s": self.silent_s, "save_every": 3}
+        settings: dict[str, Any] = {"silent_s": self.silent_s, "due": self.due, "evaluates": self.evaluates}
         self.endpoints[peer], self.works[peer] = endpoint, work
         self.peers[peer] = Peer(endpoint, self.layout, work, self.steps, event=note, **settings)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.find import Root, published
+from shoal.checkpoint.find import Found, Root, published
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
 from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
@@ -27,7 +27,7 @@ from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import Contents, write_part
 from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
-from shoal.checkpoint.store import store_of
+from shoal.checkpoint.store import Store, store_of
 from shoal.errors import CheckpointError, UsageError
 from shoal.spec.hf_folder import model_of_folder, notes_of
 from shoal.spec.model import Model
@@ -106,18 +106,28 @@ def bring_in(
     extra: dict[str, Any] = {"step": step, "imported": about}
     if model is not None:
         extra["spec"] = {"model": model.model_dump(mode="json")}
-    name = Name(step, 0)
+    found = write(store, Name(step, 0), tensors, extra, on_bytes)
+    notes = source.notes + named.notes
+    counts = {"tensors": len(tensors), "bytes": found.bytes}
+    return Brought(found.where, step, source.kind, named.convention, **counts, startable=shape is not None, notes=notes)
+
+
+def write(
+    store: Store,
+    name: Name,
+    tensors: Mapping[str, Incoming],
+    extra: dict[str, Any],
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Found:
+    """One checkpoint of tensors from anywhere, whole or not at all."""
     contents, boxes = _contents(tensors)
     try:
         store.remove(store.staging(str(name)))  # what a try before has left
-        part = write_part(store, name, 0, 1, contents, _slices(contents, boxes, on_bytes))
-        found = complete(store, name, 1, extra)
+        write_part(store, name, 0, 1, contents, _slices(contents, boxes, on_bytes))
+        return complete(store, name, 1, extra)
     except BaseException:
         store.remove(store.staging(str(name)))
         raise
-    notes = source.notes + named.notes
-    counts = {"tensors": len(tensors), "bytes": part.file.bytes}
-    return Brought(found.where, step, source.kind, named.convention, **counts, startable=shape is not None, notes=notes)
 
 
 def size_of(source: Source) -> int:

@@ -20,11 +20,11 @@ import iroh
 from shoal import wire
 from shoal.fleet.net.api import Event, PeerId
 from shoal.fleet.net.relay_client import WATCH_S
+from shoal.fleet.net.relay_url import MOST_RELAYS
 from shoal.fleet.net.rendezvous import call, where
 from shoal.fleet.net.tasks import FOR_EVER, Tasks, words
 from shoal.values import name, read_object, table, text
 
-MOST_RELAYS = 4
 CALL_S = 10.0
 AGAIN_S = 2.0  # between two attempts to reach one
 HOME_S = 3.0  # for iroh to choose another home

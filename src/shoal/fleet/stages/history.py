@@ -35,7 +35,8 @@ class History:
             self.forget((plan.era, plan.step))  # it begins to learn
         elif plan.step - before.step > 1:
             self.forget((plan.era, plan.step))  # one in between got lost
-        self._plans[plan.era, plan.step] = plan
+        if not plan.measures:  # its routes say nothing of the step's gradient
+            self._plans[plan.era, plan.step] = plan
         if plan.commit is not None:
             self._commits[plan.era, plan.commit.step] = plan.commit
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shoal.fleet.net.answers import LEFT_OUT_S, BadAnswer
 from shoal.fleet.net.api import Message, PeerId, Refused, Unreachable
 from shoal.fleet.stages.report import Ready, read_where
-from shoal.fleet.stages.routes import Commit, Plan, dealt, enough, misread, rerouted
+from shoal.fleet.stages.routes import TRAIN, Commit, Plan, dealt, enough, misread, rerouted
 
 if TYPE_CHECKING:
     from shoal.fleet.stages.peer import Peer
@@ -57,7 +57,8 @@ class Lead:
                 self._decide()
                 self.peer.news.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.peer.news.wait(), TICK_S)
+                    async with asyncio.timeout(TICK_S):
+                        await self.peer.news.wait()
         finally:
             for task in self._asking:
                 task.cancel()
@@ -90,7 +91,7 @@ class Lead:
     def _is_over(self) -> bool:
         """All members have the last step and know that all is over (or are gone)."""
         plan = self.plan
-        if plan is None or plan.step < self.peer.steps or plan.learners:
+        if plan is None or plan.step < self.peer.steps or plan.measures or plan.learners:
             return False
         there = {p for p, report in self.peer.reports.items() if report.at == plan.step and report.order == plan.order}
         return all(p in there or not self.peer.alive(p, LEFT) for p in plan.members)
@@ -114,7 +115,7 @@ class Lead:
             return
         self.peer.reports[peer] = report
         self.peer.news.set()
-        if plan and found is not None and found.fits(self.peer.layout, self.work.micro_batches, self.peer.steps):
+        if plan and found is not None and self.peer.fits(found):
             self._plans.append(found)
         if self.plan is not None and (report.order is None or report.order < self.plan.order):
             self._send_to(peer, self.plan)  # it has just come, or has missed it
@@ -131,7 +132,7 @@ class Lead:
         if plan is None:
             self._begin(here)
             return
-        if plan.step >= self.peer.steps:
+        if plan.step >= self.peer.steps and not plan.measures:
             self._end(plan, here)
             return
         here = self._understood(plan, here)
@@ -149,6 +150,8 @@ class Lead:
             self.peer.event("rerouted", text=text, step=plan.step, gone=gone, micro_batches=moved)
             learners = {new: donor for new, donor in plan.learners.items() if donor in left and new in here}
             self._send(replace(plan, number=plan.number + 1, members=tuple(left), routes=routes, learners=learners))
+        elif all(self._is_ready(plan, p) for p in plan.members) and plan.measures:
+            self._measured(plan, here)
         elif all(self._is_ready(plan, p) for p in plan.members) and not self._awaited(plan, here):
             self._next(plan, here)
 
@@ -198,8 +201,9 @@ class Lead:
         self._born |= {p: self.peer.reports[p].born for p in here}
         order = self.plan or Plan(0, 0, 0, 0, (), ())
         number = order.number + 1
-        routes = self._dealt(members) if step < self.peer.steps else ()
-        plan = Plan(max(1, order.term), number, era + 1, step, members, routes, {}, None, self.peer.me)
+        phase = 0 if order.measures and order.step == step else TRAIN  # what was measured by those who are gone is lost
+        routes = self._routes(step, members, phase)
+        plan = Plan(max(1, order.term), number, era + 1, step, members, routes, {}, None, self.peer.me, phase)
         return replace(plan, learners=self._learners(plan, here))
 
     def _next(self, plan: Plan, here: Sequence[PeerId]) -> None:
@@ -217,12 +221,26 @@ class Lead:
         learnt = [p for p in plan.learners if p in here and self._has_learnt(plan, p)]
         members = tuple(p for p in self.peer.roster if p in (*plan.members, *learnt) and p not in odd)
         self._born |= {p: reports[p].born for p in learnt}
-        routes = self._dealt(members) if plan.step + 1 < self.peer.steps else ()
-        made = Plan(plan.term, plan.number + 1, plan.era, plan.step + 1, members, routes, {}, commit, self.peer.me)
+        step, phase = plan.step + 1, 0 if self.peer.evaluates(plan.step + 1) else TRAIN
+        routes, me = self._routes(step, members, phase), self.peer.me
+        made = Plan(plan.term, plan.number + 1, plan.era, step, members, routes, {}, commit, me, phase)
+        if plan.sums is not None and plan.sums.step == plan.step and not made.measures:
+            made = replace(made, sums=plan.sums)  # for those who have missed it
         for p in learnt:
             self.peer.event(
                 "joined", text=f"Peer {p[:8]} computes from step {made.step + 1} on.", step=made.step, peer=p
             )
+        self._send(replace(made, learners=self._learners(made, here)))
+
+    def _measured(self, plan: Plan, here: Sequence[PeerId]) -> None:
+        """All of this phase is measured: the next one, or the step itself."""
+        end = min(plan.phase + self.work.micro_batches, self.work.held_out)
+        told = (one for p in self._of_stages(plan.members)[-1] for one in self._ready(p).measured)
+        found = {one[0]: one for one in told if plan.phase <= one[0] < end}
+        sums = self.work.add_up(plan.sums, plan.step, [found[m] for m in sorted(found)])
+        phase = end if end < self.work.held_out else TRAIN
+        made = replace(plan, number=plan.number + 1, phase=phase, sums=sums)
+        made = replace(made, routes=self._routes(plan.step, plan.members, phase))
         self._send(replace(made, learners=self._learners(made, here)))
 
     def _awaited(self, plan: Plan, here: Sequence[PeerId]) -> list[PeerId]:
@@ -300,7 +318,10 @@ class Lead:
     def _seconds(self) -> dict[PeerId, float]:
         return {p: r.seconds for p, r in self.peer.reports.items()}
 
-    def _dealt(self, members: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], ...]:
+    def _routes(self, step: int, members: Sequence[PeerId], phase: int) -> tuple[tuple[PeerId, ...], ...]:
+        """After the last step there is nothing left to do but to measure."""
+        if step >= self.peer.steps and phase == TRAIN:
+            return ()
         return dealt(self.work.micro_batches, self._of_stages(members), self._seconds())
 
     def _send(self, plan: Plan) -> None:

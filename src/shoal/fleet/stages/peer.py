@@ -25,8 +25,8 @@ from shoal.fleet.stages.handover import STATE, Donor, fetch
 from shoal.fleet.stages.history import MOST_PARTS, History, Share
 from shoal.fleet.stages.lead import Lead
 from shoal.fleet.stages.outbox import Outbox
-from shoal.fleet.stages.report import MOST_SECONDS, Ready, Report
-from shoal.fleet.stages.routes import MOST_COUNT, Commit, Layout, Plan
+from shoal.fleet.stages.report import MOST_SECONDS, Measured, Ready, Report
+from shoal.fleet.stages.routes import MOST_COUNT, TRAIN, Commit, Layout, Plan, When
 from shoal.fleet.stages.work import Work
 from shoal.values import BadValue, items, whole
 
@@ -43,6 +43,7 @@ class Step:
 
     era: int
     number: int
+    phase: int = TRAIN
     forwarded: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     sent: dict[Sent, bytes] = field(default_factory=dict)
@@ -54,6 +55,16 @@ class Step:
     digest: str = ""  # of the state before it; empty until there is a sum
     summed: list[Share] | None = None  # what the sum was made of
     compute_s: float = 0.0
+    measured: dict[int, Measured] = field(default_factory=dict)  # of held-out data, by micro-batch
+
+    @property
+    def when(self) -> When:
+        return self.era, self.number, self.phase
+
+    @property
+    def about(self) -> dict[str, int]:
+        """Of its messages."""
+        return {"era": self.era, "step": self.number, "phase": self.phase}
 
 
 class Peer:
@@ -65,12 +76,15 @@ class Peer:
         steps: int,
         *,
         silent_s: float = 5.0,
-        save_every: int = 50,
+        due: Callable[[int], bool] = lambda step: False,
+        evaluates: Callable[[int], bool] = lambda step: False,
         in_flight: int = 0,
         fingerprint: str = "",
         event: Event = lambda kind, **fields: None,
     ) -> None:
-        """`in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
+        """`due`: whether the state is saved after so many steps; the last one always is. `evaluates`: whether held-out
+        data is measured then.
+        `in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
         `fingerprint`: of all that peers must agree on, the run and its data."""
         self.endpoint, self.layout, self.work, self.steps = endpoint, layout, work, steps
         self.me, self.silent_s, self.event, self.fingerprint = endpoint.id, silent_s, event, fingerprint
@@ -88,11 +102,14 @@ class Peer:
         self._era = 0  # of that state
         self._began = time.monotonic()
         self._stood = (0.0, 0.0)  # until when it is forgiven that others were silent, and for how long
-        self._save_every, self._in_flight = save_every, in_flight or 1 << 30
+        self._due, self._in_flight = due, in_flight or 1 << 30
+        self.evaluates = evaluates
+        self._unsaved = False  # this state is due, and is measured first
+        self._told = (0, -1)  # era and step of the last measurement that was told
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-stage")
         self._changed = asyncio.Event()
         self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
-        self._box: dict[tuple[int, int, str, int], bytes] = {}
+        self._box: dict[tuple[When, str, int], bytes] = {}
         self._history = History()
         self._step: Step | None = None
         self._alone = False
@@ -122,8 +139,10 @@ class Peer:
                         raise outbox.broken
                 self._changed.clear()
                 if not await self._advance():
+                    # Not by `wait_for`, which in Python 3.11 may swallow that this peer is told to stop.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                        async with asyncio.timeout(LOOK_S):
+                            await self._changed.wait()
             await self._tell_lead()
             if self._leading is not None:
                 await self._leading
@@ -138,14 +157,15 @@ class Peer:
     def _over(self) -> bool:
         """The last step counts and is taken here, and nobody fetches it from here any more."""
         plan = self.plan
-        if plan is None or plan.step < self.steps:
+        if plan is None or plan.step < self.steps or plan.measures or self._unsaved:
             return False
         if self.at < self.steps and not plan.learners and self.me not in plan.members:
             raise TransientError(
                 f"The others have finished, and this peer has come to step {self.at} of {self.steps} only: start it "
                 "again together with them, and it fetches their last state."
             )
-        return self.at >= self.steps and (self.me in plan.learners or not plan.learners)
+        learns = self._learning is not None and not self._learning.done()  # it has the number before it has the era
+        return self.at >= self.steps and not learns and (self.me in plan.learners or not plan.learners)
 
     # What others can ask.
 
@@ -164,7 +184,7 @@ class Peer:
         return handle
 
     async def _on_message(self, peer: PeerId, message: Message) -> Message:
-        era, step, m = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step", "m"))
+        era, step, phase, m = (whole(message.fields.get(k), MOST_COUNT) for k in ("era", "step", "phase", "m"))
         beside = self.stage + (1 if message.kind == "grad" else -1)
         if (
             not 0 <= beside < len(self.layout)
@@ -172,18 +192,19 @@ class Peer:
             or not 0 <= m < self.work.micro_batches
         ):
             raise Refused("no message for this stage")
-        key = (era, step, message.kind, m)
-        if self._is_due(era, step) and key not in self._box:
+        when = (era, step, phase)
+        key = (when, message.kind, m)
+        if self._is_due(when) and key not in self._box:
             await self._check(peer, message)
-            if self._is_due(era, step):  # still
+            if self._is_due(when):  # still
                 if len(self._box) >= 4 * self.work.micro_batches:
                     raise Refused("too many messages wait here")
                 self._box.setdefault(key, bytes(message.body))
                 self._changed.set()
         return Message("ok")
 
-    def _is_due(self, era: int, step: int) -> bool:
-        return self.plan is None or (era, step) >= (self.plan.era, self.plan.step)
+    def _is_due(self, when: When) -> bool:
+        return self.plan is None or when >= self.plan.when
 
     async def _check(self, peer: PeerId, message: Message) -> None:
         """Before anything of it is kept: what is no number must not get into a sum. The lead hears of it."""
@@ -209,10 +230,13 @@ class Peer:
 
     async def _on_plan(self, peer: PeerId, message: Message) -> Message:
         plan = Plan.of_json(message.fields.get("plan"))
-        if plan.lead != peer or not plan.fits(self.layout, self.work.micro_batches, self.steps):
+        if plan.lead != peer or not self.fits(plan):
             raise Refused("a plan comes from its lead, and is for this layout and its steps")
         self.take(plan)
         return Message("ok")
+
+    def fits(self, plan: Plan) -> bool:
+        return plan.fits(self.layout, self.work.micro_batches, self.steps, self.work.sets)
 
     async def _on_report(self, peer: PeerId, message: Message) -> Message:
         self.reports[peer] = Report.of_json(message.fields)
@@ -238,9 +262,10 @@ class Peer:
         """How this peer stands; to the lead, when it asks and when there is something new."""
         ready = None
         plan, step = self.plan, self._step
-        running = plan and step and (step.era, step.number) == (plan.era, plan.step)
+        running = plan and step and step.when == plan.when
         if plan and step and running and step.digest and step.summed == self._wanted(plan):
-            ready = Ready(plan.order, step.square, step.loss, step.digest)
+            measured = tuple(step.measured[m] for m in self._mine(plan) if m in step.measured)
+            ready = Ready(plan.order, step.square, step.loss, step.digest, measured)
         return Report(
             self.born,
             self.fingerprint,
@@ -299,18 +324,25 @@ class Peer:
         if self.plan is not None and plan.order <= self.plan.order:
             return
         before, self.plan = self.plan, plan
-        now = (plan.era, plan.step)
         self._history.take(before, plan, self.me)
-        self._box = {k: v for k, v in self._box.items() if k[:2] >= now}
+        self._box = {k: v for k, v in self._box.items() if k[0] >= plan.when}
+        self._hear_sums(plan)
         if self._learning is not None and before is not None:
             donor = plan.learners.get(self.me)
             other = donor != before.learners.get(self.me) and not self._learning.done()
             if donor is None or other or plan.era != before.era:
                 self._learning.cancel()  # what it asks for is not there any more, or of no use
                 self._learning = None
-        if self._step is not None and (self._step.era, self._step.number) == now:
+        if self._step is not None and self._step.when == plan.when:
             self._send_again(plan, self._step)
         self._changed.set()
+
+    def _hear_sums(self, plan: Plan) -> None:
+        """Held-out data is measured: said once, by those who were there."""
+        if plan.sums is None or plan.measures or plan.era != self._era or self._told == (plan.era, plan.sums.step):
+            return
+        self._told = plan.era, plan.sums.step
+        self.work.tell(plan.sums)
 
     async def _advance(self) -> bool:
         """Does one thing that can be done now; False: there is nothing."""
@@ -324,18 +356,22 @@ class Peer:
                 return False
         elif self._era != plan.era:
             return await self._go_back(plan)
+        if self._unsaved and not (plan.measures and self.at == plan.step):
+            self._unsaved = False
+            await self._compute(self.work.save, self.at)
+            return True
         if self.at < plan.step:
             return await self._catch_up(plan)
-        if plan.step >= self.steps or self.at > plan.step:
+        if (plan.step >= self.steps and not plan.measures) or self.at > plan.step:
             return False
         step = self._step
-        if step is None or (step.era, step.number) != (plan.era, plan.step):
+        if step is None or step.when != plan.when:
             if self.me in plan.learners:
                 await self._tell_lead()  # it has this step's weights: only the sum is missing
-            step = self._step = Step(plan.era, plan.step)
+            step = self._step = Step(*plan.when)
             await self._compute(self.work.begin, plan.step)
             return True
-        mine = plan.mine(self.me, self.stage)
+        mine = self._mine(plan)
         if (m := self._backward_next(step, mine)) is not None:
             await self._backward(step, m)
         elif (m := self._forward_next(step, mine)) is not None:
@@ -346,23 +382,33 @@ class Peer:
             return False
         return True
 
+    def _mine(self, plan: Plan) -> list[int]:
+        """The micro-batches of this peer; at the end of held-out data there are fewer than there are routes."""
+        mine = plan.mine(self.me, self.stage)
+        return [m for m in mine if plan.phase + m < self.work.held_out] if plan.measures else mine
+
     def _backward_next(self, step: Step, mine: list[int]) -> int | None:
         """First of all: it frees memory, and somebody waits for it."""
-        came = ((step.era, step.number, "grad", m) in self._box for m in mine)
-        return next(
-            (m for m, is_here in zip(mine, came, strict=True) if is_here and m in step.forwarded - step.done), None
-        )
+        return self._here(step, "grad", [m for m in mine if m not in step.done], step.forwarded)
 
     def _forward_next(self, step: Step, mine: list[int]) -> int | None:
-        if self.first:
-            if len(step.forwarded - step.done) >= self._in_flight:
-                return None
-            return next((m for m in mine if m not in step.forwarded), None)
-        key = (step.era, step.number, "act")
-        return next((m for m in mine if m not in step.forwarded and (*key, m) in self._box), None)
+        left = [m for m in mine if m not in step.forwarded]
+        if not self.first:
+            return self._here(step, "act", left)
+        return None if len(step.forwarded - step.done) >= self._in_flight else next(iter(left), None)
+
+    def _here(self, step: Step, kind: str, left: list[int], among: set[int] | None = None) -> int | None:
+        """The next micro-batch (`among` these) whose message has come. With one peer a stage it is the first that is
+        left: messages may overtake each other on their way, and a gradient is summed in the same order every time."""
+        in_order = self.plan is not None and len(self.plan.members) == len(self.layout)
+        come = (m for m in (left[:1] if in_order else left) if (step.when, kind, m) in self._box)
+        return next((m for m in come if among is None or m in among), None)
 
     async def _forward(self, step: Step, m: int) -> None:
-        message = None if self.first else self._box[step.era, step.number, "act", m]
+        message = None if self.first else self._box[step.when, "act", m]
+        if step.phase != TRAIN:
+            await self._measure_one(step, m, message)
+            return
         began = time.perf_counter()
         out = await self._compute(self.work.forward, m, message)
         step.compute_s += time.perf_counter() - began
@@ -372,8 +418,18 @@ class Peer:
         if out is not None:
             self._send(step, ("grad" if self.last else "act", m), out)
 
+    async def _measure_one(self, step: Step, m: int, message: bytes | None) -> None:
+        """Of held-out data: there is nothing to go back with."""
+        out, measured = await self._compute(self.work.measure, step.phase + m, message)
+        step.forwarded.add(m)
+        step.done.add(m)
+        if measured is not None:
+            step.measured[m] = measured
+        if out is not None:
+            self._send(step, ("act", m), out)
+
     async def _backward(self, step: Step, m: int) -> None:
-        message = self._box[step.era, step.number, "grad", m]
+        message = self._box[step.when, "grad", m]
         began = time.perf_counter()
         out = await self._compute(self.work.backward, m, message)
         step.compute_s += time.perf_counter() - began
@@ -392,6 +448,12 @@ class Peer:
         return [(p, of) for p, of in shares if of]
 
     async def _sum(self, plan: Plan, step: Step, mine: list[int]) -> bool:
+        if plan.measures:
+            if step.summed == self._wanted(plan):
+                return False
+            step.summed, step.digest = self._wanted(plan), "-"  # the same weights as before
+            await self._tell_lead()
+            return True
         alone = self._siblings(plan) == [self.me]
         if mine and not alone:
             if step.part is None or step.part[0] != mine:
@@ -433,7 +495,7 @@ class Peer:
         key = (self._era, self.at)
         then, commit = self._history.of(key)
         step = self._step
-        summed = step is not None and (step.era, step.number) == key and step.digest != ""
+        summed = step is not None and step.when == (*key, TRAIN) and step.digest != ""
         if commit is not None and then is not None and not summed:
             parts = self._history.found(key, self._wanted(then))
             if parts is not None:
@@ -467,7 +529,9 @@ class Peer:
         """In the thread that computes, so that nobody sees a state without its number."""
         self.work.apply(commit)
         self.at = commit.step + 1
-        if self.at % self._save_every == 0 or self.at == self.steps:
+        self._unsaved = self._due(self.at) or self.at == self.steps
+        if self._unsaved and not self.evaluates(self.at):
+            self._unsaved = False
             self.work.save(self.at)
 
     async def _go_back(self, plan: Plan) -> bool:
@@ -478,10 +542,13 @@ class Peer:
                     self._lost = True
                     await self._tell_lead()
                 return False
-            await self._compute(self.work.load, plan.step)
-            self.at = plan.step
+            await self._compute(self._load, plan.step)
         self._era, self._step, self._lost = plan.era, None, False
         return True
+
+    def _load(self, step: int) -> None:
+        self.work.load(step)
+        self.at, self._unsaved = step, False
 
     # Newcomers.
 
@@ -513,13 +580,14 @@ class Peer:
             self.answers.bad(donor, STATE, str(e))
             self._cannot_read(donor)
             return False
-        self.at, self._era = found[0], era
+        self._era = era
         self.event("fetched", step=self.at, bytes=len(found[1]), source=donor)
         self._changed.set()
         return True
 
     def _restore(self, step: int, state: bytes) -> None:
         self.work.restore(step, state)
+        self.at, self._unsaved = step, False
         if step == self.steps:
             self.work.save(step)
 
@@ -528,7 +596,7 @@ class Peer:
     def _send(self, step: Step, what: Sent, payload: bytes) -> None:
         step.sent[what] = payload
         plan = self.plan  # it may be of the next step: others have done what this peer was too slow for
-        if plan is not None and self._step is step and (plan.era, plan.step) == (step.era, step.number):
+        if plan is not None and self._step is step and plan.when == step.when:
             self._send_to(self._neighbour(plan, what), step, what)
 
     def _neighbour(self, plan: Plan, what: Sent) -> PeerId:
@@ -536,7 +604,7 @@ class Peer:
 
     def _send_to(self, peer: PeerId, step: Step, what: Sent) -> None:
         step.sent_to[what] = peer
-        message = Message(what[0], {"era": step.era, "step": step.number, "m": what[1]}, step.sent[what])
+        message = Message(what[0], {**step.about, "m": what[1]}, step.sent[what])
         self.outbox(peer).put(message, lambda: self._step is step and step.sent_to[what] == peer)
 
     def _send_again(self, plan: Plan, step: Step) -> None:

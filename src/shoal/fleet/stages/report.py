@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal.fleet.net.api import Message, PeerId
-from shoal.fleet.stages.routes import MOST_COUNT, MOST_PEERS, MOST_SUM, Plan
+from shoal.fleet.stages.routes import MOST_COUNT, MOST_PEERS, MOST_ROUTES, MOST_SUM, Plan
 from shoal.values import flag, items, name, real, table, text, whole
 
 MOST_SAVED = 1000
 MOST_SECONDS = 1e6
 Order = tuple[int, int]
+Measured = tuple[int, float, int]  # a micro-batch of held-out data, its loss summed over its targets, and how many
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Ready:
     square: float
     loss: float
     digest: str
+    measured: tuple[Measured, ...] = ()  # by a peer of the last stage, where held-out data is
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,13 @@ def read_where(answer: Message) -> tuple[Report, Plan | None]:
 
 def _ready(s: dict[str, Any]) -> Ready:
     square, loss = real(s.get("square"), MOST_SUM, 0.0), real(s.get("loss"), MOST_SUM, -MOST_SUM)
-    return Ready(_order(s.get("order")), square, loss, text(s.get("digest"), 128))
+    measured = tuple(_measured(one) for one in items(s.get("measured", []), MOST_ROUTES))
+    return Ready(_order(s.get("order")), square, loss, text(s.get("digest"), 128), measured)
+
+
+def _measured(said: object) -> Measured:
+    m, loss, targets = [*items(said, 3), None, None, None][:3]
+    return whole(m, MOST_COUNT), real(loss, MOST_SUM, -MOST_SUM), whole(targets, MOST_COUNT)
 
 
 def _order(said: object) -> Order:

@@ -16,8 +16,11 @@ from shoal.values import items, name, real, table, whole
 MOST_COUNT = 1 << 40  # of terms, plans, eras and steps
 MOST_PEERS, MOST_ROUTES = 1000, 1 << 16
 MOST_SUM = 1e300  # of squares or losses: a run that diverges is no lie
+MOST_SETS = 1000  # of held-out data
+TRAIN = MOST_COUNT  # the phase of a step in which it is taken; held-out data is measured before it
 Routes = tuple[tuple[PeerId, ...], ...]  # [micro-batch][stage]
 Layout = tuple[tuple[PeerId, ...], ...]  # [stage]: the peers that hold it, in the order of their gradients' sum
+When = tuple[int, int, int]  # era, committed steps, phase: what everything that travels belongs to
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,28 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Of the losses on each set of held-out data and of its targets, after some steps."""
+
+    step: int
+    losses: tuple[float, ...]
+    targets: tuple[int, ...]
+
+    @staticmethod
+    def of_json(value: object) -> Sums:
+        s = table(value, 8)
+        losses = tuple(real(loss, MOST_SUM, -MOST_SUM) for loss in items(s.get("losses"), MOST_SETS))
+        targets = tuple(whole(n, MOST_COUNT) for n in items(s.get("targets"), MOST_SETS))
+        return Sums(whole(s.get("step"), MOST_COUNT), losses, targets)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One step, as the lead has laid it out. A newer one (by term, then number) replaces it."""
+    """One step, as the lead has laid it out. A newer one (by term, then number) replaces it.
+
+    Where held-out data is measured after a step, that comes first: as many of its micro-batches as a step has, then the
+    next ones (`phase`: the first of them), under the same routes and with the sums so far.
+    """
 
     term: int
     number: int
@@ -49,10 +72,20 @@ class Plan:
     learners: dict[PeerId, PeerId] = field(default_factory=dict)  # newcomer: the sibling it has its state from
     commit: Commit | None = None  # of the step before: whoever is ready for it takes it now
     lead: PeerId = ""
+    phase: int = TRAIN
+    sums: Sums | None = None  # of the phases before this one; when the step is taken, of the last measurement
 
     @property
     def order(self) -> tuple[int, int]:
         return self.term, self.number
+
+    @property
+    def when(self) -> When:
+        return self.era, self.step, self.phase
+
+    @property
+    def measures(self) -> bool:
+        return self.phase != TRAIN
 
     def to_json(self) -> dict[str, Any]:
         """Routes as numbers: with 500 micro-batches over 16 stages, keys alone would be half a megabyte."""
@@ -76,16 +109,21 @@ class Plan:
             {name(k): name(v) for k, v in table(s.get("learners"), MOST_PEERS).items()},
             None if s.get("commit") is None else Commit.of_json(s["commit"]),
             name(s.get("lead")),
+            whole(s.get("phase"), TRAIN),
+            None if s.get("sums") is None else Sums.of_json(s["sums"]),
         )
 
-    def fits(self, layout: Layout, micro_batches: int, steps: int) -> bool:
-        """Whether it speaks of these peers, micro-batches and steps, each where it belongs."""
+    def fits(self, layout: Layout, micro_batches: int, steps: int, sets: int = 0) -> bool:
+        """Whether it speaks of these peers, micro-batches, steps and sets of held-out data, each where it belongs."""
         stage = {p: i for i, peers in enumerate(layout) for p in peers}
         known = {*self.members, *self.learners, *self.learners.values(), self.lead} <= stage.keys()
         placed = all(len(r) == len(layout) and all(stage.get(p) == i for i, p in enumerate(r)) for r in self.routes)
         siblings = all(stage.get(p) == stage.get(donor) for p, donor in self.learners.items())
         in_turn = self.step <= steps and (self.commit is None or self.commit.step == self.step - 1)
-        return known and placed and siblings and in_turn and len(self.routes) in (0, micro_batches)
+        summed = self.sums is None or len(self.sums.losses) == len(self.sums.targets) == sets
+        measured = not self.measures or (sets > 0 and len(self.routes) == micro_batches)
+        many = len(self.routes) in (0, micro_batches)
+        return known and placed and siblings and in_turn and many and summed and measured
 
     def mine(self, peer: PeerId, stage: int) -> list[int]:
         """The micro-batches of a peer, in order."""

@@ -70,9 +70,6 @@ class Confined(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(functional.linear(x, self.weight), self.space.u)
 
-    def whole(self) -> Tensor:
-        return self.space.u @ self.weight
-
 
 class Lookup(nn.Module):
     """In the place of the embedding: a fixed row a token, and coordinates, trained."""
@@ -84,9 +81,6 @@ class Lookup(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.space.widen(functional.embedding(tokens, self.weight), tokens)
-
-    def whole(self) -> Tensor:
-        return self.space.table + self.weight @ self.space.u.T
 
 
 def confine(decoder: Decoder, space: Space) -> None:
@@ -102,11 +96,24 @@ def confine(decoder: Decoder, space: Space) -> None:
         block.ffn.down = Confined(shape.ffn_dim, space)
 
 
+EMBEDDING, OUTPUTS = "embed.weight", (".out.weight", ".ffn.down.weight")  # what `confine` puts in place, by name
+
+
 @torch.no_grad()
-def whole(decoder: Decoder) -> dict[str, Tensor]:
+def multiplied(name: str, weight: Tensor, space: Space) -> Tensor:
+    """What a parameter of a confined model is in a plain one that computes the same."""
+    if name == EMBEDDING:
+        return space.table + weight @ space.u.T
+    return space.u @ weight if name.endswith(OUTPUTS) else weight
+
+
+def multiplied_shape(name: str, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    if name == EMBEDDING:
+        return shape[0], dim
+    return (dim, shape[1]) if name.endswith(OUTPUTS) else shape
+
+
+def whole(decoder: Decoder, space: Space | None) -> dict[str, Tensor]:
     """The parameters of a plain model that computes the same."""
     tensors = {name: p.detach() for name, p in decoder.named_parameters()}
-    for name, module in decoder.named_modules():
-        if isinstance(module, Confined | Lookup):
-            tensors[f"{name}.weight"] = module.whole()
-    return tensors
+    return tensors if space is None else {name: multiplied(name, t, space) for name, t in tensors.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shoal.fleet.stages.routes import Commit
+from shoal.fleet.stages.report import Measured
+from shoal.fleet.stages.routes import Commit, Sums
 
 
 class Work(Protocol):
@@ -14,6 +15,8 @@ class Work(Protocol):
     message_bytes: int  # the most that hidden states or their gradients of a micro-batch take
     part_bytes: int  # the most that a summed gradient takes
     state_bytes: int  # the most that weights and optimizer take
+    held_out: int  # micro-batches of held-out data; 0: there is none
+    sets: int  # of held-out data
 
     def begin(self, step: int) -> None:
         """A step from its beginning: what was summed up so far is of no use."""
@@ -54,6 +57,19 @@ class Work(Protocol):
 
     def apply(self, commit: Commit) -> None:
         """Takes the step with the sum that `total` has left."""
+        ...
+
+    def measure(self, m: int, message: bytes | None) -> tuple[bytes | None, Measured | None]:
+        """A micro-batch of held-out data, forwards: hidden states for the next stage; of the last one the loss. Touches
+        nothing of the step."""
+        ...
+
+    def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
+        """Adds losses of held-out data to the sums so far. A pure function, asked of the lead."""
+        ...
+
+    def tell(self, sums: Sums) -> None:
+        """Held-out data is measured after `sums.step` steps: for the journal, and for the checkpoint of that step."""
         ...
 
     def digest(self) -> str:
