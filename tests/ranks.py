@@ -23,7 +23,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -87,6 +87,42 @@ def started(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 6
             yield ranks
         finally:
             _kill(ranks.pids, ranks.statuses)
+
+
+class Rows:
+    """Rows of a table that ranks compute one after the other, those of as many ranks in one group: what is dear is
+    an operation of DTensor's that a process sees for the first time. Where one fails, each row that is asked for is
+    computed by ranks of its own, so that the failure is that row's.
+
+        rows = Rows(work, {"ep 2": (2, sizes)})      # name → ranks, what else `work` is given
+        rows["ep 2"]                                 # one value a rank
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], rows: Mapping[str, tuple[int, Any]], timeout_s: float = 60, each_s: float = 10
+    ) -> None:
+        self._fn, self._rows = fn, rows
+        self._timeout_s, self._each_s = timeout_s, each_s
+        self._found: dict[int, list[dict[str, Any]]] = {}  # ranks → of each rank, what it found
+
+    def __getitem__(self, name: str) -> list[Any]:
+        world, given = self._rows[name]
+        if world not in self._found:
+            self._found[world] = self._together(world)
+        if self._found[world]:
+            return [each[name] for each in self._found[world]]
+        return run_ranks(self._fn, world, given, timeout_s=self._timeout_s)
+
+    def _together(self, world: int) -> list[dict[str, Any]]:
+        mine = {name: given for name, (ranks, given) in self._rows.items() if ranks == world}
+
+        def work(rank: int, world: int) -> dict[str, Any]:
+            return {name: self._fn(rank, world, given) for name, given in mine.items()}
+
+        try:
+            return run_ranks(work, world, timeout_s=self._timeout_s + self._each_s * len(mine))
+        except (AssertionError, TimeoutError):
+            return []
 
 
 @dataclass

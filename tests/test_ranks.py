@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.guard.fake import alive, until
 from tests.patience import Stopwatch
-from tests.ranks import rank_outcomes, run_ranks
+from tests.ranks import Rows, rank_outcomes, run_ranks
 
 
 def test_every_rank_returns_its_value() -> None:
@@ -64,3 +64,24 @@ def test_no_process_outlives_the_call(tmp_path: Path) -> None:
     assert [o.status for o in outcomes] == [-signal.SIGKILL, -signal.SIGKILL]
     pids = [int(pid) for rank in range(2) for pid in (tmp_path / str(rank)).read_text().split()]
     until(lambda: not any(map(alive, pids)))  # a killed process takes a moment
+
+
+def test_rows_of_as_many_ranks_are_computed_by_the_same() -> None:
+    rows = Rows(lambda rank, world, n: (os.getpid(), n), {"a": (2, 5), "b": (1, 6), "c": (2, 7)})
+    first, alone, second = rows["a"], rows["b"], rows["c"]
+    assert [n for _, n in (*first, *alone, *second)] == [5, 5, 6, 7, 7]
+    assert [pid for pid, _ in first] == [pid for pid, _ in second]
+    assert len({pid for pid, _ in (*first, *alone)}) == 3
+
+
+def test_a_row_that_fails_takes_no_other_with_it() -> None:
+    def work(rank: int, world: int, n: int) -> int:
+        assert n != 6 or rank == 0, "six"
+        dist.barrier()
+        return n
+
+    rows = Rows(work, {"a": (2, 5), "b": (2, 6), "c": (2, 7)})
+    assert rows["c"] == [7, 7]
+    with pytest.raises(AssertionError, match="six"):
+        rows["b"]
+    assert rows["a"] == [5, 5]

@@ -25,7 +25,7 @@ from shoal.spec.mesh import Sizes
 from shoal.spec.model import Experts as Mixture
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
-from tests.ranks import run_ranks
+from tests.ranks import Rows, run_ranks
 
 BATCH, SEQ, VOCAB = 4, 16, 96
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
@@ -146,13 +146,39 @@ MESHES = {
     "fsdp2": Sizes(dp_shard=2),
     "ddp2": Sizes(dp_replicate=2),
 }
+RECOMPUTED, MODES = ["ep2 x fsdp2", "ep2 x replicate2", "tp2, experts sharded"], ["selective", "full"]
+
+
+SKEWED = [{"favourites": top_k, "top_k": top_k} for top_k in (1, 2)]
+STEPS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in MESHES),
+    *((name, {"mode": mode}) for name in RECOMPUTED for mode in MODES),
+    *((name, settings) for name in ("ep4", "ep2 x fsdp2") for settings in SKEWED),
+    ("ep2 x fsdp2", {"count": 6}),
+    *((name, {"bf16": True}) for name in ("ep2", "ep2 x fsdp2")),
+]
+
+
+def step(name: str, **settings: Any) -> str:
+    return f"{name} {settings}"
+
+
+@pytest.fixture(scope="module")
+def steps() -> Rows:
+    """One step of each mesh with its settings, by `step`: a value a process."""
+
+    def rank(rank: int, world: int, given: tuple[Sizes, dict[str, Any]]) -> dict[str, Any]:
+        sizes, settings = given
+        return one_step(lay_out(rank, world, torch.device("cpu"), sizes, experts=True), **settings)
+
+    return Rows(rank, {step(n, **settings): (MESHES[n].world, (MESHES[n], settings)) for n, settings in STEPS})
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_loss_loads_and_every_gradient_are_those_of_one_process(name: str) -> None:
+def test_loss_loads_and_every_gradient_are_those_of_one_process(name: str, steps: Rows) -> None:
     sizes = MESHES[name]
     wanted = expected()
-    for found in on_ranks(sizes, one_step):
+    for found in steps[step(name)]:
         agree(found, wanted)
         assert found["all_dtensors"] or sizes.tp == 1
         if name != "ddp2":
@@ -160,29 +186,30 @@ def test_loss_loads_and_every_gradient_are_those_of_one_process(name: str) -> No
             assert found["held"] == numbers // (sizes.world // sizes.dp_replicate), "each holds its share and no more"
 
 
-@pytest.mark.parametrize("mode", ["selective", "full"])
-@pytest.mark.parametrize("name", ["ep2 x fsdp2", "ep2 x replicate2", "tp2, experts sharded"])
-def test_recomputation_sends_the_tokens_again_and_changes_nothing(name: str, mode: recompute.Mode) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_recomputation_sends_the_tokens_again_and_changes_nothing(name: str, mode: str, steps: Rows) -> None:
     wanted = expected()
-    for found in on_ranks(MESHES[name], one_step, mode=mode):
+    for found in steps[step(name, mode=mode)]:
         agree(found, wanted)
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("settings", SKEWED, ids=lambda s: str(s["top_k"]))
 @pytest.mark.parametrize("name", ["ep4", "ep2 x fsdp2"])
-def test_processes_whose_experts_nobody_asks_for_wait_for_none(name: str, top_k: int) -> None:
+def test_processes_whose_experts_nobody_asks_for_wait_for_none(
+    name: str, settings: dict[str, int], steps: Rows
+) -> None:
     """All tokens go to the first one or two experts: every process but the first receives nothing at all."""
-    settings = {"favourites": top_k, "top_k": top_k}
     wanted = expected(**settings)
-    assert float(wanted["loads"][0, top_k:].sum()) == 0
-    for found in on_ranks(MESHES[name], one_step, **settings):
+    assert float(wanted["loads"][0, settings["top_k"] :].sum()) == 0
+    for found in steps[step(name, **settings)]:
         agree(found, wanted)
 
 
-def test_experts_that_do_not_divide_are_cut_across_instead() -> None:
+def test_experts_that_do_not_divide_are_cut_across_instead(steps: Rows) -> None:
     """Six experts over ep 2 leave three a process, which two cannot share: their matrices are cut."""
     wanted = expected(count=6)
-    for found in on_ranks(MESHES["ep2 x fsdp2"], one_step, count=6):
+    for found in steps[step("ep2 x fsdp2", count=6)]:
         agree(found, wanted)
 
 
@@ -237,10 +264,10 @@ def test_gradients_of_several_micro_batches_add_up() -> None:
 
 
 @pytest.mark.parametrize("name", ["ep2", "ep2 x fsdp2"])
-def test_bfloat16_computes_near_float32_with_float32_gradients(name: str) -> None:
+def test_bfloat16_computes_near_float32_with_float32_gradients(name: str, steps: Rows) -> None:
     """Experts that FSDP leaves alone (`ep2`) are cast where they are used."""
     wanted = expected()
-    for found in on_ranks(MESHES[name], one_step, bf16=True):
+    for found in steps[step(name, bf16=True)]:
         assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-2)
         for key, want in wanted["gradients"].items():
             got = found["gradients"][key]

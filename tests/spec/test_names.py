@@ -162,8 +162,8 @@ def test_a_wrong_name_is_answered_with_what_was_meant(wrong: str, says: str) -> 
 
 
 def test_random_words_get_no_suggestion() -> None:
-    rng, every = random.Random(7), [str(n.path[-1]) for n in names()]
-    for _ in range(2000):
+    rng, every = random.Random(7), sorted({str(n.path[-1]) for n in names()})
+    for _ in range(600):
         word = "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(5, 14)))
         assert closest(word, every) is None, word
         assert closest(word, VERBS) is None, word

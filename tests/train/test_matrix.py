@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.track.rundir import RunDir
+from tests.parallel.counted import assert_as_the_formula_says
 from tests.train.matrix import FULL, QUICK, Case, Matrix
 
 
@@ -26,9 +28,12 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
 
 
 @pytest.mark.parametrize("case", [*map(quick, QUICK)])
-def test_a_mesh_trains_on_the_curve_of_one_process(case: Case, matrix: Matrix) -> None:
+def test_a_mesh_trains_on_the_curve_of_one_process_and_sends_what_the_formula_says(case: Case, matrix: Matrix) -> None:
     result = matrix.run(case)
     assert result.good, result
+    # Routers decide what is sent; and the toys' attention is as wide as their feed-forward (parallel/recompute.py).
+    if case.model != "mixture" and case.mesh.get("recompute") != "selective":
+        assert_as_the_formula_says(RunDir.of(matrix.jobs(case)[1].run.name, matrix.folder), case.processes)
 
 
 def test_the_whole_matrix_has_meshes_of_every_size() -> None:
