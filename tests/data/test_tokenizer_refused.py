@@ -131,6 +131,31 @@ def test_a_panic_of_the_library_is_one_sentence_and_nothing_else(
     assert capfd.readouterr().err == "still there"
 
 
+@pytest.mark.parametrize("named_in", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_token_of_which_the_normalizer_leaves_nothing_is_refused(named_in: str, tmp_path: Path) -> None:
+    """The library would find it between any two letters, and never end."""
+    token = AddedToken("\n", normalized=True)
+    library = small_bpe(added=[token] if named_in == "tokenizer.json" else [])
+    strips = {"type": "Strip", "strip_left": True, "strip_right": True}
+    spec = {**json.loads(library.to_str()), "normalizer": strips}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    if named_in == "tokenizer_config.json":
+        flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "special"), False) | {"normalized": True}
+        said = {"added_tokens_decoder": {str(library.get_vocab_size()): {"content": "\n", **flags}}}
+        (tmp_path / named_in).write_text(json.dumps(said))
+    with pytest.raises(DataError, match=r"the normalizer leaves nothing of the added token '\\n'"):
+        load_tokenizer(tmp_path)
+
+
+def test_nothing_is_left_of_a_token_only_where_a_text_goes_on() -> None:
+    """What is put before a beginning keeps it from being nothing there."""
+    library = small_bpe("metaspace", added=[AddedToken("\n", normalized=True)])
+    steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Strip", "strip_left": True, "strip_right": True}]
+    spec = {**json.loads(library.to_str()), "normalizer": {"type": "Sequence", "normalizers": steps}}
+    with pytest.raises(DataError, match="the normalizer leaves nothing of the added token"):
+        _ = JsonTokenizer(json.dumps(spec), "here", piece_chars=10)._inner
+
+
 def test_the_command_ends_with_78_at_a_panic(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(panicking("using"))
     corpus = write_jsonl(tmp_path / "a.jsonl", ["a whale"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from pathlib import Path
 
 from tests.fuzz import every, sites
 from tests.fuzz.reader import READERS
@@ -34,3 +36,18 @@ def test_a_new_call_of_a_parser_is_found() -> None:
     source += "    return map(json.loads, [tarfile.open('x')])\n"
     found = {(place, sites._parser(called)) for place, called in sites._calls(ast.parse(source), "")}
     assert {("A.f.g", "np.frombuffer"), ("A.f", "json.loads"), ("A.f", "tarfile.open")} <= found
+
+
+def test_the_page_of_defects_names_tests_that_there_are() -> None:
+    """docs/strangers.md: `FILE::NAME`, `::NAME` of the file before it, kept cases; … ends what is shortened."""
+    tests, file, found = Path(__file__).parents[1], "", 0
+    for said in re.findall(r"`([^`]+)`", (tests.parent / "docs" / "strangers.md").read_text(encoding="utf-8")):
+        if said.startswith("fuzz/cases/"):
+            assert list(tests.glob(said + "*")), said
+        elif named := re.match(r"([\w/]+\.py)?(?:::(\w+)(…?)|$)", said):
+            file, name = named[1] or file, named[2] or ""
+            assert f"def {name}{'' if named[3] else '('}" in (tests / file).read_text(encoding="utf-8") or not name, (
+                said
+            )
+            found += 1
+    assert found > 50

@@ -146,3 +146,18 @@ def test_islands_have_logs_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     assert logs(story, capsys, "--island", "1", "--attempt", "0") == ["[1.0] 2026-11-15 10:00:01 dead"]
     assert main(["logs", "demo", "--island", "5", "--workspace", str(story.run_dir.workspace)]) == 2
     assert "has no island 5; it has 0 to 1." in capsys.readouterr().err
+
+
+def test_a_line_without_an_end_is_shown_in_pieces_and_never_held_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a log may be gigabytes of zeros."""
+    story = make_run(tmp_path).open()
+    log(story, 0, 0, "first é\n" + "\0海" * 40 + "\nlast\n")
+    monkeypatch.setattr(logs_module, "MOST_LINE_CHARS", 9)
+    monkeypatch.setattr(logs_module, "BLOCK_BYTES", 7)  # within characters
+    path = story.run_dir.logs / "attempt-000" / "rank-00000.log"
+    for lines in (logs(story, capsys), list(logs_module.Reader("0", path, 0).new_lines(flush=True))):
+        assert (lines[0], lines[-1]) == ("[0] first é", "[0] last")
+        assert max(map(len, lines)) <= 9 + len("[0] ")
+        assert "".join(line.removeprefix("[0] ") for line in lines[1:-1]) == "\0海" * 40

@@ -36,8 +36,9 @@ TOKENIZER_FILE = "tokenizer.json"
 # What the library makes of a text (strings, offsets, masks) is 100 times as large as its ids: not too much at once.
 GROUP_CHARS = 1 << 19
 PIECE_CHARS = 1 << 18
-# About 4 GB: what is longer and cannot be cut is refused.
-MAX_STRETCH_CHARS = 1 << 21  # 200 bytes a character while it is encoded: within what shoal.data.memory states
+# What is longer and cannot be cut is refused: 200 bytes a character while it is encoded, within what
+# shoal.data.memory states.
+MAX_STRETCH_CHARS = 1 << 21
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -182,7 +183,7 @@ class JsonTokenizer:
         if self._cuts is None or not self._cuts.prepends:
             return self._encoder
         inner = without_prefix(self._spec)
-        return self._made(type(self._library).from_str(json.dumps(inner)), inner)
+        return self._made(build(json.dumps(inner), self._where), inner)
 
     def _made(self, library: Library, spec: Mapping[str, Any]) -> Library:
         """What encodes texts."""

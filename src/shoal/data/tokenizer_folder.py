@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from shoal import values
 from shoal.data.tokenizer_classes import BACKEND, class_of
-from shoal.data.tokenizer_library import MOST_BYTES, MOST_TOKENS, asking_quietly, bound_ids, bounded, build
+from shoal.data.tokenizer_library import (
+    MOST_BYTES,
+    MOST_TOKENS,
+    asking_quietly,
+    bound_ids,
+    bounded,
+    build,
+    look_at_added,
+)
 from shoal.data.tokenizer_rebuild import REBUILT, Rebuilt, setting
 from shoal.data.tokenizer_tokens import Tokens, gathered
 from shoal.errors import DataError
@@ -270,6 +278,7 @@ def _written(library: Library, before: Mapping[int, str]) -> str:
         token["special"] = token["special"] or "special=True" in before.get(token["id"], "")
     content = json.dumps(spec, ensure_ascii=False)
     again = type(library).from_str(content)
+    look_at_added(again)
     for i, token in library.get_added_tokens_decoder().items():
         if before.get(i, repr(token)) == repr(token):
             continue

@@ -3,6 +3,7 @@ of an island in `logs/island-002/attempt-003/…`."""
 
 from __future__ import annotations
 
+import codecs
 import heapq
 import io
 import os
@@ -20,6 +21,8 @@ from shoal.track.rundir import RunDir
 from shoal.track.tail import is_closed
 
 POLL_EVERY_S = 0.2
+BLOCK_BYTES = 1 << 20
+MOST_LINE_CHARS = 1 << 16  # a longer line is shown in pieces: after a power cut a log may be gigabytes of zeros
 _ISLAND = re.compile(r"island-(\d+)")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 _RANK = re.compile(r"rank-(\d+)\.log")
@@ -151,15 +154,19 @@ class Reader:
     def __init__(self, label: str, path: Path, offset: int) -> None:
         self._label, self._path, self._offset = label, path, offset
         self._half = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a block may end within a character
 
     def new_lines(self, flush: bool) -> Iterator[str]:
         if self._path.stat().st_size > self._offset:
             with open(open_plain(self._path), "rb") as f:
                 f.seek(self._offset)
-                text = self._half + f.read().decode(errors="replace")
-                self._offset = f.tell()
-            *whole, self._half = text.split("\n")
-            yield from (f"[{self._label}] {line}" for line in whole)
+                while block := f.read(BLOCK_BYTES):
+                    self._offset += len(block)
+                    *whole, self._half = (self._half + self._decoder.decode(block)).split("\n")
+                    while len(self._half) > MOST_LINE_CHARS:
+                        whole.append(self._half[:MOST_LINE_CHARS])
+                        self._half = self._half[MOST_LINE_CHARS:]
+                    yield from (f"[{self._label}] {line}" for line in whole)
         if flush and self._half:  # the last words of a process that died while it spoke
             yield f"[{self._label}] {self._half}"
             self._half = ""
@@ -168,7 +175,7 @@ class Reader:
 def _timed(label: str, path: Path) -> Iterator[tuple[str, str, int, str]]:
     at = ""
     with open(open_plain(path), encoding="utf-8", errors="replace") as f:
-        for i, line in enumerate(f):
+        for i, line in enumerate(iter(lambda: f.readline(MOST_LINE_CHARS), "")):
             if found := _TIME.match(line):
                 at = found[1].replace(" ", "T").replace(",", ".")
             yield at, label, i, line.rstrip("\n")
