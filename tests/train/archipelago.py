@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shoal.own.carry import carry
 from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.track.journal import records
@@ -37,6 +38,7 @@ class Archipelago:
         self.run_dir.path.mkdir(parents=True, exist_ok=True)
         self.run_dir.spec_file.write_text(dump(self.run))
         self.run_dir.journal_file.touch()
+        carry(self.run, self.run_dir)
 
     def start(self, *islands: int) -> None:
         for island in islands:
