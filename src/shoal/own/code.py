@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.leaving import own_place, show_own
 from shoal.near import closest
+from shoal.own.files import files_of
 from shoal.spec.run import Run
 
 
@@ -34,9 +35,10 @@ def load(run: Run, folder: Path) -> Code:
     """`folder`: where the run's copy is (`shoal.own.carry`)."""
     if not run.own.objects:
         return NONE
-    if folder.is_dir():  # else on a node without the run's directory, where its bundle is on the path
-        show_own(folder)
-        _first_on_path(folder)
+    # A trial run (`profile`) has no copy, and on a node without the run's directory its bundle is on the path.
+    if (place := folder if folder.is_dir() else Path(run.own.folder or "")) and place.is_dir():
+        show_own(place)
+        _first_on_path(place, files_of(run, place))
     kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder stays what was copied
     try:
         found = {key: _object(key, name) for key, name in run.own.objects.items()}
@@ -55,13 +57,13 @@ def load(run: Run, folder: Path) -> Code:
     )
 
 
-def _first_on_path(folder: Path) -> None:
+def _first_on_path(folder: Path, files: Iterable[str]) -> None:
     """The run's copy is asked before everything else, also where a module of that name is loaded already: in one
     process several runs may be opened, each with its own."""
     place = str(folder)
     sys.path[:] = [place, *(p for p in sys.path if p != place)]
     importlib.invalidate_caches()
-    mine = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
+    mine = {name.partition("/")[0].removesuffix(".py") for name in files}
     for name in list(sys.modules):
         if name.partition(".")[0] in mine:
             del sys.modules[name]
