@@ -148,6 +148,7 @@ REPORT: dict[str, Any] = {
     "fleet.stages.report",
     "fleet.stages.routes",
     "fleet.stages.peer",
+    "fleet.stages.inbox",
     "fleet.stages.lead",
     quick=1000,
     share=400,

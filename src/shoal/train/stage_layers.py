@@ -63,9 +63,13 @@ class StageLayers:
         """`tell` hears of saves, for the journal."""
         settings = run.swarm.stages
         sources = open_sources(run.data.train, run.data, folder)
-        self.run, self.device = run, device
         self._data = [s.fingerprint for s in sources]
         self.shape = shape_of(run.model, sources[0].vocab_size)
+        model = run.model.model_copy(
+            update={"vocab_size": self.shape.vocab_size}
+        )  # as any run states it that has begun
+        self.run, self.device = run.model_copy(update={"model": model}), device
+        run = self.run
         _check(run, self.shape.tie_embeddings)
         self._windows = Windows.of(sources, run.data)
         self._order = Order(self._windows.sizes, [s.weight for s in run.data.train], run.seed)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from shoal.fleet.net.api import Address, Handler, LinkState, Message, PeerId
+from shoal.fleet.stages.inbox import Inbox
 from shoal.fleet.stages.peer import Peer
 from tests.fleet.stages.toy import Toy
 
@@ -97,16 +98,18 @@ class Large(Toy):
         return None if message is None else message.ljust(self.message_bytes)
 
 
+class Unthreaded(Inbox):
+    async def _check(self, peer: PeerId, message: Message) -> None:
+        self._peer.work.check(message.kind, message.body)  # in no thread: the clock would not wait for it
+
+
 class Timed(Peer):
     forward_s = backward_s = 0.0
 
-    async def _compute(self, do: Callable[..., T], *args: Any) -> T:
+    async def compute(self, do: Callable[..., T], *args: Any) -> T:
         takes = {"forward": self.forward_s + (self.backward_s if self.last else 0.0), "backward": self.backward_s}
         await asyncio.sleep(takes.get(getattr(do, "__name__", ""), 0.0))
         return do(*args)
-
-    async def _check(self, peer: PeerId, message: Message) -> None:
-        self.work.check(message.kind, message.body)  # in no thread: the clock would not wait for it
 
 
 def step_s(micro_batches: int, size: int, compute_s: float, bytes_per_s: float, one_way_s: float) -> float:
@@ -127,6 +130,7 @@ def step_s(micro_batches: int, size: int, compute_s: float, bytes_per_s: float, 
         for s, (peer,) in enumerate(layout):
             end = Ideal(peer, ends, bytes_per_s, one_way_s)
             one = Timed(end, layout, Large(s, micro_batches, size), STEPS, event=note if s == 0 else nothing)
+            one.inbox = Unthreaded(one)
             one.forward_s, one.backward_s = compute_s / 3, compute_s * 2 / 3
             peers.append(one)
         await asyncio.gather(*(peer.run() for peer in peers))

@@ -60,7 +60,7 @@ def test_a_peer_whose_reports_make_no_sense_is_left_out_and_the_lead_leads_on() 
 
         async def silent() -> None: ...
 
-        pond.peers[odd]._tell_lead = silent  # type: ignore[method-assign]
+        pond.peers[odd].tell_lead = silent  # type: ignore[method-assign]
         await ended(pond, odd)
         check(pond, odd, 2, 4, 8)
         lead = pond.layout[0][0]

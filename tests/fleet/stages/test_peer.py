@@ -206,9 +206,9 @@ def test_a_peer_that_is_told_to_stop_at_the_moment_something_comes_in_stops() ->
             peer = pond.layout[0][0]
             await pond.start(peer)  # it waits for the other, which never comes
             pond.run(peer)
-            while not pond.peers[peer]._changed._waiters:  # type: ignore[attr-defined]
+            while not pond.peers[peer].changed._waiters:  # type: ignore[attr-defined]
                 await asyncio.sleep(0)
-            pond.peers[peer]._changed.set()
+            pond.peers[peer].changed.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
             pond.tasks[peer].cancel()

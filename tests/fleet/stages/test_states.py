@@ -19,9 +19,11 @@ from shoal.cli.main import main
 from shoal.errors import CheckpointError, SpecError, TransientError
 from shoal.fleet.stages.peer import Peer
 from shoal.guard.begin import write_spec
+from shoal.spec.history import differences
 from shoal.spec.run import Run
 from shoal.track.journal import Journal, records
 from shoal.track.rundir import RunDir
+from shoal.train.decide import decide
 from shoal.train.stage_layers import StageLayers
 from shoal.train.stage_states import saves_at
 from tests.fleet.stages.test_layers import CPU, STEPS, trained
@@ -155,6 +157,18 @@ def test_a_model_in_a_subspace_is_joined_as_the_plain_model_that_computes_the_sa
     for name, tensor in {**works[0].whole(), **works[1].whole()}.items():
         assert whole.pop(name).equal(tensor), name
     assert not whole
+
+
+def test_a_stage_states_what_a_run_in_one_process_decides(cut: Cut, tmp_path: Path) -> None:
+    """Else the one does not go on from the checkpoint of the other."""
+    run = any_run(cut.data, **CUT)
+    work = StageLayers(run, 0, tmp_path, CPU)
+    work.save(5)
+    found = checkpoint.newest(tmp_path / "checkpoints")
+    assert found is not None
+    plain = decide(any_run(cut.data), tmp_path, 1).run
+    differ = differences(Run.model_validate(found.extra["spec"]), plain, auto_is_equal=True)
+    assert [str(d) for d in differ if not d.safe] == []
 
 
 def test_retention_is_that_of_the_run_file(cut: Cut, tmp_path: Path) -> None:

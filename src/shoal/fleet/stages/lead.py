@@ -334,7 +334,7 @@ class Lead:
 
     def _send_to(self, peer: PeerId, plan: Plan) -> None:
         message = Message("plan", {"plan": plan.to_json()})
-        self.peer.outbox(peer, control=True).put(message, lambda: self.plan is plan and self.peer.alive(peer))
+        self.peer.sending.outbox(peer, control=True).put(message, lambda: self.plan is plan and self.peer.alive(peer))
 
     def _say(self, text: str) -> None:
         """What is waited for, once."""
