@@ -29,7 +29,7 @@ from tests.parallel.pipelines import (
     piped,
     tiny,
 )
-from tests.ranks import run_ranks
+from tests.ranks import Rows, run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zbv"]
 
@@ -52,32 +52,39 @@ def test_four_processes_match_one_with_packed_documents(schedule: str) -> None:
     check(Case(schedule, Sizes(pp=4), tiny(layers=9), micro_batches=8, rows=2, packed=True), 4)
 
 
-def test_replicated_stages_match_one_process() -> None:
-    check(Case("zbv", Sizes(pp=2, dp_replicate=2)), 4)
-
-
-def test_stages_of_tensor_parallel_processes_match_one_process() -> None:
-    check(Case("zbv", Sizes(pp=2, tp=2), prepare=tensor.split), 4)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "sizes"),
-    [
-        ("zbv", Sizes(pp=2)),
-        ("interleaved", Sizes(pp=2, dp_shard=2, ep=2)),
-        pytest.param("zbv", Sizes(pp=2, dp_shard=2), marks=pytest.mark.slow),
-        ("zbv", Sizes(pp=2, tp=2)),  # only the experts are sharded, over the tensor-parallel processes
-        pytest.param("1f1b", Sizes(pp=2, tp=2), marks=pytest.mark.slow),
-    ],
-)
-def test_stages_with_experts_match_one_process(schedule: str, sizes: Sizes) -> None:
+def with_experts(schedule: str, sizes: Sizes) -> Case:
     def prepare(decoder: Decoder, place: Place) -> None:
         if sizes.tp > 1:
             tensor.split(decoder, place)
         expert.split(decoder, place)
 
     experts = Experts(count=4, top_k=2, ffn_dim=16, shared=1, dense_layers=1, z_loss=0.01)
-    check(Case(schedule, sizes, tiny(layers=4, experts=experts), prepare=prepare), sizes.world)
+    return Case(schedule, sizes, tiny(layers=4, experts=experts), prepare=prepare)
+
+
+INSIDE = {  # what stages have inside
+    "replicated": Case("zbv", Sizes(pp=2, dp_replicate=2)),
+    "tensor-parallel": Case("zbv", Sizes(pp=2, tp=2), prepare=tensor.split),
+    "experts": with_experts("zbv", Sizes(pp=2)),
+    "experts dealt out": with_experts("interleaved", Sizes(pp=2, dp_shard=2, ep=2)),
+    "experts sharded over tensor-parallel processes": with_experts("zbv", Sizes(pp=2, tp=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def inside() -> Rows:
+    return Rows(piped, {name: (case.sizes.world, case) for name, case in INSIDE.items()}, timeout_s=100)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_whatever_stages_have_inside_they_match_one_process(name: str, inside: Rows) -> None:
+    assert_same_curve([curve for curve, _ in inside[name]], alone(INSIDE[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "sizes"), [("zbv", Sizes(pp=2, dp_shard=2)), ("1f1b", Sizes(pp=2, tp=2))])
+def test_stages_with_experts_match_one_process_in_other_schedules(schedule: str, sizes: Sizes) -> None:
+    check(with_experts(schedule, sizes), sizes.world)
 
 
 def test_fewer_micro_batches_than_stages_still_match() -> None:

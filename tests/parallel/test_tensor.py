@@ -22,7 +22,7 @@ from shoal.parallel.tensor import split
 from shoal.spec.mesh import Sizes
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
-from tests.ranks import run_ranks
+from tests.ranks import Rows, run_ranks
 
 SMALL: dict[str, Any] = {"vocab_size": 136, "dim": 32, "layers": 3, "heads": 8, "kv_heads": 4, "ffn_dim": 40}
 # Large weights, so that attention is far from uniform and a wrong angle, mask or head shows.
@@ -151,14 +151,25 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def steps() -> Rows:
+    def rank(rank: int, world: int, given: tuple[str, str, bool]) -> dict[str, Any]:
+        family, mesh, packed = given
+        return one_step(lay_out(rank, world, torch.device("cpu"), MESHES[mesh]), family, packed)
+
+    return Rows(rank, {str(case): (MESHES[case[1]].world, case) for case in CASES})
+
+
 @pytest.mark.parametrize(("family", "mesh", "packed"), CASES)
-def test_weights_loss_gradients_and_logits_are_those_of_one_process(family: str, mesh: str, packed: bool) -> None:
+def test_weights_loss_gradients_and_logits_are_those_of_one_process(
+    family: str, mesh: str, packed: bool, steps: Rows
+) -> None:
     model, batch, sizes = whole(family), a_batch(packed), MESHES[mesh]
     loss = model(**batch)
     loss.backward()
     del batch["targets"]
     logits = model(**batch).detach()
-    found = on_ranks(sizes, one_step, family, packed)
+    found = steps[str((family, mesh, packed))]
     for of_rank in found:
         assert all(torch.equal(of_rank["weights"][n], p) for n, p in model.named_parameters())
         worst = off(of_rank["grads"], grads(model))
@@ -256,31 +267,33 @@ class Traffic(TorchDispatchMode):
 
 
 def test_a_block_gathers_twice_and_scatters_twice_each_way_in_the_compute_type() -> None:
-    def step(place: Place, bf16: bool) -> list[dict[tuple[str, torch.dtype], int]]:
-        decoder = cut("llama", place)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16), Traffic() as forward:
-            loss = decoder(**a_batch(packed=True))
-        with Traffic() as backward:
-            loss.backward()
-        return [dict(forward.calls), dict(backward.calls)]
+    def step(place: Place) -> list[dict[tuple[str, torch.dtype], int]]:
+        found = []
+        for bf16 in (False, True):
+            decoder = cut("llama", place)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16), Traffic() as forward:
+                loss = decoder(**a_batch(packed=True))
+            with Traffic() as backward:
+                loss.backward()
+            found += [dict(forward.calls), dict(backward.calls)]
+        return found
 
     gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
     f32, b16 = torch.float32, torch.bfloat16
     blocks = SMALL["layers"]
     # The embedding: one scatter, one gather back. The loss: its tokens gathered, then three numbers of each, and the
     # gradient scattered at once.
-    forward, backward = on_ranks(Sizes(tp=2), step, False)[0]
+    forward, backward, narrow_forward, narrow_backward = on_ranks(Sizes(tp=2), step)[0]
     assert forward == {(gather, f32): 2 * blocks + 2, (scatter, f32): 2 * blocks + 2}
     assert backward == {(gather, f32): 2 * blocks + 1, (scatter, f32): 2 * blocks}
     # Under autocast the residual stream is float32, but what is gathered and scattered inside blocks is not.
-    forward, backward = on_ranks(Sizes(tp=2), step, True)[0]
-    assert forward == {
+    assert narrow_forward == {
         (gather, b16): 2 * blocks + 1,
         (gather, f32): 1,
         (scatter, b16): 2 * blocks + 1,
         (scatter, f32): 1,
     }
-    assert backward == {(gather, b16): 2 * blocks, (gather, f32): 1, (scatter, b16): 2 * blocks}
+    assert narrow_backward == {(gather, b16): 2 * blocks, (gather, f32): 1, (scatter, b16): 2 * blocks}
 
 
 def test_a_sequence_that_cannot_be_shared_equally_is_refused() -> None:

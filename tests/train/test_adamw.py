@@ -34,7 +34,7 @@ def test_in_float32_it_is_torchs() -> None:
 @pytest.mark.parametrize("shard", [1, 2])
 def test_moments_in_16_bits_learn_as_fast_and_resume_bit_for_bit(tmp_path: Path, shard: int) -> None:
     data = make_data(tmp_path / "data")
-    mesh = {"mesh.dp_shard": shard, "mesh.dp_replicate": 1, "checkpoint.every": 5}
+    mesh = {"mesh.dp_shard": shard, "mesh.dp_replicate": 1, "checkpoint.every": 5, "train.steps": 12}
     wide = losses_of(train_on(make_run(data, name="wide", **mesh), tmp_path, shard))
     narrow = {**mesh, "train.optimizer.moments": "bf16"}
     whole = train_on(make_run(data, name="narrow", **narrow), tmp_path, shard)
