@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from shoal.data import patterns
 from shoal.data.decoding import continued
@@ -99,6 +100,25 @@ def test_a_merge_over_a_blank_forbids_the_cut_before_it() -> None:
     assert not joined._cuts.exact(text, 1)
     assert joined._cuts.exact(text, 3)  # between b and the blank there is still none
     assert joined.encode(text) == of_the_whole(joined, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("bert as it is", "\n", "they'll — sail “No!” “Yes” — "),  # which its normalizer makes a blank
+        ("o200k", "  ", "x  b  < the  y  =  1 "),
+        ("gpt2", " ", "the whale -- and the sea - is "),
+    ],
+)
+def test_an_added_token_of_blanks_that_looks_at_its_neighbours_forbids_a_cut_at_a_blank(
+    name: str, content: str, text: str
+) -> None:
+    library = KINDS[name]().library
+    library.add_tokens([AddedToken(content, normalized=True, single_word=True)])
+    tokenizer = JsonTokenizer(library.to_str(), name, 0, "none", special=True)
+    whole = of_the_whole(tokenizer, text * 4)
+    for tokenizer._piece_chars in range(5, 30):
+        assert tokenizer.encode(text * 4) == whole
 
 
 @pytest.mark.parametrize("pattern", [GPT2, GPT4, QWEN2, O200K])

@@ -160,6 +160,9 @@ class Cuts:
         if not (token.get("lstrip") or token.get("rstrip") or token.get("single_word")):
             return False
         left, right = text[max(begin, at - 4 * NEAR) : at], text[at : at + 4 * NEAR]
+        if not content.strip() or not self._normal(content).strip():  # it may be any blank beside the place
+            beside = left[-1] + right[0] + self._normal(left)[-1:] + self._normal(right)[:1]
+            return any(map(str.isspace, beside))
         ends = tuple(one for one in {content.strip(), self._normal(content).strip(), content} if one)
         for a, b in ((left.rstrip(), right.lstrip()), (self._normal(left).rstrip(), self._normal(right).lstrip())):
             if not a or not b or a.endswith(ends) or b.startswith(ends):
