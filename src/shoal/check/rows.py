@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,11 +19,12 @@ class Bars:
 
     loss: float
     norm: float
-    later: float = 10.0  # times as much
+    moved: float  # how far the weights went, which a low rate hides from the loss
+    later: float  # times as much, of loss and norm
 
 
-FLOAT32 = Bars(2e-5, 1e-4)
-SIXTEEN_BITS = Bars(2e-2, 1e-1, 2.0)
+FLOAT32 = Bars(2e-5, 1e-4, 1e-2, 10.0)
+SIXTEEN_BITS = Bars(2e-2, 1e-1, 1e-1, 2.0)
 COMPARED = {
     "repeat": "two runs of the same file",
     "resume": "stopped half-way and resumed",
@@ -43,6 +45,7 @@ class Row:
     why: str = ""  # of one that failed; or what should be known of one that passed
     loss: float | None = None  # the largest relative differences
     norm: float | None = None
+    moved: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,6 +55,7 @@ class Row:
 class _Apart:
     loss: float
     norm: float
+    moved: float
     first: int  # the first step that is not bitwise the same; 0: all are
     ratio: float  # of the losses of the first step
     within: bool
@@ -60,14 +64,21 @@ class _Apart:
     def of(cls, a: Trained, b: Trained, bars: Bars) -> _Apart:
         steps = sorted({*a.losses} & {*b.losses})
         pairs = {s: (_apart(a.losses[s], b.losses[s]), _apart(a.norms[s], b.norms[s])) for s in steps}
+        moved = _moved_apart(a, b)
         wider = {s: 1.0 if s == steps[0] else bars.later for s in steps}
         return cls(
             max(loss for loss, _ in pairs.values()),
             max(norm for _, norm in pairs.values()),
+            moved,
             next((s for s in steps if (a.losses[s], a.norms[s]) != (b.losses[s], b.norms[s])), 0),
             b.losses[steps[0]] / a.losses[steps[0]] if a.losses[steps[0]] else 1.0,
-            all(x <= bars.loss * wider[s] and y <= bars.norm * wider[s] for s, (x, y) in pairs.items()),
+            moved <= bars.moved
+            and all(x <= bars.loss * wider[s] and y <= bars.norm * wider[s] for s, (x, y) in pairs.items()),
         )
+
+
+def bars_of(run: Run) -> Bars:
+    return FLOAT32 if run.train.precision == "fp32" else SIXTEEN_BITS
 
 
 def rows(run: Run, trained: Mapping[str, Trained], wanted: Iterable[str] = tuple(ROWS)) -> list[Row]:
@@ -85,25 +96,22 @@ def _row(name: str, run: Run, trained: Mapping[str, Trained], failed: set[str]) 
         return _gradients(whole)
     other = trained[ROWS[name][1]]
     if not other.done:
-        said = other.words or f"exit code {other.code}"
+        said = other.words.removeprefix("shoal: ") or f"exit code {other.code}"
         return Row(name, compared, False, "the second run failed", said)
     if name == "resume" and not 0 < other.resumed_from < max(whole.losses):
         return Row(
             name, compared, False, "it was not stopped", "the run ended without being resumed; try more --steps."
         )
-    bars = FLOAT32 if run.train.precision == "fp32" else SIXTEEN_BITS
-    apart = _Apart.of(whole, other, bars)
+    apart = _Apart.of(whole, other, bars_of(run))
     exact = name in ("repeat", "resume")
-    same = not apart.first and whole.digest == other.digest
+    same = exact and not apart.first and whole.digest == other.digest
     # Some kernels of a GPU add up in an order of their own.
     passed = same or (apart.within and (not exact or run.resources.device != "cpu"))
-    if same:
-        text = "equal bits" if exact else "equal losses and norms"
-    else:
-        at_most = "" if exact and not passed else f" (at most {bars.loss:.0e}, {bars.norm:.0e})"
-        text = f"loss {apart.loss:.1e}, norm {apart.norm:.1e}{at_most}"
+    text = f"loss {apart.loss:.0e}, norm {apart.norm:.0e}"
+    text += "" if name == "resume" else f", weights {apart.moved:.0e}"
+    text = "equal bits" if same else text
     why = "" if passed else _why(name, run, trained, apart, failed)
-    return Row(name, compared, passed, text, why, apart.loss, apart.norm)
+    return Row(name, compared, passed, text, why, apart.loss, apart.norm, apart.moved)
 
 
 def _why(name: str, run: Run, trained: Mapping[str, Trained], apart: _Apart, failed: set[str]) -> str:
@@ -155,16 +163,16 @@ def _why(name: str, run: Run, trained: Mapping[str, Trained], apart: _Apart, fai
 
 def _differs(trained: Mapping[str, Trained], name: str, run: Run) -> bool:
     """Also where that row comes later, or is not asked for."""
-    other, bars = trained.get(name), FLOAT32 if run.train.precision == "fp32" else SIXTEEN_BITS
-    return other is not None and (not other.done or not _Apart.of(trained[WHOLE], other, bars).within)
+    other = trained.get(name)
+    return other is not None and (not other.done or not _Apart.of(trained[WHOLE], other, bars_of(run)).within)
 
 
 def _gradients(whole: Trained) -> Row:
     told, steps = whole.learning, len(whole.losses)
     assert told is not None  # asked for, of a run that got to its end
-    without, same, frozen, count = told.without, told.same, told.frozen, told.parameters
+    without, same, frozen, count = told.without, told.same, told.frozen, len(told.moved)
     text = f"{count - len(without) - len(frozen)} of {count} parameters have a gradient"
-    text += f", {len(frozen)} are frozen by requires_grad=False" if frozen else ""
+    text += f", {len(frozen)} frozen by requires_grad=False" if frozen else ""
     why = ""
     if without:
         why = (
@@ -184,3 +192,13 @@ def _named(names: list[str]) -> str:
 def _apart(a: float, b: float) -> float:
     most = max(abs(a), abs(b))
     return abs(a - b) / most if most else 0.0
+
+
+def _moved_apart(a: Trained, b: Trained) -> float:
+    """How far apart the lengths of the ways are that the parameters went, relative to all of them. (Not the ways: the
+    smallest numbers, which are all rounding, may go anywhere.)"""
+    if a.learning is None or b.learning is None:
+        return 0.0
+    one, two = a.learning.moved, b.learning.moved
+    length = math.hypot(*one.values())
+    return math.hypot(*(one[name] - two.get(name, 0.0) for name in one)) / length if length else 0.0

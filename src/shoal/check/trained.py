@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal import values
-from shoal.check.jobs import WHOLE, Job
+from shoal.check.jobs import Job
 from shoal.errors import DONE, TOLD_TO_STOP
 from shoal.guard.drill.live import Live
 from shoal.plain_file import read_object
@@ -22,7 +22,7 @@ MOST_BYTES, MOST_NAMES = 64 << 20, 1_000_000
 class Learning:
     """What a worker wrote down (`shoal.train.checked`)."""
 
-    parameters: int
+    moved: dict[str, float]  # each parameter: the norm of its change
     frozen: list[str]
     without: list[str]  # a gradient
     same: list[str]  # with a gradient, and unchanged
@@ -36,7 +36,13 @@ class Learning:
             return None
         names = values.each(values.short, MOST_NAMES)
         return values.made(
-            cls, said, parameters=values.whole, frozen=names, without=names, same=names, draws=values.flag
+            cls,
+            said,
+            moved=values.by_name(values.real, MOST_NAMES),
+            frozen=names,
+            without=names,
+            same=names,
+            draws=values.flag,
         )
 
 
@@ -71,12 +77,12 @@ class Trained:
 def environment(job: Job, folder: Path) -> dict[str, str]:
     """For its workers (`shoal.train.checked`)."""
     asked = [f"stop={job.stop_after}"] * (job.stop_after is not None)
-    asked += [f"learns={learning(folder)}"] * (job.name == WHOLE)
+    asked += [f"learns={learning(job, folder)}"] * (job.stop_after is None)
     return {"SHOAL_CHECK": ";".join(asked)}
 
 
-def learning(folder: Path) -> Path:
-    return folder / "learning.json"
+def learning(job: Job, folder: Path) -> Path:
+    return folder / f"{job.name}.learning.json"
 
 
 def train(job: Job, folder: Path, patience_s: float) -> Trained:
@@ -91,6 +97,6 @@ def train(job: Job, folder: Path, patience_s: float) -> Trained:
             live.resume()
             live.wait(live.over)
         code = live.code or DONE
-        return Trained.of(live.records, learning(folder), code, live.last_words() if code else "")
+        return Trained.of(live.records, learning(job, folder), code, live.last_words() if code else "")
     finally:
         live.end()

@@ -1,6 +1,6 @@
 """What `shoal check` asks of a worker. Does nothing unless SHOAL_CHECK is set.
 
-SHOAL_CHECK=learns=FILE       writes down which parameters got a gradient and changed, and whether the steps draw
+SHOAL_CHECK=learns=FILE       writes down which parameters got a gradient, how far each moved, whether steps draw
 SHOAL_CHECK=stop=3            is told to stop once 3 steps are taken, as by a scheduler
 Several are separated by semicolons.
 """
@@ -13,7 +13,8 @@ import signal
 from pathlib import Path
 
 import torch
-import xxhash
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shoal.parallel.clip import local
 from shoal.parallel.laid import Laid
@@ -32,10 +33,10 @@ def asked_for(run: Run, place: Place) -> list[Hook]:
         what, _, value = part.partition("=")
         if what == "stop":
             hooks.append(Stop(int(value)))
-        elif what != "learns":
-            raise ValueError(f"{VARIABLE}={part} is none of those that shoal.train.checked describes")
-        elif place.rank == 0:
+        elif what == "learns":
             hooks.append(Learning(Path(value), run, place))
+        else:
+            raise ValueError(f"{VARIABLE}={part} is none of those that shoal.train.checked describes")
     return hooks
 
 
@@ -49,7 +50,7 @@ class Stop(Hook):
 
 
 class Learning(Hook):
-    """Of this process's parameters; to be asked for where one process holds all of them."""
+    """Which parameters got a gradient, by what this process holds of them, and how far each has moved, as a whole."""
 
     def __init__(self, path: Path, run: Run, place: Place) -> None:
         self._path, self._run, self._place = path, run, place
@@ -57,7 +58,8 @@ class Learning(Hook):
         self._draws = False
 
     def start(self, model: Laid, step: int) -> None:
-        self._model, self._first = model, _digests(model)
+        self._model = model
+        self._first = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def backward(self, at: Moment) -> None:
         """Whether anything was drawn since the step was seeded."""
@@ -72,13 +74,16 @@ class Learning(Hook):
                 self._learnt.add(name)
 
     def end(self, step: int) -> None:
+        """Collective."""
         frozen = [name for name, p in self._model.named_parameters() if not p.requires_grad]
-        last = _digests(self._model)
+        moved = {name: _norm(p.detach() - self._first[name]) for name, p in self._model.named_parameters()}
+        if self._place.rank != 0:
+            return
         told = {
-            "parameters": len(last),
+            "moved": moved,
             "frozen": frozen,
-            "without": [name for name in last if name not in self._learnt and name not in frozen],
-            "same": [name for name in last if name in self._learnt and last[name] == self._first[name]],
+            "without": [name for name in moved if name not in self._learnt and name not in frozen],
+            "same": [name for name in moved if name in self._learnt and not moved[name]],
             "draws": self._draws,
         }
         temporary = self._path.with_suffix(".part")
@@ -86,9 +91,6 @@ class Learning(Hook):
         temporary.rename(self._path)
 
 
-def _digests(model: Laid) -> dict[str, bytes]:
-    found = {}
-    for name, p in model.named_parameters():
-        mine = local(p).detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
-        found[name] = xxhash.xxh3_128_digest(mine.data)
-    return found
+def _norm(tensor: Tensor) -> float:
+    norm = tensor.norm()
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
