@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         but(("        return self.seen\n", "        return None\n")),
         {"hooks": ["mine:Fading"]},
         "resume",
-        "the runs differ from step 4 on, after the resume at step 2: something is kept where no checkpoint finds it",
+        "the runs differ from step 3 on, after the resume at step 2: something is kept where no checkpoint finds it",
     ),
     "an optimizer whose state is lost": (
         but(
