@@ -13,16 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from shoal.decide.load import load
 from shoal.errors import DONE, TRANSIENT, UsageError
 from shoal.guard.drill.plan import MIX, SCENARIOS, plan
+from shoal.signals import stoppable
 from shoal.spec.checks import local_inputs, trainable
 from shoal.track.rundir import workspace
 from shoal.train.decide_length import with_steps
@@ -83,29 +79,10 @@ def run(args: argparse.Namespace) -> int:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is no folder; {option} takes one.")
     place.mkdir(parents=True, exist_ok=True)
-    with _stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
+    with stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
         result = drill(asked, folder)
     if args.json:
         print(json.dumps({"scenario": args.scenario, "seed": args.seed, **result.as_json()}, indent=2))
     else:
         print(table(result))
     return DONE if result.passed else TRANSIENT
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a drill as Ctrl-C does: with its run. A second one changes nothing: it is ending."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        sys.stderr.flush()

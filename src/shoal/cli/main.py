@@ -27,6 +27,7 @@ GROUPS = {
         "data": "turn text into token shards, train a tokenizer, look at a data set",
         "show": "print the resolved run file and where each value came from",
         "plan": "predict speed, memory, cost and goodput, and find the best layout",
+        "check": "train a few steps in several ways: does own code repeat, resume and split exactly?",
     },
     "train": {
         "train": "train on this machine, all its devices",

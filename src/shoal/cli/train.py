@@ -18,6 +18,8 @@ from shoal.guard.begin import create, say_changed, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.observe.commands import command
+from shoal.own.files import in_folder
+from shoal.own.record import sentence
 from shoal.spec import Run
 from shoal.spec.checks import local_inputs, trainable
 from shoal.spec.history import Difference, as_begun, differences
@@ -49,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)
     if run_dir.exists() and not args.fresh:
-        return _go_on(run_dir, spec)
-    return _begin(run_dir, spec, args.fresh)
+        return _go_on(run_dir, spec, args.file)
+    return _begin(run_dir, spec, args.fresh, args.file)
 
 
-def _begin(run_dir: RunDir, spec: Run, fresh: bool) -> int:
+def _begin(run_dir: RunDir, spec: Run, fresh: bool, file: str) -> int:
     # All that can be wrong is asked before anything is written or moved.
     local_inputs(spec)
     _say_what_is_remote(spec, fresh)
@@ -65,6 +67,7 @@ def _begin(run_dir: RunDir, spec: Run, fresh: bool) -> int:
                     print(f"the old run is now {set_aside(run_dir)}")
             held.enter_context(lock.hold(run_dir))
             create(run_dir, decided.run)
+        _say_checked(decided.run, run_dir, file)
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
 
 
@@ -83,7 +86,12 @@ def _say_what_is_remote(spec: Run, fresh: bool) -> None:
         print(f"run {spec.name} goes on from {where}, which holds step {there[0].name.step}")
 
 
-def _go_on(run_dir: RunDir, spec: Run) -> int:
+def _say_checked(run: Run, run_dir: RunDir, file: str) -> None:
+    if run.own.objects:
+        print(f"{sentence(run_dir.workspace, run, in_folder(run_dir.code), file)}.", flush=True)
+
+
+def _go_on(run_dir: RunDir, spec: Run, file: str) -> int:
     with ExitStack() as held:
         with writing(run_dir):
             held.enter_context(lock.hold(run_dir))
@@ -102,6 +110,7 @@ def _go_on(run_dir: RunDir, spec: Run) -> int:
         local_inputs(before, begun=history.saved_step > 0)
         decided = decide(before, run_dir.workspace)
         say_changed(before, run_dir)
+        _say_checked(before, run_dir, file)
         print(continues(run_dir, before.steps))
         return supervise(run_dir, decided.run, decided.world, held=True)
 

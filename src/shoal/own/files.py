@@ -45,7 +45,7 @@ def files_of(run: Run, folder: Path) -> dict[str, bytes]:
 
 def digest(files: Mapping[str, bytes]) -> str:
     whole = hashlib.sha256()
-    for name, data in files.items():
+    for name, data in sorted(files.items()):
         whole.update(f"{name}\0{len(data)}\0".encode() + hashlib.sha256(data).digest())
     return whole.hexdigest()
 

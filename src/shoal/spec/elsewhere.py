@@ -322,7 +322,6 @@ VERBS_CALLED = {
     "template": "init",
     "config": "show",
     "validate": "show",
-    "check": "show",
     "presets": "show --presets",
     "prepare": "data prepare",
     "tokenize": "data prepare",

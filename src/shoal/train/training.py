@@ -10,6 +10,7 @@ from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
+from shoal.train.checked import asked_for
 from shoal.train.clock import Timeline
 from shoal.train.exchange import Exchange
 from shoal.train.hooks import Hook, Hooks
@@ -62,7 +63,8 @@ class Training:
     def _around(self) -> None:
         traffic, saves = Traffic(self.run, self.place, self.tell), lambda: self.saves
         around = self.poison, self.numerics, self.pulse, self.evaluate, saves
-        self.hooks = own_hooks(self.run, self.model, *around, traffic, [*self.own.hooks, self.said])
+        users = [*self.own.hooks, self.said, *asked_for(self.run, self.place)]
+        self.hooks = own_hooks(self.run, self.model, *around, traffic, users)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
         self.rate = rates(self.run, self.own.schedule)
 

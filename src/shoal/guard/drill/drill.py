@@ -118,15 +118,15 @@ class Result:
 
 
 @contextmanager
-def own_folder(workspace: Path, keep: Path | None) -> Iterator[Path]:
-    """A workspace for the drill's runs: gone afterwards, unless it is to be kept."""
+def own_folder(workspace: Path, keep: Path | None, whose: str = "drill") -> Iterator[Path]:
+    """A workspace for the runs of a drill or a check: gone afterwards, unless it is to be kept."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
-            raise UsageError(f"{keep} is not empty: a drill keeps its runs in a folder of its own.")
+            raise UsageError(f"{keep} is not empty: a {whose} keeps its runs in a folder of its own.")
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.resolve()
         return
-    folder = Path(tempfile.mkdtemp(prefix=".drill-", dir=workspace))
+    folder = Path(tempfile.mkdtemp(prefix=f".{whose}-", dir=workspace))
     try:
         yield folder
     finally:

@@ -28,13 +28,19 @@ class Silent(TransientError):
 
 
 class Live:
-    """`tick` is called while one waits; it may raise to end the drill."""
+    """`tick` is called while one waits; it may raise to end the drill. `follow`: what the run says is shown."""
 
     def __init__(
-        self, run_dir: RunDir, args: Sequence[str], env: dict[str, str], patience_s: float, tick: Callable[[], None]
+        self,
+        run_dir: RunDir,
+        args: Sequence[str],
+        env: dict[str, str],
+        patience_s: float,
+        tick: Callable[[], None] = lambda: None,
+        follow: bool = True,
     ) -> None:
         self.run_dir, self.records = run_dir, list[Record]()
-        self.patience_s, self._tick = patience_s, tick
+        self.patience_s, self._tick, self._follow = patience_s, tick, follow
         self._env, self._offset, self._heard_at = env, 0, time.monotonic()
         self._log = run_dir.workspace / f"{run_dir.name}.log"
         self.wall_s: float | None = None  # from its first start to its end
@@ -100,7 +106,7 @@ class Live:
             self._heard_at = time.monotonic()
         elif time.monotonic() - self._heard_at > self.patience_s:
             raise Silent(f"nothing has happened for {self.patience_s:g} s; the run's own words are in {self._log}")
-        if self.follower is None and self.run_dir.exists():
+        if self._follow and self.follower is None and self.run_dir.exists():
             self.follower = Follower(self.run_dir)
         if self.follower:
             self.follower.poll()
