@@ -25,6 +25,7 @@ class Code:
     schedule: Callable[..., Any] | None = None
     hooks: tuple[Callable[..., Any], ...] = ()
     loop: Callable[..., Any] | None = None
+    data: Callable[..., Any] | None = None
 
 
 NONE = Code()
@@ -48,6 +49,7 @@ def load(run: Run, folder: Path) -> Code:
         found.get("own.schedule"),
         tuple(found[f"own.hooks.{i}"] for i in range(len(run.own.hooks))),
         found.get("own.loop"),
+        found.get("own.data"),
     )
 
 
