@@ -116,14 +116,12 @@ class OwnWindows(AnyWindows):
     ) -> I64:
         """A copy: what a source keeps stays as it is."""
         try:
-            found = np.array(given)
+            found = np.asarray(given)
         except (TypeError, ValueError, RuntimeError):  # a ragged list; a tensor on a GPU
             self._refuse(i, f"has {what} as {type(given).__name__}, where an array of whole numbers is needed")
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            self._refuse(
-                i,
-                f"has {what} of shape {list(found.shape)} and type {found.dtype}, where one row of whole numbers is needed",
-            )
+            kind = f"shape {list(found.shape)} and type {found.dtype}"
+            self._refuse(i, f"has {what} of {kind}, where one row of whole numbers is needed")
         if len(found) != length:
             more = " (data.seq_len and the one after it)" if length > self._length else " (data.seq_len)"
             self._refuse(i, f"has {len(found):,} numbers in {what}, where {length:,} are needed{more}")

@@ -60,7 +60,7 @@ def own_rules(run: Run) -> Iterator[Broken]:
 def _own_data(run: Run) -> Iterator[Broken]:
     own, data, usual = run.own.data, run.data, Data()
     if data.train:
-        yield ("data.train", "own.data"), f"data.train has no effect with own.data {own}: leave one of them out"
+        yield ("data.train.0.path", "own.data"), f"data.train has no effect with own.data {own}: leave one of them out"
     if run.model.vocab_size == "auto":
         yield (
             ("model.vocab_size", "own.data"),
