@@ -80,6 +80,7 @@ def train_run(file: Where, overrides: Sequence[str] = (), workspace: Where | Non
 
 def launch_run(file: Where, overrides: Sequence[str] = (), workspace: Where | None = None) -> Job:
     """Sends a run to where `launch.on` says, and returns the job. `shoal ps`, `logs` and `stop` know it."""
+    from shoal.launch.own import note
     from shoal.launch.send import alone, checked, request_of, send, where_known
     from shoal.track.rundir import RunDir
     from shoal.track.rundir import workspace as folder_of
@@ -87,6 +88,7 @@ def launch_run(file: Where, overrides: Sequence[str] = (), workspace: Where | No
     folder = folder_of(workspace)
     run = where_known(load(file, overrides), folder)
     request = request_of(checked(run), folder)
+    note(run)
     with alone(RunDir.of(run.name, folder)):
         return send(request)
 

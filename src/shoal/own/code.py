@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shoal.errors import SpecError
 from shoal.leaving import own_place, show_own
@@ -51,6 +51,23 @@ def load(run: Run, folder: Path) -> Code:
         found.get("own.loop"),
         found.get("own.data"),
     )
+
+
+def imported(key: str, name: str, folder: Path) -> Callable[..., Any]:
+    """One class or function of a folder of the user's own, for a verb that trains nothing; what else is loaded stays.
+    A module of that name from elsewhere gives way where the folder has one."""
+    top = name.partition(":")[0].partition(".")[0]
+    show_own(folder)
+    sys.path[:] = [str(folder), *(p for p in sys.path if p != str(folder))]
+    importlib.invalidate_caches()
+    if (folder / f"{top}.py").is_file() or (folder / top).is_dir():
+        for loaded in list(sys.modules):
+            if loaded.partition(".")[0] == top and not _from(sys.modules[loaded], folder):
+                del sys.modules[loaded]
+    thing = _object(key, name, folder)
+    if not callable(thing):
+        raise SpecError(f"{key}: {name} is {type(thing).__name__}, not a class or a function.")
+    return cast(Callable[..., Any], thing)
 
 
 def _first_on_path(folder: Path) -> None:

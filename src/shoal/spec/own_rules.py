@@ -47,12 +47,18 @@ def own_rules(run: Run) -> Iterator[Broken]:
                 )
     if own.data is not None:
         yield from _own_data(run)
+    if own.launcher is not None and run.launch.on != "local":
+        yield (
+            ("launch.on", "own.launcher"),
+            f"launch.on {run.launch.on} has no effect with own.launcher {own.launcher}: leave one of them out",
+        )
     if own.loop is not None and run.fleet.islands > 1:
         yield (
             ("own.loop", "fleet.islands"),
             "islands take their steps themselves: leave own.loop out, or set fleet.islands to 1",
         )
-    unused = [name for name in ("settings", "folder") if getattr(own, name)] if not own.objects else []
+    named = own.objects or own.launcher
+    unused = [name for name in ("settings", "folder") if getattr(own, name)] if not named else []
     for name in unused:
         yield (f"own.{name}",), f"own.{name} has no effect where `own` names no code: leave it out"
 

@@ -84,7 +84,7 @@ def load(
 
 def _with_folder(run: Run, file: File) -> Run:
     """Own code is looked for beside the run file, wherever the run file is copied to."""
-    if not run.own.objects or run.own.folder is not None:
+    if not (run.own.objects or run.own.launcher) or run.own.folder is not None:
         return run
     folder = run.launch.code or os.path.dirname(os.path.abspath(file))
     return run.model_copy(update={"own": run.own.model_copy(update={"folder": folder})})
