@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shoal.checkpoint.names import Name
-    from shoal.data.windows import Windows
+    from shoal.data.windows import AnyWindows
     from shoal.launch.job import Job
     from shoal.model.decoder import Decoder
     from shoal.train.session import Session
@@ -80,6 +80,7 @@ def train_run(file: Where, overrides: Sequence[str] = (), workspace: Where | Non
 
 def launch_run(file: Where, overrides: Sequence[str] = (), workspace: Where | None = None) -> Job:
     """Sends a run to where `launch.on` says, and returns the job. `shoal ps`, `logs` and `stop` know it."""
+    from shoal.launch.own import note
     from shoal.launch.send import alone, checked, request_of, send, where_known
     from shoal.track.rundir import RunDir
     from shoal.track.rundir import workspace as folder_of
@@ -87,6 +88,7 @@ def launch_run(file: Where, overrides: Sequence[str] = (), workspace: Where | No
     folder = folder_of(workspace)
     run = where_known(load(file, overrides), folder)
     request = request_of(checked(run), folder)
+    note(run)
     with alone(RunDir.of(run.name, folder)):
         return send(request)
 
@@ -122,13 +124,18 @@ def read_checkpoint(run_dir: Where, step: int | None = None) -> tuple[int, dict[
     return newest.step, read_full(open_checkpoint(Path(run_dir) / "checkpoints", newest))
 
 
-def windows(run: Run, workspace: Where | None = None, held_out: bool = False) -> Windows:
+def windows(run: Run, workspace: Where | None = None, held_out: bool = False) -> AnyWindows:
     """The data of a run as windows: `windows.batch(sources, numbers)` gives a `shoal.Batch`, `windows.sizes` how many
     there are of each set."""
     from shoal.data.windows import Windows
+    from shoal.own.code import load as load_code
     from shoal.track.rundir import workspace as folder_of
-    from shoal.train.open_data import open_together
+    from shoal.train.open_data import open_own, open_together
 
+    if run.own.data is not None and not held_out:
+        make = load_code(run, Path(run.own.folder or ".")).data
+        assert make is not None
+        return open_own(make, run)
     return Windows.of(
         open_together(run.data.eval if held_out else run.data.train, run.data, folder_of(workspace)), run.data
     )

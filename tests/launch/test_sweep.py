@@ -132,7 +132,8 @@ class WithArrays(Scheduler):
 
 def use(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> Scheduler:
     for module in (send, sweep, watch):
-        monkeypatch.setattr(module, "backend", lambda name: scheduler)
+        monkeypatch.setattr(module, "backend_of", lambda of: scheduler)
+    monkeypatch.setattr(sweep, "backend", lambda name: scheduler)
     return scheduler
 
 

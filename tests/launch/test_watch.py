@@ -46,7 +46,7 @@ def launched(folder: Path, name: str, backend: str = "slurm", job: str = "7", at
 
 
 def of(monkeypatch: pytest.MonkeyPatch, **schedulers: Scheduler) -> None:
-    monkeypatch.setattr(watch, "backend", schedulers.__getitem__)
+    monkeypatch.setattr(watch, "backend_of", lambda job: schedulers[job.backend])
 
 
 def rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:

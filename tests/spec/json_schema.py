@@ -12,7 +12,7 @@ _KINDS: dict[str, Any] = {
 _KNOWN = {
     "$schema", "$defs", "$ref", "allOf", "anyOf", "type", "enum", "const", "properties", "required", "items",
     "additionalProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems",
-    "minLength", "pattern", "title", "description", "default",
+    "minLength", "maxLength", "pattern", "title", "description", "default",
 }  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any] | None = No
 
 def _within(schema: dict[str, Any], value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) >= schema.get("minLength", 0) and bool(re.search(schema.get("pattern", ""), value))
+        long = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        return long and bool(re.search(schema.get("pattern", ""), value))
     if isinstance(value, int | float):
         return (
             schema.get("minimum", value) <= value <= schema.get("maximum", value)

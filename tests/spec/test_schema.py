@@ -77,6 +77,10 @@ def test_an_editor_accepts_every_form_of_a_source(train: object) -> None:
     assert accepts(schema(), {**good(), "data": {"train": train}})
 
 
+def test_an_editor_accepts_data_of_ones_own() -> None:
+    assert accepts(schema(), {**good(), "data": {"seq_len": 8}, "own": {"data": "mine:Source"}})
+
+
 @pytest.mark.parametrize("every", ["auto", 0, 50, "10 min", "1.5h"])
 def test_an_editor_accepts_every_form_of_an_interval(every: object) -> None:
     assert accepts(schema(), {**good(), "checkpoint": {"every": every}})
@@ -94,6 +98,8 @@ def test_an_editor_accepts_every_form_of_an_interval(every: object) -> None:
         {"train": {"steps": 3, "precision": "fp16"}},
         {"model": {"kv_heads": "many"}},
         {"data": {"train": [{"weight": 2}]}},
+        {"data": {"seq_len": 8}},
+        {"data": {"seq_len": 8}, "own": {"loop": "mine:loop"}},
         {"name": "a/b"},
         {"checkpoint": {"every": "10 parsecs"}},
         {"checkpoint": {"remote": "/disk"}},

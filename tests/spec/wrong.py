@@ -72,6 +72,16 @@ NAMES = [
         GOOD.replace("steps: 100", "batch: 8"),
         ("run.yaml:4:1: train.steps is missing", "whole number"),
     ),
+    Wrong(
+        "missing data",
+        GOOD.replace("train: shards", "seq_len: 8"),
+        ("run.yaml:2:1: data.train is missing; add `train:` with a folder", "(prepared token shards)."),
+    ),
+    Wrong(
+        "missing data, and more",
+        GOOD.replace("train: shards", "seq_len: 8") + "seed: many\n",
+        ("run.yaml:2:1: data.train is missing; add `train:` with a folder", "run.yaml:6:1: seed is 'many'"),
+    ),
     Wrong("misspelt override", GOOD, ("`train.stpes=3` on the command line", "train.steps?"), ("train.stpes=3",)),
     Wrong("override of a section", GOOD, ("`train=5`", "train is a section", "train.steps="), ("train=5",)),
     Wrong("override inside a value", GOOD, ("`seed.x=5`", "seed is one value"), ("seed.x=5",)),

@@ -19,8 +19,9 @@ from shoal.cli.train import differs
 from shoal.decide.load import load
 from shoal.errors import SpecError
 from shoal.guard.history import History
-from shoal.launch.backend import Rendered, backend
+from shoal.launch.backend import Rendered, backend_of
 from shoal.launch.job import Job, on
+from shoal.launch.own import note
 from shoal.launch.request import Request
 from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.observe.commands import command
@@ -49,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
         spec = as_begun(load(run_dir.spec_file).run, spec)
     before = _same(run_dir, where_known(spec, run_dir.workspace) if run_dir.exists() else spec)
     request = request_of(checked(spec, begun=before is not None and before.saved_step > 0), run_dir.workspace)
+    note(spec)
     if args.render:
-        print(rendered(backend(spec.launch.on).render(request)), end="")
+        print(rendered(backend_of(spec).render(request)), end="")
         return 0
     if before is not None and before.finished:
         print(f"run {run_dir.name} is finished: {before.step} steps. {command('report', run_dir)} shows it.")

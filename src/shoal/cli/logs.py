@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
 def follow_job(job: Job, run_dir: RunDir) -> int:
     """What `shoal launch --follow` does next: it leaves as the run does."""
     from shoal.errors import DONE, TRANSIENT
-    from shoal.launch.backend import backend
+    from shoal.launch.backend import backend_of
     from shoal.launch.following import lines
     from shoal.launch.send import state_of
 
     _show(lines(job, run_dir.workspace, True, None, _say), flush=True)
-    said = state_of(job, backend(job.backend))
+    said = state_of(job, backend_of(job))
     return DONE if said.phase == "done" else said.exit_code or TRANSIENT
 
 

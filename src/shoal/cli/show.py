@@ -197,6 +197,8 @@ def _shape(run: Run) -> Shape | None:
 
 
 def _vocabulary(run: Run) -> int | None:
+    if not run.data.train:
+        return None  # own code says it to those who train
     index = Path(run.data.train[0].path) / "index.json"
     try:
         return field(read_object(index), "vocab_size", lambda said: whole(said, 1 << 31, 1))

@@ -20,7 +20,7 @@ from shoal.errors import SetupError, TransientError
 from shoal.guard import lock
 from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
-from shoal.launch.backend import OVER, backend
+from shoal.launch.backend import OVER, backend_of
 from shoal.launch.following import ASK_EVERY_S
 from shoal.launch.job import Job, launched, on, remember, run_file
 from shoal.launch.send import state_of
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _stop_job(job: Job, folder: Path, args: argparse.Namespace) -> int | None:
     """Through its scheduler. None where the job is over and somebody may have gone on with the run by hand."""
-    of, run_dir = backend(job.backend), visible(job, folder)
+    of, run_dir = backend_of(job), visible(job, folder)
     before = of.states([job]).get(job.id)
     if before is None or before.phase in OVER:
         if run_dir.exists():

@@ -69,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
     points = _points(args)
     chosen = [*args.overrides, *([] if args.on is None else [f"launch.on={args.on}"])]
     base = where_known(load(args.file, chosen).run, folder)
+    if base.own.launcher is not None:
+        raise UsageError(
+            f"a sweep is not sent by own.launcher {base.own.launcher}: leave it out and set launch.on, or launch the "
+            "runs one by one."
+        )
     sweep = Sweep.of(base.name, points, base, args.stop_early, folder)
     together = [f"track.group={base.name}"] if base.track.group is None else []
     requests = {

@@ -23,7 +23,7 @@ LOOKED_AT = 64  # windows of a source, spread evenly over it
 
 def documents_of(run: Run, shape: Shape, workspace: Path) -> Documents:
     """Of a run's training data; of data that cannot be opened (it is not prepared yet) the cautious assumption."""
-    if not run.data.mask_documents:
+    if not _apart(run):
         return one_document(shape, run.data.seq_len)
     try:
         return measured(run, shape, open_sources(run.data.train, run.data, workspace, look=False))
@@ -32,11 +32,16 @@ def documents_of(run: Run, shape: Shape, workspace: Path) -> Documents:
 
 
 def measured(run: Run, shape: Shape, sources: Sequence[TokenShards]) -> Documents:
-    if not run.data.mask_documents:
+    if not _apart(run):
         return one_document(shape, run.data.seq_len)
     weights = [source.weight for source in run.data.train]
     packing, seq = run.data.packing, run.data.seq_len
     return mixed([(w, _of_source(shape, s, seq, packing)) for w, s in zip(weights, sources, strict=False)])
+
+
+def _apart(run: Run) -> bool:
+    """Whether documents that can be looked at are kept apart; `own.data` is known to those who train alone."""
+    return run.data.mask_documents and run.own.data is None
 
 
 def _of_source(shape: Shape, source: TokenShards, seq: int, packing: Packing) -> Documents:

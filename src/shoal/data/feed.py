@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.data.ahead import Ahead
 from shoal.data.order import I64, Order
-from shoal.data.windows import Batch, Windows
+from shoal.data.windows import AnyWindows, Batch
 from shoal.errors import SpecError
 
 # More than one, so that a slow download or a busy core now and then is not felt, and threads need not take turns.
@@ -20,7 +20,13 @@ class Feed:
     """Rank r of W owns positions [t·B + r·B/W, t·B + (r+1)·B/W) of step t. It keeps no place: to seek is to ask."""
 
     def __init__(
-        self, windows: Windows, order: Order, batch: int, rank: int = 0, world: int = 1, micro_batch: int | None = None
+        self,
+        windows: AnyWindows,
+        order: Order,
+        batch: int,
+        rank: int = 0,
+        world: int = 1,
+        micro_batch: int | None = None,
     ) -> None:
         if batch % world:
             raise SpecError(

@@ -105,6 +105,11 @@ class View:
 
 def look_at_run(run: Run, workspace: Path, asked: Asked) -> View:
     """What the trainer of this run is fed in a step, made by the same feed."""
+    if run.own.data is not None:
+        raise UsageError(
+            f"own.data {run.own.data} is read by those who train alone; in Python, `shoal.windows(shoal.load(FILE))` "
+            "gives its windows."
+        )
     sources = open_sources(run.data.train, run.data, workspace)
     windows = Windows.of(sources, run.data)
     order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)

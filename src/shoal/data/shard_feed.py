@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.data.ahead import Ahead
 from shoal.data.order import Order
-from shoal.data.windows import Batch, Windows
+from shoal.data.windows import AnyWindows, Batch
 
 
 class ShardFeed:
@@ -16,7 +16,7 @@ class ShardFeed:
 
     def __init__(
         self,
-        windows: Windows,
+        windows: AnyWindows,
         order: Order,
         batch: int,
         shard: int,

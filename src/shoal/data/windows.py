@@ -9,6 +9,7 @@ left of a window is padding.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,12 +60,35 @@ class Batch:
     @cached_property
     def lengths(self) -> I64:
         """Of the stretches of one document, row after row: what attention computes depends on them. Padding is none."""
-        begins = np.flatnonzero(self.positions.reshape(-1) == 0)  # every row has one at its start
-        return np.diff(begins, append=self.positions.size)[self.documents.reshape(-1)[begins] != PADDING]
+        new = np.ones(self.documents.shape, np.bool_)  # every row begins one
+        np.not_equal(self.documents[:, 1:], self.documents[:, :-1], out=new[:, 1:])
+        begins = np.flatnonzero(new)
+        return np.diff(begins, append=self.documents.size)[self.documents.reshape(-1)[begins] != PADDING]
 
 
-class Windows:
-    """The windows of some open data sets, read by (source, window)."""
+class AnyWindows(ABC):
+    """The windows of a run's data, read by (source, window), whoever has them."""
+
+    several: bool
+    """Rows may hold several documents that are kept apart, or one and padding."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """How many windows each source has."""
+
+    @abstractmethod
+    def batch(self, sources: npt.ArrayLike, windows: npt.ArrayLike) -> Batch:
+        """The given windows, one a row, in the given order."""
+
+    def micro_batches(self, sources: I64, windows: I64, size: int) -> list[Batch]:
+        """The given windows, in batches of `size` rows."""
+        cuts = range(0, len(windows), size)
+        return [self.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
+
+
+class Windows(AnyWindows):
+    """The windows of some open data sets."""
 
     def __init__(
         self, sources: Sequence[TokenShards], seq_len: int, mask_documents: bool, packing: Packing = "chop"
@@ -81,7 +105,6 @@ class Windows:
                 )
         self._dtype = np.result_type(*(source.dtype for source in self.sources))
         self._masked = any(source.has_mask for source in self.sources)
-        # Rows may hold several documents that are kept apart, or one and padding.
         self.several = any(self.packs) or (mask_documents and any(source.documents > 1 for source in self.sources))
 
     @classmethod
@@ -96,13 +119,7 @@ class Windows:
         pairs = zip(self.sources, self.packs, strict=True)
         return tuple((s.tokens - 1) // self.seq_len if packs is None else packs.count for s, packs in pairs)
 
-    def micro_batches(self, sources: I64, windows: I64, size: int) -> list[Batch]:
-        """The given windows, in batches of `size` rows."""
-        cuts = range(0, len(windows), size)
-        return [self.batch(sources[i : i + size], windows[i : i + size]) for i in cuts]
-
     def batch(self, sources: npt.ArrayLike, windows: npt.ArrayLike) -> Batch:
-        """The given windows, one a row, in the given order."""
         source, window = np.asarray(sources, np.int64), np.asarray(windows, np.int64)
         rows = _Rows(len(window), self.seq_len, self._dtype, self._masked)
         for k in range(len(self.sources)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -10,6 +11,7 @@ from shoal.launch.job import Job
 
 if TYPE_CHECKING:
     from shoal.launch.request import Request
+    from shoal.spec.run import Run
 
 Phase = Literal["waiting", "starting", "running", "done", "failed", "stopped", "gone", "unknown"]
 OVER: tuple[Phase, ...] = ("done", "failed", "stopped", "gone")
@@ -61,8 +63,19 @@ class Backend(Protocol):
         ...
 
 
-def backend(name: str) -> Backend:
-    """The one of that name; what it needs is imported only here."""
+def backend_of(of: Job | Run) -> Backend:
+    """Whoever has a job, or is to get a run."""
+    if isinstance(of, Job):
+        return backend(of.backend, of.where.get("own.folder", ""))
+    return backend(of.own.launcher or of.launch.on, of.own.folder or os.getcwd())
+
+
+def backend(name: str, folder: str = "") -> Backend:
+    """The one of that name; what it needs is imported only here. `folder`: of a launcher of somebody's own."""
+    if ":" in name:
+        from shoal.launch.own import launcher
+
+        return launcher(name, folder)
     match name:
         case "local":
             from shoal.launch.local import Local

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shoal.launch.backend import OVER, Backend, State, backend
+from shoal.launch.backend import OVER, Backend, State, backend_of
 from shoal.launch.job import Job, on
 from shoal.launch.send import state_of
 from shoal.launch.watch import visible
@@ -60,7 +60,7 @@ def lines(
     attempt: int | None = None,
     island: int | None = None,
 ) -> Iterator[str]:
-    of = backend(job.backend)
+    of = backend_of(job)
     run_dir = visible(job, workspace)
     if not follow:
         yield from _so_far(run_dir, job, of, last, lambda: logs.merged(run_dir, rank, attempt, last, island))

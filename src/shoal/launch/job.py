@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run d
 _MOST_BYTES = 1 << 20
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "run": values.below,
-    "backend": lambda said: values.one_of(said, ("local", "slurm", "kubernetes", "ray")),
+    "backend": lambda said: _backend(said),
     "id": values.short,
     "submitted": lambda said: values.real(said, least=0, most=values.LAST_YEAR),
     "nodes": lambda said: values.whole(said, 1 << 20),
@@ -31,6 +32,12 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "where": values.by_name(values.short, 100),
     "stopped": values.maybe(values.real),
 }
+
+
+def _backend(said: Any) -> str:
+    """One of Shoal's, or `module:object`, a launcher of somebody's own."""
+    own = isinstance(said, str) and re.fullmatch(r"[\w.]{1,100}:[\w.]{1,100}", said)
+    return str(said) if own else values.one_of(said, ("local", "slurm", "kubernetes", "ray"))
 
 
 @dataclass(frozen=True)

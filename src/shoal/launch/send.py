@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.errors import SetupError, ShoalError, UsageError
 from shoal.guard import lock
 from shoal.guard.begin import writing
-from shoal.launch.backend import OVER, Backend, State, backend, remembering
+from shoal.launch.backend import OVER, Backend, State, backend_of, remembering
 from shoal.launch.bundle import Bundle
 from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
 from shoal.launch.request import Request, check
@@ -36,7 +36,7 @@ def same_paths(run: Run) -> bool:
     """Whether a path of this machine means the same on the nodes."""
     launch = run.launch
     here = launch.on in ("local", "slurm") or (launch.on == "ray" and launch.ray.address == "auto")
-    return here and launch.workspace is None and launch.image is None
+    return here and run.own.launcher is None and launch.workspace is None and launch.image is None
 
 
 def where_known(run: Run, workspace: Path, begun: int = 0) -> Run:
@@ -53,7 +53,7 @@ def request_of(run: Run, workspace: Path) -> Request:
 
 def send(request: Request) -> Job:
     """Submits it and remembers the job."""
-    job = backend(request.launch.on).submit(request)
+    job = backend_of(request.run).submit(request)
     remember_sent(job, request)
     return job
 
@@ -89,7 +89,7 @@ def refuse_if_alive(run_dir: RunDir) -> None:
     job = remembered(run_dir)
     if job is None:
         return
-    said = state_of(job, backend(job.backend))
+    said = state_of(job, backend_of(job))
     if said.phase == "unknown":
         raise SetupError(
             f"run '{run_dir.name}' was launched before ({on(job)}), and nobody can say whether it is over: {said.why}; "

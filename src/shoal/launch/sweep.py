@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from shoal import values
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
-from shoal.launch.backend import Backend, Rendered, backend
+from shoal.launch.backend import Backend, Rendered, backend, backend_of
 from shoal.launch.grid import Point
 from shoal.launch.halving import Curve, losers, rungs
 from shoal.launch.job import Job, remembered
@@ -246,7 +246,7 @@ class Drive:
                     continue
                 self.sweep.stopped[run] = {"step": rung, "loss": json_number(come[run])}
                 self.sweep.save()  # before the order: a run that was stopped must not be taken for one that failed
-                backend(seen[run].job.backend).stop(seen[run].job, now=False)
+                backend_of(seen[run].job).stop(seen[run].job, now=False)
                 self.say(f"stopped {run}: loss {come[run]:.4g} at step {rung} is worse than half of the others'")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.launch.backend import OVER, State, backend, remembering
+from shoal.launch.backend import OVER, State, backend_of, remembering
 from shoal.launch.job import FILE, Job, on, remembered
 from shoal.observe.status import Status, status_of
 from shoal.track.rundir import RunDir
@@ -82,7 +82,7 @@ def states(jobs: Iterable[Job]) -> dict[str, State]:
 
 def _states_of(name: str, jobs: list[Job]) -> dict[str, State]:
     try:
-        said = backend(name).states(jobs)
+        said = backend_of(jobs[0]).states(jobs)
     except ShoalError as e:
         away = State("unknown", f"{name} cannot be asked: {str(e).rstrip('.')}")
         return {job.run: away for job in jobs}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shoal.errors import SpecError
 from shoal.leaving import own_place, show_own
@@ -26,6 +26,7 @@ class Code:
     schedule: Callable[..., Any] | None = None
     hooks: tuple[Callable[..., Any], ...] = ()
     loop: Callable[..., Any] | None = None
+    data: Callable[..., Any] | None = None
 
 
 NONE = Code()
@@ -54,7 +55,19 @@ def load(run: Run, folder: Path) -> Code:
         found.get("own.schedule"),
         tuple(found[f"own.hooks.{i}"] for i in range(len(run.own.hooks))),
         found.get("own.loop"),
+        found.get("own.data"),
     )
+
+
+def imported(key: str, name: str, folder: Path) -> Callable[..., Any]:
+    """One class or function of a folder of the user's own, for a verb that trains nothing; what else is loaded stays."""
+    top = name.partition(":")[0].partition(".")[0]
+    show_own(folder)
+    _first_on_path(folder, [top] if (folder / f"{top}.py").is_file() or (folder / top).is_dir() else [])
+    thing = _object(key, name)
+    if not callable(thing):
+        raise SpecError(f"{key}: {name} is {type(thing).__name__}, not a class or a function.")
+    return cast(Callable[..., Any], thing)
 
 
 def _first_on_path(folder: Path, files: Iterable[str]) -> None:

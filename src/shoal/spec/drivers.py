@@ -24,12 +24,13 @@ CALLED: dict[Driver, str] = {
     "swarm": "a peer of a swarm",
     "stages": "a model cut over peers",
 }
-# Sections that another verb reads, and that verb.
+# Sections and names that another verb reads, and that verb.
+_ALONE = {"plan": "shoal plan", "launch": "shoal launch"}
 OTHERS: dict[Driver, dict[str, str]] = {
-    "loop": {"plan": "shoal plan", "launch": "shoal launch", "swarm": "shoal swarm"},
-    "islands": {"plan": "shoal plan", "launch": "shoal launch", "swarm": "shoal swarm"},
-    "swarm": {"plan": "shoal plan", "launch": "shoal launch"},
-    "stages": {"plan": "shoal plan", "launch": "shoal launch"},
+    "loop": {**_ALONE, "swarm": "shoal swarm", "own.launcher": "shoal launch"},
+    "islands": {**_ALONE, "swarm": "shoal swarm", "own.launcher": "shoal launch"},
+    "swarm": _ALONE,
+    "stages": _ALONE,
 }
 
 
@@ -151,7 +152,7 @@ def rule(name: str, driver: Driver) -> No | None:
 
 def other_verb(name: str, driver: Driver) -> str | None:
     """The verb that reads a name which is none of this driver's business."""
-    return OTHERS[driver].get(name.partition(".")[0])
+    return OTHERS[driver].get(name) or OTHERS[driver].get(name.partition(".")[0])
 
 
 @cache

@@ -39,6 +39,7 @@ SAFE = (
     "own.changed",
     "own.folder",
     "own.hooks",
+    "own.launcher",
     "own.settings",
     "own.settings.",
     "plan.",

@@ -36,9 +36,15 @@ class Own(Strict):
     schedule: Object | None = Field(
         None, description="The learning rate's multiple of its peak, as a function of (step, steps)."
     )
+    data: Object | None = Field(
+        None, description="A class in the place of `data.train`: `source[i]` is a window, `len(source)` how many."
+    )
     hooks: Objects = Field((), description="Subclasses of `shoal.Hook`, which are called around each step.")
     loop: Object | None = Field(
         None, description="A function of a `shoal.Session` that takes the steps in the place of Shoal's loop."
+    )
+    launcher: Object | None = Field(
+        None, description="Who starts it in the place of `launch.on`: a class with the five functions of a launcher."
     )
     settings: Settings = Field({}, description="Values for your code, which reads them as `run.own.settings`.")
     folder: LocalPath | None = Field(
@@ -52,8 +58,8 @@ class Own(Strict):
 
     @property
     def objects(self) -> dict[str, str]:
-        """Each that is named, by the key that names it."""
-        single = {key: getattr(self, key) for key in ("block", "objective", "optimizer", "schedule", "loop")}
+        """Each that trains, by the key that names it. (A launcher does not, and stays where it is.)"""
+        single = {key: getattr(self, key) for key in ("block", "objective", "optimizer", "schedule", "data", "loop")}
         named = {f"own.{key}": value for key, value in single.items() if value is not None}
         return named | {f"own.hooks.{i}": value for i, value in enumerate(self.hooks)}
 

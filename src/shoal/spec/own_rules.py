@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.spec.mesh_rules import Broken
-from shoal.spec.run import Run
+from shoal.spec.run import Data, Run
 from shoal.spec.schedule import Schedule
 
 _NOT_CUT = ("tp", "cp")  # axes that cut a block in ways that only Shoal's own parts know
@@ -45,14 +45,45 @@ def own_rules(run: Run) -> Iterator[Broken]:
                     (f"train.schedule.{name}", "own.schedule"),
                     f"train.schedule.{name} has no effect with own.schedule {own.schedule}: leave it out",
                 )
+    if own.data is not None:
+        yield from _own_data(run)
+    if own.launcher is not None and run.launch.on != "local":
+        yield (
+            ("launch.on", "own.launcher"),
+            f"launch.on {run.launch.on} has no effect with own.launcher {own.launcher}: leave one of them out",
+        )
     if own.loop is not None and run.fleet.islands > 1:
         yield (
             ("own.loop", "fleet.islands"),
             "islands take their steps themselves: leave own.loop out, or set fleet.islands to 1",
         )
-    unused = [name for name in ("settings", "folder") if getattr(own, name)] if not own.objects else []
+    named = own.objects or own.launcher
+    unused = [name for name in ("settings", "folder") if getattr(own, name)] if not named else []
     for name in unused:
         yield (f"own.{name}",), f"own.{name} has no effect where `own` names no code: leave it out"
+
+
+def _own_data(run: Run) -> Iterator[Broken]:
+    own, data, usual = run.own.data, run.data, Data()
+    if data.train:
+        yield ("data.train.0.path", "own.data"), f"data.train has no effect with own.data {own}: leave one of them out"
+    if run.model.vocab_size == "auto":
+        yield (
+            ("model.vocab_size", "own.data"),
+            f"model.vocab_size is auto, and own.data {own} is asked by those who train alone: set model.vocab_size",
+        )
+    if run.train.epochs is not None:
+        yield (
+            ("train.epochs", "own.data"),
+            f"train.epochs needs the number of windows, and own.data {own} is asked by those who train alone: set "
+            "train.steps or train.tokens",
+        )
+    for name in ("mask_documents", "packing", "cache_dir", "cache_gb"):
+        if not data.eval and getattr(data, name) != getattr(usual, name):
+            yield (
+                (f"data.{name}", "own.data"),
+                f"data.{name} has no effect with own.data {own}, which makes its windows itself: leave it out",
+            )
 
 
 def closed_by_own(run: Run) -> Run:

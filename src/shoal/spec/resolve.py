@@ -74,7 +74,7 @@ def load(
         # Without its preset the shape is not the one meant, and the rules would complain about the wrong thing.
         problems += [] if problems else [f"{where(*map(_path, names))}: {text}." for names, text in broken(run)]
     except ValidationError as e:
-        problems += sentences(e, whole.values, where)
+        problems += sentences(e, whole.values, where, _without_data(whole.values))
     if problems:
         raise SpecError("\n".join(sorted(problems, key=lambda text: _order(text, file))))
     values = run.model_dump(mode="json")
@@ -84,10 +84,17 @@ def load(
 
 def _with_folder(run: Run, file: File) -> Run:
     """Own code is looked for beside the run file, wherever the run file is copied to."""
-    if not run.own.objects or run.own.folder is not None:
+    if not (run.own.objects or run.own.launcher) or run.own.folder is not None:
         return run
     folder = run.launch.code or os.path.dirname(os.path.abspath(file))
     return run.model_copy(update={"own": run.own.model_copy(update={"folder": folder})})
+
+
+def _without_data(values: dict[str, Any]) -> list[Path]:
+    """`data.train`, where it is missing; the rules, which say so of a file with right values, were not asked."""
+    data, own = values.get("data"), values.get("own")
+    own_data = own.get("data") if isinstance(own, dict) else None
+    return [("data", "train")] if isinstance(data, dict) and "train" not in data and own_data is None else []
 
 
 def _document(file: File) -> Document:

@@ -13,6 +13,7 @@ from shoal.spec.mesh_rules import Broken, Work
 from shoal.spec.model import Model
 from shoal.spec.own_rules import own_rules
 from shoal.spec.precision import problem
+from shoal.spec.problems import is_missing, is_wrong
 from shoal.spec.run import Run
 from shoal.spec.start_values import FROM_THE_SHAPE
 
@@ -150,6 +151,13 @@ def _windows(run: Run) -> Iterator[Broken]:
             f"data.seq_len {wanted} is longer than model.max_seq_len {longest}; lower it, or set model.max_seq_len to "
             f"{wanted} if the model is meant for that",
         )
+
+
+def _data(run: Run) -> Iterator[Broken]:
+    path = ("data", "train")
+    if not run.data.train and run.own.data is None:
+        said = is_wrong(path, []) if "train" in run.data.model_fields_set else is_missing(path)
+        yield ("data.train",), said.removesuffix(".")
 
 
 def _held_out(run: Run) -> Iterator[Broken]:
@@ -313,6 +321,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _routers,
     _start,
     _windows,
+    _data,
     _held_out,
     _precision,
     _best,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
 
 from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
@@ -85,7 +85,9 @@ Packing = Literal["pairs", "best-fit", "chop"]
 class Data(Strict):
     """What the model reads, and how windows are cut."""
 
-    train: Sources = Field(min_length=1, description="Prepared token shards; several are mixed by their weights.")
+    train: Sources = Field(
+        (), description="Prepared token shards; several are mixed by their weights. Empty with `own.data` alone."
+    )
     eval: Sources = Field(
         (), description="Held-out shards for evaluation: a loss of each set, and their mean by weight; empty: none."
     )
@@ -327,8 +329,17 @@ class Plan(Strict):
     )
 
 
+_DATA: list[JsonValue] = [
+    {"properties": {"data": {"required": ["train"]}}},
+    {"required": ["own"], "properties": {"own": {"required": ["data"]}}},
+]
+
+
 class Run(Strict):
     """One training run, whole."""
+
+    # An editor marks a run without data, as `rules` refuses it.
+    model_config = ConfigDict(json_schema_extra={"allOf": [{"anyOf": _DATA}]})
 
     name: RunName = Field(description="Name of the run and of its directory.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds the weights and the order of the data.")

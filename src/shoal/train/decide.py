@@ -50,9 +50,9 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     where = choose_device(run, choices, started=world is not None)
     device, gpus = where.device, where.gpus
     opened = _look_at_data(run, workspace)
-    tokenizer_vocab = opened[0].vocab_size
+    tokenizer_vocab = opened[0].vocab_size if opened else None  # own.data brings none
     shape = shape_of(run.model, tokenizer_vocab)
-    if shape.vocab_size < tokenizer_vocab:
+    if tokenizer_vocab is not None and shape.vocab_size < tokenizer_vocab:
         raise SpecError(
             f"model.vocab_size is {shape.vocab_size:,}, but the data's tokenizer has {tokenizer_vocab:,} tokens: "
             "use auto, or prepare the data with the model's tokenizer."
@@ -224,5 +224,6 @@ def _look_at_data(run: Run, workspace: Path) -> list[TokenShards]:
     from shoal.data.windows import Windows
 
     opened = open_sources((*run.data.train, *run.data.eval), run.data, workspace)
-    Windows.of(opened, run.data)
+    if opened:
+        Windows.of(opened, run.data)
     return opened

@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.checkpoint import peers
 from shoal.data.index import INDEX_FILE
 from shoal.data.local import LocalFolder
 from shoal.data.node_disk import is_shared
+from shoal.data.own_windows import OwnWindows
 from shoal.data.shards import TokenShards, folder_at
 from shoal.data.sources import cache_of, refuse_mixed_tokens
 from shoal.errors import DataError, ShoalError
-from shoal.spec.run import Data, Source
+from shoal.spec.run import Data, Run, Source
 
 
 def open_together(sources: Sequence[Source], data: Data, workspace: Path) -> list[TokenShards]:
@@ -42,6 +44,24 @@ def open_together(sources: Sequence[Source], data: Data, workspace: Path) -> lis
 
     _all_or_none(look)
     return opened
+
+
+def open_own(make: Callable[[Run], Any], run: Run) -> OwnWindows:
+    """Collective. The windows of `own.data`: every process makes the source, and all must have made the same."""
+    made: list[OwnWindows] = []
+    _all_or_none(lambda: made.append(OwnWindows(make, run)))
+    (mine,) = made
+    words = f"{mine.sizes[0]:,} windows with the fingerprint {mine.said!r}"
+    first = peers.text_from_rank_0(words)
+
+    def same() -> None:
+        if words != first:
+            raise DataError(
+                f"own.data {run.own.data} has {words} here and {first} in rank 0: every process must make the same."
+            )
+
+    _all_or_none(same)
+    return mine
 
 
 def _looks(shards: TokenShards, rank: int) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shoal.data.index import Index
 from shoal.data.order import Order
+from shoal.data.own_windows import Identity
 from shoal.data.skips import Skips
-from shoal.data.windows import Windows
+from shoal.data.windows import AnyWindows, Windows
 from shoal.devices import cores
 from shoal.model.decoder import Decoder
 from shoal.observe.pulse import SILENT, Pulse
@@ -30,7 +32,7 @@ from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
-from shoal.train.open_data import open_together
+from shoal.train.open_data import open_own, open_together
 from shoal.train.optim import Optimizers
 from shoal.train.own import NOTHING, Own
 from shoal.train.state import State
@@ -43,7 +45,7 @@ class Parts:
 
     run: Run
     place: Place
-    windows: Windows
+    windows: AnyWindows
     order: Order
     model: Laid
     optimizers: Optimizers
@@ -89,18 +91,26 @@ def _through_memory(run: Run, shape: Shape, device_name: str) -> dict[str, float
 
 
 def prepare(run_dir: RunDir, run: Run, place: Place, pulse: Pulse = SILENT) -> Parts:
-    sources = open_together(run.data.train, run.data, run_dir.workspace)
-    windows = Windows.of(sources, run.data)
-    order = Order(windows.sizes, [s.weight for s in run.data.train], run.seed)
     code = load_code(run, run_dir.code)
+    windows, data = _opened(run_dir, run, code)
+    order = Order(windows.sizes, [s.weight for s in run.data.train] or [1.0], run.seed)
     own = Own.of(code, run)
     model = build(run, place, windows.several, code)
     pulse.watch_device(ticks_of(place.device, model.decoders))
     optimizers = _optimizers(run, model, code)
     about = identity(run) | ({"own": digest_of(run_dir)} if run.own.objects else {}) if place.rank == 0 else {}
     skips = Skips([batch, batch] for batch in run.data.skip)
-    state = State(run, model, optimizers, [s.index for s in sources], about, skips=skips, own=own)
+    state = State(run, model, optimizers, data, about, skips=skips, own=own)
     return Parts(run, place, windows, order, model, optimizers, state, own, _params(model, code))
+
+
+def _opened(run_dir: RunDir, run: Run, code: Code) -> tuple[AnyWindows, Sequence[Index | Identity]]:
+    """The windows of the training data, and what data it is. Collective."""
+    if code.data is not None:
+        own = open_own(code.data, run)
+        return own, [own.identity]
+    sources = open_together(run.data.train, run.data, run_dir.workspace)
+    return Windows.of(sources, run.data), [s.index for s in sources]
 
 
 def _params(model: Laid, code: Code) -> int:

@@ -16,6 +16,7 @@ from shoal import checkpoint
 from shoal.checkpoint.find import Roots
 from shoal.checkpoint.names import Name
 from shoal.data.index import Index
+from shoal.data.own_windows import Identity
 from shoal.data.skips import Skips
 from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
@@ -36,7 +37,7 @@ class State:
     run: Run
     model: Laid
     optimizers: Optimizers
-    data: Sequence[Index]
+    data: Sequence[Index | Identity]
     environment: dict[str, Any]
     eval_loss: dict[int, float] = field(default_factory=dict)  # of the newest evaluation, by its step
     skips: Skips = field(default_factory=Skips)  # batches of the order that are left out

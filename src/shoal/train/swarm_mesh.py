@@ -20,7 +20,7 @@ from shoal.checkpoint.saving import save
 from shoal.checkpoint.store import Folder
 from shoal.data.ahead import Ahead
 from shoal.data.order import I64
-from shoal.data.windows import Batch, Windows
+from shoal.data.windows import AnyWindows, Batch
 from shoal.fleet.inner import Inner
 from shoal.fleet.outer.exact import F32
 from shoal.fleet.outer.local import Move
@@ -185,7 +185,7 @@ class Mesh:
         return {"bytes": saved.bytes, "path": str(saved.name), "stall_s": round(saved.seconds, 6), "persist_s": 0.0}
 
 
-def _batches(place: Place, windows: Windows, sources: I64, ids: I64, micro_batch: int) -> list[Batch]:
+def _batches(place: Place, windows: AnyWindows, sources: I64, ids: I64, micro_batch: int) -> list[Batch]:
     """This process's share of some windows."""
     share = len(ids) // place.sizes.dp
     assert share * place.sizes.dp == len(ids), "a step's windows are not shared equally"

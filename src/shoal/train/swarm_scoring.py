@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.data.order import I64, Order
-from shoal.data.windows import Windows
+from shoal.data.windows import AnyWindows
 
 MOST_WINDOWS = 1 << 30  # of a pool: a larger one is no better
 
@@ -21,13 +21,13 @@ MOST_WINDOWS = 1 << 30  # of a pool: a larger one is no better
 class Pool:
     """Windows by number, from 0 to `size`."""
 
-    windows: Windows
+    windows: AnyWindows
     size: int
     order: Order | None = None  # of the training data; None: the windows are held out, and all of them are in it
     first: int = 0  # position in the order
 
     @classmethod
-    def of(cls, windows: Windows, order: Order, trained: int, held_out: Windows | None) -> Pool:
+    def of(cls, windows: AnyWindows, order: Order, trained: int, held_out: AnyWindows | None) -> Pool:
         """`trained`: samples of the order that the whole swarm trains on."""
         if held_out is not None:
             return cls(held_out, min(sum(held_out.sizes), MOST_WINDOWS))

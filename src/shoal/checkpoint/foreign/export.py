@@ -82,6 +82,8 @@ def tokenizer_of(of: Run | Model) -> Tokenizer:
 
 def tokenizer_of_data(run: Run, start: str | None = None, special: bool = False) -> Tokenizer:
     """The tokenizer whose ids the run was trained on; `start` and `special` as for `load_tokenizer`."""
+    if run.own.data is not None:
+        raise DataError(f"own.data {run.own.data} gives no tokenizer: name one with --tokenizer PATH.")
     try:
         data = TokenShards.open(run.data.train[0].path)
         chosen = tokenizer_of_shards(data, special=special)
