@@ -60,7 +60,7 @@ def load(run: Run, folder: Path) -> Code:
 
 
 def imported(key: str, name: str, folder: Path) -> Callable[..., Any]:
-    """One class or function of a folder of the user's own, for a verb that trains nothing; what else is loaded stays."""
+    """One class or function of a folder of the user's own, for a verb that trains nothing."""
     top = name.partition(":")[0].partition(".")[0]
     show_own(folder)
     _first_on_path(folder, [top] if (folder / f"{top}.py").is_file() or (folder / top).is_dir() else [])

@@ -68,7 +68,7 @@ class Learning(Hook):
         seeded = torch.Generator(device).manual_seed(seed_of(self._run.seed, at.step, self._place.at["dp"]))
         self._draws = self._draws or not torch.equal(now, seeded.get_state())
 
-    def update(self, at: Moment) -> None:
+    def update(self, at: Moment, targets: float) -> None:
         for name, p in self._model.named_parameters():
             if name not in self._learnt and p.grad is not None and bool(local(p.grad).any()):
                 self._learnt.add(name)
