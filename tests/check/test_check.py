@@ -230,6 +230,10 @@ def test_a_row_says_what_follows_from_another_one() -> None:
 def test_a_way_that_fails_is_a_row_that_fails_with_its_last_words() -> None:
     row = compared("dp_replicate", trained(digest=None, code=78, words="shoal: no such thing."))
     assert row == (False, "the second run failed", "no such thing.")
+    unused = compared("dp_replicate", trained(digest=None, words="No."), trained(learning=told(without=["a"])))
+    assert unused[2] == "No; parameters without a gradient are a likely cause: see the last line."
+    records = [{"kind": "failure", "evidence": "one"}, {"kind": "failure", "evidence": "mine.py:3: no."}]
+    assert Trained.of(records, Path("none"), 2, "next: `shoal resume`").words == "mine.py:3: no."
 
 
 def test_what_is_frozen_on_purpose_passes_and_what_does_not_move_is_said() -> None:

@@ -96,7 +96,9 @@ def _row(name: str, run: Run, trained: Mapping[str, Trained], failed: set[str]) 
         return _gradients(whole)
     other = trained[ROWS[name][1]]
     if not other.done:
-        said = other.words.removeprefix("shoal: ") or f"exit code {other.code}"
+        said = other.words.removeprefix("shoal: ") or f"exit code {other.code}."
+        if whole.learning is not None and whole.learning.without:
+            said = f"{said.rstrip('.')}; parameters without a gradient are a likely cause: see the last line."
         return Row(name, compared, False, "the second run failed", said)
     if name == "resume" and not 0 < other.resumed_from < max(whole.losses):
         return Row(

@@ -54,7 +54,7 @@ class Trained:
     resumed_from: int = 0
     learning: Learning | None = None  # where it was asked for
     code: int = DONE
-    words: str = ""  # its last, where it failed
+    words: str = ""  # why, where it failed
 
     @property
     def done(self) -> bool:
@@ -70,8 +70,13 @@ class Trained:
             max((int(r.get("resumed_from") or 0) for r in records if r["kind"] == "start"), default=0),
             Learning.read(learning),
             code,
-            words,
+            _evidence(records) or words,
         )
+
+
+def _evidence(records: Sequence[Record]) -> str:
+    """Of its last failure, as the supervisor has it of the process that failed."""
+    return next((str(r.get("evidence") or "") for r in reversed(records) if r["kind"] == "failure"), "")
 
 
 def environment(job: Job, folder: Path) -> dict[str, str]:
