@@ -356,6 +356,18 @@ def kinds() -> dict[str, Callable[[], Kind]]:
                 "additional_special_tokens": ["<added>", "<left>"],
             },
         ),
+        "one token named twice": lambda: Kind(
+            bpe(), fast, {"eos_token": decoder_of("<right>", lstrip=True), "additional_special_tokens": ["<right>"]}
+        ),
+        "one token with settings twice": lambda: Kind(
+            bpe(),
+            fast,
+            {
+                "pad_token": "<right>",
+                "eos_token": decoder_of("<right>", lstrip=True),
+                "sep_token": decoder_of("<right>", rstrip=True),
+            },
+        ),
         "added_tokens.json": lambda: Kind(
             bpe(), named, {"pad_token": "<pad>"}, {"<added>": 421, "<left>": 420, "<pad>": 422}
         ),

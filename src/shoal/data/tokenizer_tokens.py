@@ -50,13 +50,14 @@ class Tokens:
 
         known = {token.content for token in library.get_added_tokens_decoder().values()}
         known |= {token.content for token in self.listed}
-        new: dict[str, str | AddedToken] = {}
+        new: list[str | AddedToken] = []
         for token in [*self.roles.values(), *self.extra]:
-            if _content(token) not in known:
-                new.setdefault(_content(token), token)
+            # A name and a token with settings are two: both are added, and the later one's settings hold.
+            if _content(token) not in known and token not in new:
+                new.append(token)
         roles = {_content(token) for token in self.roles.values() if _content(token)}
         adding = []
-        for token in [*self.listed, *new.values()]:
+        for token in [*self.listed, *new]:
             if isinstance(token, str):
                 token = AddedToken(token, special=True)
             elif not token.special and token.content in roles:
