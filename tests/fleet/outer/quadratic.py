@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from shoal.fleet.outer.local import Local, add
 from shoal.fleet.outer.outer import Outer
 from shoal.fleet.outer.rule import Rule
 
-COUNT = 40_000
+COUNT = 20_000
 
 
+@cache
 def target() -> F32:
+    """Not to be written to."""
     return np.random.default_rng(7).normal(size=COUNT).astype(np.float32)
 
 
