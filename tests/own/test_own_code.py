@@ -164,6 +164,28 @@ def test_an_optimizer_of_torchs_goes_on_with_the_same_bits(folder: Path, kind: s
     assert digest_of(here(run, folder)) == digest_of(whole)
 
 
+UNUSED = """
+    import shoal, torch
+    class B(shoal.Block):
+        starts = {"idle": torch.ones_like}
+        def __init__(self, shape, layer):
+            super().__init__(shape, layer)
+            self.idle = torch.nn.Parameter(torch.empty(3))
+    def make(named, run):
+        return torch.optim.NAdam([p for _, p in named], lr=1e-2)
+"""
+
+
+def test_a_parameter_that_nothing_uses_is_no_reason_not_to_resume(folder: Path) -> None:
+    (folder / "unused.py").write_text(textwrap.dedent(UNUSED))
+    changes = {"train.steps": 4, "own.block": "unused:B", "own.optimizer": "unused:make"}
+    whole, calls = here(asked(folder, "unused-whole", **changes), folder), iter(range(100))
+    run = asked(folder, "unused-parts", **changes)
+    with pytest.raises(Stopped):
+        here(run, folder, lambda: next(calls) >= 2)
+    assert digest_of(here(run, folder)) == digest_of(whole)
+
+
 def test_an_optimizer_of_ones_own_starts_as_if_nobody_had_tried_it(tmp_path: Path) -> None:
     import torch
 

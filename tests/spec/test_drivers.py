@@ -168,7 +168,7 @@ def _imports(module: str) -> tuple[str, ...]:
             found |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
         elif isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.startswith("shoal")}
-    return tuple(m for m in found if _file(m))
+    return tuple(m for m in found if _file(m) and m != "shoal")  # which names the API's modules, and loads none
 
 
 SECTIONS = {str(n.path[-1] if n.path[-1] != "*" else n.path[-2]): n.section for n in names() if n.section}

@@ -114,6 +114,13 @@ class Optimizers:
         """Each name of `tensors` to the name of its parameter."""
         return {f"optim.{self._names[p]}.{key}": self._names[p] for p, key, _ in self._state() if key != "step"}
 
+    def without(self) -> list[str]:
+        """Parameters that have no state, as none has moved them yet; `tensors` has zeros for them."""
+        return []
+
+    def forget_state(self, names: object) -> None:
+        """Of parameters that had none when it was saved."""
+
     def set_step(self, step: int) -> None:
         """AdamW's own step counts, which are the run's committed steps."""
         self.taken = step

@@ -8,6 +8,7 @@ state is thrown away where nothing is restored into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class OwnOptimizer(Optimizers):
         self.parts = [made]
         self._rates = [float(group["lr"]) for group in made.param_groups]
         self.taken = 0
+        self._like: dict[str, dict[str, Callable[[], torch.Tensor]]] = {}  # what each parameter's state is made like
         self._lay_out()
 
     @property
@@ -60,12 +62,22 @@ class OwnOptimizer(Optimizers):
     def tensors(self) -> dict[str, torch.Tensor]:
         if not self.parts[0].state:
             self._lay_out()
-        return super().tensors()
+        return super().tensors() | {key: make() for name in self.without() for key, make in self._like[name].items()}
 
     def owners(self) -> dict[str, str]:
         if not self.parts[0].state:
             self._lay_out()
-        return super().owners()
+        return super().owners() | {key: name for name in self.without() for key in self._like[name]}
+
+    def without(self) -> list[str]:
+        held = self.parts[0].state
+        return [name for p, name in self._names.items() if not held.get(p) and name in self._like]
+
+    def forget_state(self, names: object) -> None:
+        wanted = set(names) if isinstance(names, list) else set()
+        for p, name in self._names.items():
+            if name in wanted:
+                self.parts[0].state.pop(p, None)
 
     def set_step(self, step: int) -> None:
         super().set_step(step)
@@ -96,6 +108,8 @@ class OwnOptimizer(Optimizers):
         for p, name in self._names.items():
             for key, value in part.state.get(p, {}).items():
                 self._can_be_saved(name, p, key, value)
+                if isinstance(value, torch.Tensor) and key != "step":
+                    self._like.setdefault(name, {})[f"optim.{name}.{key}"] = _zeros_as(value, p)
 
     def _can_be_saved(self, name: str, p: torch.Tensor, key: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
@@ -108,6 +122,13 @@ class OwnOptimizer(Optimizers):
             raise SpecError(
                 f"own.optimizer keeps `{key}` of {name} as {type(value).__name__}; a checkpoint holds tensors: use one."
             )
+
+
+def _zeros_as(value: torch.Tensor, p: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes zeros of the same kind, and holds no tensor but the parameter."""
+    if isinstance(value, DTensor):
+        return partial(torch.zeros_like, p, dtype=value.dtype)
+    return partial(torch.zeros, value.shape, dtype=value.dtype, device=value.device)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

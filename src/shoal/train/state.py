@@ -85,6 +85,7 @@ class State:
             "spec": self.run.model_dump(mode="json"),
             "environment": self.environment,
             **({"hooks": states} if (states := self.own.states()) else {}),
+            **({"without_state": names} if (names := self.optimizers.without()) else {}),
             **self.besides,
         }
 
@@ -108,6 +109,7 @@ class State:
             tell("warning", text=text)
         self.skips.resume(found.extra.get("skips", []), found.step)
         self.optimizers.set_step(found.step)
+        self.optimizers.forget_state(found.extra.get("without_state"))
         self.own.load(found.extra.get("hooks"))
         self.model.spread()
         return found
