@@ -55,16 +55,21 @@ def load(run: Run, folder: Path) -> Code:
 
 def imported(key: str, name: str, folder: Path) -> Callable[..., Any]:
     """One class or function of a folder of the user's own, for a verb that trains nothing; what else is loaded stays.
-    A module of that name from elsewhere gives way where the folder has one."""
+    A module of that name from elsewhere gives way where the folder has one; other files of the folder hide nothing
+    that is imported later."""
     top = name.partition(":")[0].partition(".")[0]
     show_own(folder)
-    sys.path[:] = [str(folder), *(p for p in sys.path if p != str(folder))]
+    others = [p for p in sys.path if p != str(folder)]
+    sys.path[:] = [str(folder), *others]
     importlib.invalidate_caches()
     if (folder / f"{top}.py").is_file() or (folder / top).is_dir():
         for loaded in list(sys.modules):
             if loaded.partition(".")[0] == top and not _from(sys.modules[loaded], folder):
                 del sys.modules[loaded]
-    thing = _object(key, name, folder)
+    try:
+        thing = _object(key, name, folder)
+    finally:
+        sys.path[:] = [*others, str(folder)]
     if not callable(thing):
         raise SpecError(f"{key}: {name} is {type(thing).__name__}, not a class or a function.")
     return cast(Callable[..., Any], thing)
