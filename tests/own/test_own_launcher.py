@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,7 @@ def test_only_the_folder_that_was_launched_with_is_known(file: Path, tmp_path: P
     note(run)
     assert json.loads((tmp_path / "config/shoal/launchers.json").read_text()) == [["cards:Board", str(file.parent)]]
     assert backend_of(run).name == "cards:Board"
+    assert sys.path[-1] == str(file.parent)  # a file `yaml.py` in it does not come before the real one
     for name, folder in (("cards:Board", str(tmp_path)), ("cards:Odd", str(file.parent))):
         with pytest.raises(SetupError, match="not one that you have launched with"):
             launcher(name, folder)

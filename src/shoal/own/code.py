@@ -60,11 +60,15 @@ def load(run: Run, folder: Path) -> Code:
 
 
 def imported(key: str, name: str, folder: Path) -> Callable[..., Any]:
-    """One class or function of a folder of the user's own, for a verb that trains nothing."""
+    """One class or function of a folder of the user's own, for a verb that trains nothing; other files of the folder
+    hide nothing that is imported later."""
     top = name.partition(":")[0].partition(".")[0]
     show_own(folder)
     _first_on_path(folder, [top] if (folder / f"{top}.py").is_file() or (folder / top).is_dir() else [])
-    thing = _object(key, name)
+    try:
+        thing = _object(key, name)
+    finally:
+        sys.path[:] = [*(p for p in sys.path if p != str(folder)), str(folder)]
     if not callable(thing):
         raise SpecError(f"{key}: {name} is {type(thing).__name__}, not a class or a function.")
     return cast(Callable[..., Any], thing)
