@@ -9,6 +9,7 @@ _MEMORY = "memory that this process has mapped itself"
 
 OURS: dict[str, str] = {
     "bench.collectives:measure": _CHILD,
+    "check.trained:Learning.read": "a worker of the check, in a folder of the check's own",
     "checkpoint.part:decode_contents": _CHILD,
     "checkpoint.peers:first_error": _RANKS,
     "checkpoint.peers:bytes_from_rank_0": _RANKS,
@@ -49,4 +50,7 @@ OURS: dict[str, str] = {
     "train.numerics:Past._everywhere": _RANKS,
     "train.swarm_keeper:Keeper._returned": "a file of this peer's trainer, in its own folder",
     "train.swarm_link:Link._read": "its own node, over a socket in a folder of theirs",
+    "own.files:_read": "source code of the person's own, which the run executes; bounded in files and bytes",
+    "train.own:Own.begin": "what it has just written itself",
+    "train.own:_as_json": "what it has just written itself",
 }
