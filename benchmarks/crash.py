@@ -37,7 +37,7 @@ from tests.checkpoint.crashes import STORM, Verdict, cases, cases_on_s3, judged,
 from tests.services import s3_server  # noqa: E402
 
 from shoal import checkpoint  # noqa: E402
-from shoal.checkpoint import faults  # noqa: E402
+from shoal.checkpoint import fault_points  # noqa: E402
 
 NEW, OLD, NEITHER = "the new one", "the old one", "neither"
 SHOAL = "Shoal, keep: 1"
@@ -74,7 +74,7 @@ def table(verdicts: Iterable[Verdict]) -> None:
     for verdict in verdicts:
         kinds.setdefault(verdict.kind, []).append(verdict)
     print(f"\n{'kill -9':16}" + "".join(f"  {chr(ord('A') + i):>12}" for i in range(len(kinds))))
-    for point in [*faults.POINTS, "nobody", "trainer 0", "trainer 1", "persister 0", "persister 1", "all"]:
+    for point in [*fault_points.POINTS, "nobody", "trainer 0", "trainer 1", "persister 0", "persister 1", "all"]:
         cells = []
         for of_kind in kinds.values():
             here = [v for v in of_kind if v.point == point]

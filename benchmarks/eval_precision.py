@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.to_loss.text import prepared  # noqa: E402
 from benchmarks.to_loss.trials import FULL, TINY  # noqa: E402
 
-from shoal.track import journal  # noqa: E402
-from shoal.track.rundir import RunDir  # noqa: E402
+from shoal.journal import journal  # noqa: E402
+from shoal.journal.rundir import RunDir  # noqa: E402
 
 PRECISIONS = ("bf16", "fp8")
 

@@ -22,8 +22,8 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [ROOT / "examples/text/moby-dick.txt", ROOT / "examples/text/state-of-the-union.jsonl"]

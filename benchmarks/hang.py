@@ -68,13 +68,13 @@ def a_slow_disk() -> None:
 
 
 def worker(run_dir: Path, control: Path, soak: bool) -> int:
-    from shoal.observe.pulse import Pulse
+    from shoal.journal.pulse import Pulse
 
     pulse = Pulse.begin()
     from shoal.data.feed import Feed
+    from shoal.journal.rundir import RunDir
     from shoal.model.decoder import Decoder
     from shoal.parallel.place import Place
-    from shoal.track.rundir import RunDir
     from shoal.train import worker as real
     from shoal.train import writers
     from shoal.train.evaluate import Evaluator
@@ -99,8 +99,8 @@ def worker(run_dir: Path, control: Path, soak: bool) -> int:
 
 def supervised(run_dir: Path, control: Path, world: int, soak: bool) -> int:
     from shoal.guard.supervise import supervise
+    from shoal.journal.rundir import RunDir
     from shoal.spec import load
-    from shoal.track.rundir import RunDir
 
     me = [sys.executable, str(Path(__file__).resolve())]
     command = [*me, "--worker", str(run_dir), str(control), str(int(soak))]
@@ -112,9 +112,9 @@ class Run:
     def __init__(self, scratch: Path, world: int, soak: bool) -> None:
         from tests.train.tiny import make_data, make_run
 
+        from shoal.decide.auto import decide
+        from shoal.journal.rundir import RunDir
         from shoal.spec import dump
-        from shoal.track.rundir import RunDir
-        from shoal.train.decide import decide
 
         changes: dict[str, Any] = {"train.steps": 10_000_000, "train.batch": 12, "guard": {"on_hang": "wait"}}
         if soak:
@@ -134,7 +134,7 @@ class Run:
         self._offset, self._records = 0, []
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        from shoal.track.journal import read
+        from shoal.journal.journal import read
 
         if self._journal.exists():
             for record, after in read(self._journal, self._offset):
@@ -308,7 +308,7 @@ def busy(seconds: float) -> None:
 
 
 def cost_of_a_mark() -> float:
-    from shoal.observe.pulse import Pulse
+    from shoal.journal.pulse import Pulse
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         pulse, times = Pulse(Path(folder), 0), 20_000

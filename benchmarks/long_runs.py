@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.journal.rundir import RunDir
 from shoal.spec import Run, dump
-from shoal.track.rundir import RunDir
 
 STEP_S, SAVE_EVERY, EVAL_EVERY, FAIL_EVERY = 0.4, 500, 1000, 50_000
 # Seconds and MB with a million steps, an index at hand; ten million may take twice the memory.
@@ -31,13 +31,13 @@ import sys
 from pathlib import Path
 from shoal.checkpoint.interval import Seen
 from shoal.guard.history import History
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 run_dir = RunDir(Path(sys.argv[1]))
 History.of(run_dir)
 try:
-    from shoal.track.told import told as read
+    from shoal.journal.reading import told as read
 except ImportError:
-    from shoal.track.journal import records as read
+    from shoal.journal.journal import records as read
 Seen.of(read(run_dir.journal_file))
 """
 

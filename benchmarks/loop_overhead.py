@@ -26,13 +26,13 @@ from shoal.data.order import Order
 from shoal.data.shards import TokenShards
 from shoal.data.windows import Windows
 from shoal.data.writer import ShardWriter
+from shoal.decide.auto import decide
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
 from shoal.parallel.build import build
 from shoal.parallel.place import Place
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.loop import Training, train_step
 from shoal.train.optim import Optimizers
 from shoal.train.writers import unsaved

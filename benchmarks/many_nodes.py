@@ -26,9 +26,9 @@ from shoal.guard.nodes.share import RANKS_PER_S
 from shoal.guard.nodes.talk import EVERY_S, HELLO, Line, packed
 from shoal.guard.signs import Signs
 from shoal.guard.workers import Share
-from shoal.observe.beat import PHASES
-from shoal.observe.pulse import Pulse
-from shoal.observe.pulse_file import news, pulse_file
+from shoal.journal.beat import PHASES
+from shoal.journal.pulse import Pulse
+from shoal.journal.pulse_file import news, pulse_file
 
 PROCESSES = 8
 BAR = 0.5

@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run
 
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.plan.memory import Memory, memory
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 
 BAR = 0.15

@@ -31,8 +31,8 @@ from shoal.data.order import Order
 from shoal.data.packs import shares
 from shoal.data.shards import TokenShards
 from shoal.data.windows import PADDING, Windows
+from shoal.journal import journal
 from shoal.spec.resolve import load
-from shoal.track import journal
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP_0, CURVE = 1e-5, 1e-3

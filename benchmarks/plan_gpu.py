@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.train.tiny import make_data, make_run
 
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.plan.asked import Asked
 from shoal.plan.calibrate import calibrated
 from shoal.plan.catalogue import find
@@ -32,8 +34,6 @@ from shoal.plan.search import priced
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.presets import presets
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 
 STEPS, WARM = 14, 6
 UNTIED = "-untied"  # with a head of its own

@@ -168,7 +168,7 @@ def data(disk_ms: float) -> list[Part]:
     import numpy as np
 
     from shoal.data.index import Index, ShardInfo, fingerprint_of
-    from shoal.data.local import AT_ONCE, LocalFolder
+    from shoal.data.local_folder import AT_ONCE, LocalFolder
     from shoal.data.order import Order
     from shoal.data.shards import TokenShards
     from shoal.data.windows import Windows

@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from shoal.guard.supervise import supervise
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 folder, command = json.loads(sys.argv[1])
 run = {"name": "bench", "data": {"train": "none"}, "train": {"steps": 1}, "track": {"mlflow": False},
        "guard": {"restarts": 1000, "backoff_s": 0.0}}

@@ -43,10 +43,10 @@ from benchmarks.to_loss.text import _sources  # noqa: E402
 from shoal.checkpoint import read_full  # noqa: E402
 from shoal.checkpoint.find import newest_readable  # noqa: E402
 from shoal.data.shards import TokenShards  # noqa: E402
+from shoal.journal.rundir import RunDir  # noqa: E402
 from shoal.model.decoder import Decoder  # noqa: E402
 from shoal.spec import load  # noqa: E402
 from shoal.spec.shape import shape_of  # noqa: E402
-from shoal.track.rundir import RunDir  # noqa: E402
 
 TEXT, TOKENIZER = "text.jsonl", "tokenizer.json"
 SHORTEST = 40  # characters of a document

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.fleet.codec import NAMES, codec, warm
+from shoal.codec import NAMES, codec, warm
 
 LEAST_GB_PER_S = 1.0
 MOST_BITS = 0.16

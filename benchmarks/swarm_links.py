@@ -23,11 +23,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.fleet.emulate import Nat, Site, Wan, possible
-from shoal.fleet.net.api import Address, Message, PeerId
-from shoal.fleet.net.endpoint import connect
-from shoal.fleet.net.identity import Identity
-from shoal.fleet.net.relay import PORT, Relay
+from shoal.emulate import Nat, Site, Wan, possible
+from shoal.net.api import Address, Message, PeerId
+from shoal.net.endpoint import connect
+from shoal.net.identity import Identity
+from shoal.net.relay import PORT, Relay
 
 BODY = 1 << 20
 AT_ONCE = 8
@@ -225,7 +225,7 @@ async def iroh_client(host: str, seconds: str) -> None:
 async def _iroh(secret: bytes, at: str) -> Any:
     import iroh
 
-    import shoal.fleet.net.quic  # noqa: F401  # quickens iroh's package
+    import shoal.net.quic  # noqa: F401  # quickens iroh's package
 
     options = iroh.EndpointOptions(
         preset=iroh.preset_minimal(),

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.emulate import Site, Wan, possible, wan
-from shoal.fleet.net.api import Address, Message, PeerId
-from shoal.fleet.net.endpoint import connect
-from shoal.fleet.net.identity import Identity
+from shoal.emulate import Site, Wan, possible, wan
+from shoal.net.api import Address, Message, PeerId
+from shoal.net.endpoint import connect
+from shoal.net.identity import Identity
 
 SITES, MBIT, RTT_MS = 8, 100.0, 100.0
 BAR_MBIT_A_CPU_S = 1000.0
@@ -46,7 +46,7 @@ def emulated(python: bool) -> tuple[float, float]:
     """Mbit/s that arrived, and seconds of CPU a second, while all send."""
     compiled = wan.program
     if python:
-        wan.program = lambda: [sys.executable, "-m", "shoal.fleet.emulate.forward"]
+        wan.program = lambda: [sys.executable, "-m", "shoal.emulate.forward"]
     names = [f"s{i}" for i in range(SITES)]
     try:
         with Wan([Site(name, up_mbit=MBIT, down_mbit=MBIT) for name in names], rtt_ms=RTT_MS) as net:

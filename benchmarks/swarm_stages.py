@@ -31,7 +31,7 @@ def main() -> int:
     args = parser.parse_args()
     from benchmarks.fleet import stage_bench
 
-    from shoal.fleet.emulate.possible import possible
+    from shoal.emulate.possible import possible
 
     if args.what != "ladder" and (why := possible()):
         print(why)

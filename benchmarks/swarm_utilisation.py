@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.fleet.swarm_on_wan import Swarm
 
+from shoal.emulate import Site, Wan, possible
 from shoal.errors import SetupError
-from shoal.fleet.emulate import Site, Wan, possible
 from shoal.plan.swarm import CODECS, Link, utilisation
 from shoal.plan.swarm import Swarm as Planned
 

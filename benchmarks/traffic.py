@@ -31,6 +31,8 @@ from tests.train.tiny import make_data, make_run, train_on
 from torch.distributed.tensor.debug import CommDebugMode
 
 from shoal.data.windows import Batch
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
 from shoal.parallel.build import build
 from shoal.parallel.count import Counter
 from shoal.parallel.laid import Laid
@@ -39,8 +41,6 @@ from shoal.plan.traffic import step_of, traffic
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.train.decide import decide
 
 PROCESSES = 4
 RESIDUE_BAR = 1.1  # the fastest of ordinary steps between counted ones over ordinary steps before any

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from shoal.track import journal
+from shoal.journal import journal
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKSPACE = "demo-workspace"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.decide.checks import trainable
 from shoal.spec import load
-from shoal.spec.checks import trainable
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

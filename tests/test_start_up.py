@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.track.journals import crash_and_finish, make_run
+from tests.journal.journals import crash_and_finish, make_run
 
 LIMIT_S = 0.3
 pytestmark = pytest.mark.alone
@@ -47,7 +47,7 @@ def test_help_and_the_lighter_verbs_import_no_torch() -> None:
 # schedulers half a second. (A run of a million steps is told about within a second; the rest of it is numpy.)
 TYPES = ("pydantic", "shoal.spec.run", "shoal.spec.resolve")
 SENDING = ("shoal.launch.send", "shoal.launch.request", "shoal.launch.slurm.backend", "shoal.guard.begin")
-DRAWING = ("matplotlib", "shoal.checkpoint.find", "shoal.train.decide")
+DRAWING = ("matplotlib", "shoal.checkpoint.find", "shoal.decide.auto")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.track.journal import records
+from shoal.journal.journal import records
 from tests.guard.supervisor import FAKE
 from tests.train.tiny import make_data
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from benchmarks.beside.asked import STEPS, Asked
 from benchmarks.beside.turns import Turns
 
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 
 

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.fleet.stalls import stalls as stalls_of
+from tests.islands.archipelago import Archipelago
+from tests.islands.storm import Storm
 from tests.ranks import _warm
-from tests.train.archipelago import Archipelago
-from tests.train.storm import Storm
 from tests.train.tiny import make_data, make_run
 
 ISLANDS, STEPS, FAULTS_A_RUN = 4, 160, 10

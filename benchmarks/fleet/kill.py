@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.fleet.stalls import stalls as stalls_of
+from tests.islands.archipelago import Archipelago
 from tests.ranks import _warm
-from tests.train.archipelago import Archipelago
 from tests.train.tiny import make_data, make_run
 
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 
 REPLICAS = 3
 AGAINST_TORCHFT, AGAINST_RESTART = 2.0, 10.0

@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from tests.islands.archipelago import Archipelago
 from tests.ranks import run_ranks
-from tests.train.archipelago import Archipelago
 from tests.train.tiny import make_data, make_run
 
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec.run import Run
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 
 BAR = 0.03

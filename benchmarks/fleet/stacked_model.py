@@ -2,8 +2,8 @@
 where one alone would wait for its launches.
 
 The numbers of a row are those of `shoal.model.decoder.Decoder` and of Shoal's AdamW with clipping (a test compares
-them); vectors of weights lie as `shoal.train.swarm_weights` lays them. Embedding and target are one-hot products: their
-gradients are then sums in a fixed order.
+them); vectors of weights lie as `shoal.swarm.trainer.weights` lays them. Embedding and target are one-hot products:
+their gradients are then sums in a fixed order.
 """
 
 from __future__ import annotations

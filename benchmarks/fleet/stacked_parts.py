@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.fleet.codec.dense import BLOCKS
-from shoal.fleet.outer.rule import Rule
+from shoal.codec.dense import BLOCKS
+from shoal.swarm.outer.rule import Rule
 
 LEAST = 2.0**-126
 

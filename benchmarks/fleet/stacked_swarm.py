@@ -18,10 +18,10 @@ from benchmarks.fleet.stacked_parts import arrives
 from benchmarks.fleet.swarm_sim import Sea
 from torch import Tensor
 
+from shoal.codec import codec
 from shoal.data.windows import Windows
-from shoal.fleet.codec import codec
-from shoal.fleet.outer.rule import Rule
 from shoal.spec.shape import shape_of
+from shoal.swarm.outer.rule import Rule
 from shoal.train.evaluate import all_windows
 from shoal.train.schedule import lr_ratio
 

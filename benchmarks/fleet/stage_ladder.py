@@ -14,13 +14,13 @@ from shoal.data.feed import Feed
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.fleet.stages.squeeze import Squeeze
-from shoal.fleet.stages.subspace import Space, confine
 from shoal.model.decoder import Decoder
 from shoal.spec.model import Model
 from shoal.spec.run import Data, Optimizer, Schedule
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.stages import stretches
+from shoal.stages.squeeze import Squeeze
+from shoal.stages.subspace import Space, confine
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from shoal import wire
-from shoal.fleet.net.identity import Identity
+from shoal.net.identity import Identity
 from shoal.spec import load
-from shoal.train.stage_layers import StageLayers
-from shoal.train.stage_peer import journaled, peers_of, train
+from shoal.stages.__main__ import journaled, peers_of, train
+from shoal.stages.layers import StageLayers
 
 
 class Paced(StageLayers):

@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.emulate.wan import Site, Wan
-from shoal.fleet.net.identity import Identity
-from shoal.track.journal import records
+from shoal.emulate.wan import Site, Wan
+from shoal.journal.journal import records
+from shoal.net.identity import Identity
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 4100

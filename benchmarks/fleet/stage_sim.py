@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 from shoal import wire
-from shoal.fleet.net.identity import Identity
-from shoal.fleet.stages.report import Measured
-from shoal.fleet.stages.routes import Commit, Sums
+from shoal.net.identity import Identity
 from shoal.spec.run import Run
-from shoal.train.stage_peer import journaled, peers_of, train
+from shoal.stages.__main__ import journaled, peers_of, train
+from shoal.stages.report import Measured
+from shoal.stages.routes import Commit, Sums
 
 
 class Simulated:
-    """Implements `shoal.fleet.stages.work.Work`."""
+    """Implements `shoal.stages.work.Work`."""
 
     part_bytes = state_bytes = 1 << 10
     held_out = sets = 0

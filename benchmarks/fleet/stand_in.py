@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.swarm.ranges import union
-from shoal.train.swarm_link import Gone, Link
+from shoal.swarm.ranges import union
+from shoal.swarm.trainer.link import Gone, Link
 
 
 class StandIn(ABC):

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.emulate import Site, Wan
-from shoal.fleet.net.api import Address
-from shoal.fleet.net.endpoint import connect
-from shoal.fleet.net.identity import Identity
-from shoal.fleet.swarm import blob_fetch
-from shoal.fleet.swarm.blobs import Blobs
+from shoal.emulate import Site, Wan
+from shoal.net.api import Address
+from shoal.net.endpoint import connect
+from shoal.net.identity import Identity
+from shoal.swarm import blob_fetch
+from shoal.swarm.blobs import Blobs
 
 MIB, MBIT, RTT_MS, PORT = 128, 100.0, 100.0, 4001
 TARGET = 1.3  # times what the line alone would take, up to 0.1% loss; on a busy machine it has been 1.17 to 1.28

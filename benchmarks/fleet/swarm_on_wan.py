@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.fleet.emulate import Wan
-from shoal.fleet.net.identity import Identity
+from shoal.emulate import Wan
+from shoal.net.identity import Identity
 
 PORT = 7000
 ROOT = Path(__file__).resolve().parents[2]

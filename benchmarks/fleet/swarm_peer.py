@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import Stopped
-from shoal.fleet.net.api import Address
-from shoal.fleet.net.endpoint import connect
-from shoal.fleet.net.identity import Identity
-from shoal.fleet.swarm.node import Node
-from shoal.fleet.swarm.view import status
+from shoal.journal.journal import Journal
+from shoal.net.api import Address
+from shoal.net.endpoint import connect
+from shoal.net.identity import Identity
 from shoal.spec.run import Run
-from shoal.track.journal import Journal
+from shoal.swarm.node import Node
+from shoal.swarm.view import status
 
 SWARM = "5" * 64
 

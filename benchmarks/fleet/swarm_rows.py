@@ -14,10 +14,10 @@ import torch
 from benchmarks.fleet.stacked_swarm import Course, End
 from benchmarks.fleet.swarm_sim import Attack, Outcome, Sea, Size, Way, swarm
 
-from shoal.fleet.codec import Codec
-from shoal.fleet.outer.exact import F32, norm
-from shoal.fleet.outer.rule import Rule
+from shoal.codec import Codec
 from shoal.spec.swarm import Swarm
+from shoal.swarm.outer.exact import F32, norm
+from shoal.swarm.outer.rule import Rule
 
 GAP, TRAFFIC, HARM = 0.01, 150.0, 0.02
 HOSTILE = 2

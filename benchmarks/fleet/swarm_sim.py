@@ -17,21 +17,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from shoal.codec import Codec
 from shoal.data.order import Order
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
-from shoal.fleet.codec import Codec
-from shoal.fleet.outer.exact import F32
-from shoal.fleet.outer.local import Local
-from shoal.fleet.outer.outer import Outer
-from shoal.fleet.outer.rule import Rule
 from shoal.parallel.build import build
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
+from shoal.swarm.outer.exact import F32
+from shoal.swarm.outer.outer import Outer
+from shoal.swarm.outer.peer_side import Local
+from shoal.swarm.outer.rule import Rule
+from shoal.swarm.trainer.weights import Weights
 from shoal.train.evaluate import Evaluator
 from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
-from shoal.train.swarm_weights import Weights
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [ROOT / "examples/text/moby-dick.txt", ROOT / "examples/text/state-of-the-union.jsonl"]

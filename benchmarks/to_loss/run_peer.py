@@ -114,7 +114,7 @@ class Transformers(Peer):
     def __init__(self, shape: Shape, trial: Trial) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        from shoal.spec.hf_config import to_hf
+        from shoal.spec.hf.config import to_hf
 
         self._config = LlamaConfig(**to_hf(shape), attn_implementation="sdpa", use_cache=False)
         self._of = LlamaForCausalLM

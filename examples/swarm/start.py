@@ -21,8 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+from shoal.emulate import Link, Site, Wan, possible
 from shoal.errors import ShoalError
-from shoal.fleet.emulate import Link, Site, Wan, possible
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path("demo-workspace/data")

@@ -7,7 +7,7 @@ import sys
 from scripts.clusters import debian
 from scripts.clusters.debian import Missing
 
-from shoal.fleet.emulate import possible
+from shoal.emulate import possible
 
 PACKAGES = ("iproute2", "nftables")
 PROGRAMS = ("ip", "nft")

@@ -43,8 +43,8 @@ def session(run: Run | Where, overrides: Sequence[str] = (), workspace: Where | 
     difference. A run that has begun goes on from its newest checkpoint. Nobody restarts the process, as a supervisor
     would: to have that, name your loop in the run file (`own.loop`) and use `shoal train`.
     """
-    from shoal.guard.under_torchrun import joined
-    from shoal.track.rundir import workspace as folder_of
+    from shoal.journal.rundir import workspace as folder_of
+    from shoal.train.under_torchrun import joined
 
     opened = run if isinstance(run, Run) else load(run, overrides)
     if "RANK" not in os.environ:
@@ -80,10 +80,10 @@ def train_run(file: Where, overrides: Sequence[str] = (), workspace: Where | Non
 
 def launch_run(file: Where, overrides: Sequence[str] = (), workspace: Where | None = None) -> Job:
     """Sends a run to where `launch.on` says, and returns the job. `shoal ps`, `logs` and `stop` know it."""
+    from shoal.journal.rundir import RunDir
+    from shoal.journal.rundir import workspace as folder_of
     from shoal.launch.own import note
     from shoal.launch.send import alone, checked, request_of, send, where_known
-    from shoal.track.rundir import RunDir
-    from shoal.track.rundir import workspace as folder_of
 
     folder = folder_of(workspace)
     run = where_known(load(file, overrides), folder)
@@ -128,8 +128,8 @@ def windows(run: Run, workspace: Where | None = None, held_out: bool = False) ->
     """The data of a run as windows: `windows.batch(sources, numbers)` gives a `shoal.Batch`, `windows.sizes` how many
     there are of each set."""
     from shoal.data.windows import Windows
+    from shoal.journal.rundir import workspace as folder_of
     from shoal.own.code import load as load_code
-    from shoal.track.rundir import workspace as folder_of
     from shoal.train.open_data import open_own, open_together
 
     if run.own.data is not None and not held_out:

@@ -16,12 +16,12 @@ from shoal.check.rows import rows
 from shoal.check.table import table
 from shoal.check.trained import Learning, Trained
 from shoal.cli.main import main
+from shoal.decide.checks import trainable
 from shoal.decide.load import load
 from shoal.errors import SpecError
 from shoal.own import record
 from shoal.own.files import digest, files_of, in_folder
 from shoal.spec import dump
-from shoal.spec.checks import trainable
 
 SOUND = """
 import torch

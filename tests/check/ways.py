@@ -13,13 +13,13 @@ from tests.train.tiny import make_run
 from shoal.check.check import Result, check, planned
 from shoal.check.jobs import Job
 from shoal.check.trained import Trained, environment, learning
+from shoal.decide.auto import decide
 from shoal.errors import Stopped
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry
 from shoal.parallel.place import join
 from shoal.spec.run import Run
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import StopFlag, work
 
 

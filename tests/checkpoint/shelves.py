@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from shoal import checkpoint
-from shoal.checkpoint import Name, ledger, peers
+from shoal.checkpoint import Name, ledger
 from shoal.checkpoint.store import Folder, Store, store_of
+from shoal.parallel import agree
 
 GOOD = [Name(50, 2), Name(40, 2), Name(30, 1), Name(20, 1), Name(10, 1)]  # newest first
 ZOMBIES = [Name(40, 1), Name(60, 1)]
@@ -153,7 +154,7 @@ def write_history(root: str | Path, salt: int = 0) -> None:
         store = store_of(root)
 
         def claim(from_step: int) -> int:
-            return peers.from_rank_0(ledger.claim([store], from_step) if rank == 0 else 0)
+            return agree.from_rank_0(ledger.claim([store], from_step) if rank == 0 else 0)
 
         def save(name: Name) -> None:
             checkpoint.save(store, name.step, sharded(state(name, salt)), about(name), name.term, piece_bytes=8192)

@@ -23,10 +23,10 @@ from shoal.checkpoint.store import Folder
 from shoal.cli.main import main
 from shoal.decide.load import load
 from shoal.errors import ShoalError
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
 from shoal.spec import dump
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
 
 Captured = pytest.CaptureFixture[str]
 

@@ -20,9 +20,10 @@ from tests.patience import Stopwatch
 from tests.ranks import rank_outcomes, run_ranks
 
 from shoal import checkpoint
-from shoal.checkpoint import Name, faults, ledger, peers, saving
+from shoal.checkpoint import Name, fault_points, ledger, saving
 from shoal.checkpoint import store as stores
 from shoal.errors import WRONG_ENVIRONMENT
+from shoal.parallel import agree
 
 MIB = 1 << 20
 
@@ -45,8 +46,8 @@ def names(root: Path) -> list[str]:
 
 def arm(fault: str) -> None:
     """As SHOAL_FAULT would, which is read when a process starts."""
-    faults.fault = faults.parse(fault)
-    assert faults.fault is not None
+    fault_points.fault = fault_points.parse(fault)
+    assert fault_points.fault is not None
 
 
 def die_in_the_middle_of_the_tensors() -> None:
@@ -137,7 +138,7 @@ def test_killed_between_two_deletions_the_newest_is_there(tmp_path: Path) -> Non
         checkpoint.save(tmp_path, step, state(step), {})
 
     def work(rank: int, world: int) -> None:
-        real, seen = faults.reach, []
+        real, seen = fault_points.reach, []
 
         def reach(point: str) -> None:
             seen.append(point)
@@ -145,7 +146,7 @@ def test_killed_between_two_deletions_the_newest_is_there(tmp_path: Path) -> Non
                 os.kill(os.getpid(), signal.SIGKILL)
             real(point)
 
-        faults.reach = reach
+        fault_points.reach = reach
         checkpoint.prune(tmp_path, keep=1)
 
     assert rank_outcomes(work, 1)[0].status == -signal.SIGKILL
@@ -245,7 +246,7 @@ def test_a_name_is_written_once(tmp_path: Path) -> None:
 def test_a_writer_that_was_replaced_publishes_nothing_and_all_its_ranks_end(tmp_path: Path) -> None:
     def work(rank: int, world: int) -> tuple[int, str]:
         term = ledger.claim([stores.Folder(tmp_path)], -1) if rank == 0 else 0
-        term = peers.from_rank_0(term)
+        term = agree.from_rank_0(term)
         checkpoint.save(tmp_path, 1, state(1), {}, term)
         if rank == 0:
             assert ledger.claim([stores.Folder(tmp_path)], 1) == term + 1
@@ -286,7 +287,7 @@ def test_a_stray_folder_with_a_later_term_in_its_name_hides_nothing(tmp_path: Pa
 
 def test_what_a_rank_said_of_its_file_is_sealed_until_the_manifest_is_written(tmp_path: Path) -> None:
     def work(rank: int, world: int) -> str:
-        real = faults.reach
+        real = fault_points.reach
 
         def reach(point: str) -> None:
             if point == "part" and rank == 1:
@@ -294,7 +295,7 @@ def test_what_a_rank_said_of_its_file_is_sealed_until_the_manifest_is_written(tm
                 path.write_text(path.read_text().replace('"world":2', '"world":3'))
             real(point)
 
-        faults.reach = reach
+        fault_points.reach = reach
         with pytest.raises(checkpoint.SaveError) as e:
             checkpoint.save(tmp_path, 1, state(1), {})
         return str(e.value)

@@ -20,7 +20,7 @@ from tests.checkpoint.crashes import (
     storm,
 )
 
-from shoal.checkpoint import faults
+from shoal.checkpoint import fault_points
 
 # One of each kind, drawn anew when the cases change; and the moment that needs most care: nobody has been told yet.
 KINDS = [(BACKGROUND, ONE), (BACKGROUND, EACH), (BACKGROUND, ALL), (BACKGROUND, MACHINE), (AT_ONCE, ONE)]
@@ -30,7 +30,7 @@ ON_S3 = [c for who in (ONE, MACHINE) for c in random.Random(0).sample([c for c i
 
 
 def test_the_campaign_knows_every_point() -> None:
-    assert {case.point for case in cases()} == set(faults.POINTS) - {"step"}  # that one is no part of a save
+    assert {case.point for case in cases()} == set(fault_points.POINTS) - {"step"}  # that one is no part of a save
 
 
 @pytest.mark.parametrize("case", [*DRAWN, CHOSEN], ids=str)

@@ -23,15 +23,15 @@ from tests.checkpoint.states import same_bits
 from tests.ranks import Ranks, run_ranks, started
 
 from shoal import checkpoint
-from shoal.checkpoint import faults
+from shoal.checkpoint import fault_points
 from shoal.checkpoint.find import Found, Roots
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.errors import DONE, TOLD_TO_STOP, ShoalError
+from shoal.journal.journal import Journal, Record, records
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Journal, Record, records
-from shoal.track.rundir import RunDir
 from shoal.train import saves as train_saves
 from shoal.train import takeover
 
@@ -131,7 +131,7 @@ def train(rank: int, world: int, plan: Plan) -> int:
     os.environ |= {MARK: str(plan.folder), "SHOAL_MEMORY": str(plan.ram)}
     if plan.fault:
         os.environ |= {"SHOAL_FAULT": plan.fault, "SHOAL_FAULT_TOKENS": str(plan.tokens)}
-        faults.fault = faults.parse(plan.fault)
+        fault_points.fault = fault_points.parse(plan.fault)
     train_saves.AGAIN_S = plan.again_s
     takeover.Setup = partial(Setup, patience_s=plan.patience_s, backoff_s=0.1)  # type: ignore[misc]
     told: list[int] = []

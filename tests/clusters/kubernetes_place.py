@@ -17,14 +17,14 @@ from tests.clusters.kubernetes import IMAGE, Cluster
 from tests.patience import Stopwatch, limit
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import OVER, State
 from shoal.launch.job import Job
 from shoal.launch.kubernetes import names
 from shoal.launch.kubernetes.backend import Kubernetes
 from shoal.launch.request import Request
 from shoal.launch.send import request_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 
 STEPS = 120
 AT = "/workspace"  # in the pods
@@ -32,7 +32,7 @@ CLAIM = "runs"
 USER = 1000
 SLOWLY = """\
 import os, time
-from shoal.track.journal import Journal
+from shoal.journal.journal import Journal
 
 plain = Journal.append
 

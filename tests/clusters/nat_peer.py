@@ -13,9 +13,9 @@ import sys
 import time
 from typing import Any
 
-from shoal.fleet.net.api import Address, Message, PeerId, Refused, Unreachable
-from shoal.fleet.net.endpoint import connect
-from shoal.fleet.net.identity import Identity
+from shoal.net.api import Address, Message, PeerId, Refused, Unreachable
+from shoal.net.endpoint import connect
+from shoal.net.identity import Identity
 
 
 async def echo(peer: PeerId, message: Message) -> Message:

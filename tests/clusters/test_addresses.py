@@ -10,7 +10,7 @@ from tests.launch.agents import Cluster
 from tests.namespaces import need_namespaces
 from tests.train.tiny import make_data, make_run
 
-from shoal.fleet.emulate import spaces
+from shoal.emulate import spaces
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 

@@ -9,9 +9,9 @@ import yaml
 from tests.clusters.kubernetes import Cluster, cluster
 from tests.clusters.kubernetes_place import Place, place
 
+from shoal.journal.rundir import RunDir
 from shoal.launch.job import remembered
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("kubernetes")]
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.journal.journals import loss_at, make_run
 from tests.patience import Stopwatch, limit
-from tests.track.journals import loss_at, make_run
 from tests.track.servers import answering, closed_port, silent
 
 from shoal.cli.main import main
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

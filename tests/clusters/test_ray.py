@@ -17,6 +17,8 @@ from tests.clusters.ray_cluster import RayCluster, ray_cluster
 from tests.patience import until
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import OVER, State
 from shoal.launch.job import Job
 from shoal.launch.ray.backend import Ray
@@ -24,8 +26,6 @@ from shoal.launch.ray.mailbox import SECRETS, package
 from shoal.launch.request import Request
 from shoal.launch.send import request_of
 from shoal.spec import dump
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

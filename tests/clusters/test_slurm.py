@@ -17,6 +17,8 @@ from tests.train.tiny import digest_of, make_data, make_run, train_on
 
 from shoal.cli.main import main
 from shoal.errors import SpecError
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import OVER, State
 from shoal.launch.job import Job, remembered
 from shoal.launch.send import request_of
@@ -24,15 +26,13 @@ from shoal.launch.slurm import notes
 from shoal.launch.slurm.backend import Slurm
 from shoal.launch.slurm.notes import Notes
 from shoal.spec import Run, dump
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("slurm")]
 
 STEPS = 160
 SLOWLY = """\
 import os, time
-from shoal.track.journal import Journal
+from shoal.journal.journal import Journal
 
 plain = Journal.note
 

@@ -13,10 +13,10 @@ from tests.require import unavailable
 from tests.train.tiny import digest_of, make_data, make_run, steps_of
 
 from shoal.cli.main import main
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import backend
 from shoal.launch.job import remembered
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("slurm")]
 

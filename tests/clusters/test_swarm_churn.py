@@ -15,10 +15,10 @@ from benchmarks.fleet.swarm_on_wan import Swarm
 from benchmarks.fleet.swarm_peer import SWARM
 from tests.namespaces import need_namespaces
 
-from shoal.fleet.emulate import Site, Wan
-from shoal.fleet.swarm.chain import Chain
-from shoal.fleet.swarm.ranges import count, union
-from shoal.fleet.swarm.record import Record, verified
+from shoal.emulate import Site, Wan
+from shoal.swarm.chain import Chain
+from shoal.swarm.ranges import count, union
+from shoal.swarm.round_record import Record, verified
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]  # it is about who keeps time
 
@@ -47,7 +47,7 @@ def test_two_die_two_come_and_a_cut_of_a_minute_in_one_run(tmp_path: Path) -> No
         "train": {"steps": 100_000, "batch": 80},
         "swarm": {"peers": 8, "round": f"{ROUND_S:g} s", "silent": "4 s", "snapshot_every": 4},
     }
-    trainer = [sys.executable, "-m", "tests.fleet.swarm.toy_trainer", "65536", "20"]
+    trainer = [sys.executable, "-m", "tests.swarm.toy_trainer", "65536", "20"]
     with Wan([Site(s, "open", up_mbit=100, down_mbit=100) for s in sites], 100.0, 0.001) as wan:
         swarm = Swarm(wan, tmp_path, sites, run, trainer)
         try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet.swarm.test_enter import run_file
 from tests.namespaces import need_namespaces
 from tests.patience import limit
+from tests.swarm.test_enter import run_file
 
-from shoal.fleet.emulate import Site, Wan
+from shoal.emulate import Site, Wan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 

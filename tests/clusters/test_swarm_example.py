@@ -15,7 +15,7 @@ import pytest
 from tests.namespaces import need_namespaces
 from tests.patience import Stopwatch, limit
 
-from shoal.fleet.emulate import spaces
+from shoal.emulate import spaces
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(400)]
 

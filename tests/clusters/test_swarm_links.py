@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.fleet.net.talker import Talker
 from tests.namespaces import need_namespaces
+from tests.net.talker import Talker
 from tests.patience import Stopwatch
 
-from shoal.fleet.emulate import Nat, Site, Wan
+from shoal.emulate import Nat, Site, Wan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan"), pytest.mark.timeout(200)]
-RELAY = (
-    "import asyncio\nfrom shoal.fleet.net.relay import Relay\nasync def main():\n    r = Relay()\n    await r.start()\n"
-)
+RELAY = "import asyncio\nfrom shoal.net.relay import Relay\nasync def main():\n    r = Relay()\n    await r.start()\n"
 RELAY += "    await asyncio.sleep(1e6)\nasyncio.run(main())\n"
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.namespaces import need_namespaces
 from tests.patience import Stopwatch, limit
 
-from shoal.fleet.emulate import Nat, Site, Wan
+from shoal.emulate import Nat, Site, Wan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.uses("wan")]
 

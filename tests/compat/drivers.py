@@ -24,12 +24,12 @@ import xxhash
 from torch import Tensor
 
 from shoal import checkpoint
-from shoal.track.rundir import RunDir
-from shoal.train.stage_layers import StageLayers
-from shoal.train.swarm_mesh import Mesh, Step
-from tests.fleet.stages.toy import Pond
-from tests.train.archipelago import Archipelago
-from tests.train.swarm_node import Node, paths, record
+from shoal.journal.rundir import RunDir
+from shoal.stages.layers import StageLayers
+from shoal.swarm.trainer.mesh import Mesh, Step
+from tests.islands.archipelago import Archipelago
+from tests.stages.toy import Pond
+from tests.swarm.trainer_node import Node, paths, record
 from tests.train.tiny import make_data, make_run, steps_of, train_on
 
 STEPS, BATCH, ROUND = 6, 8, 2  # steps of a round of the swarm

@@ -114,7 +114,7 @@ def _joined(name: str, workspace: Path) -> Row:
 
 def _cut(workspace: Path) -> Row:
     """All stages, by the command that began them; the run file stands beside them."""
-    from shoal.train.stage_peer import main
+    from shoal.stages.__main__ import main
 
     folder = workspace / "stages"
     spec = folder / "run.yaml"
@@ -146,7 +146,7 @@ def _since(journal: Path, before: int) -> Row:
 
 
 def _records(journal: Path) -> list[Row]:
-    from shoal.track.journal import records
+    from shoal.journal.journal import records
 
     return records(journal)
 
@@ -159,7 +159,9 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
 
     if warm.possible():
         from shoal.checkpoint import persister  # noqa: F401  # imported here once, not by each that is started
-        from shoal.train import stage_peer, swarm_worker, worker  # noqa: F401
+        from shoal.stages import __main__ as stage_peer  # noqa: F401
+        from shoal.swarm.trainer import worker as swarm_worker  # noqa: F401
+        from shoal.train import worker  # noqa: F401
         from tests.ranks import _warm
 
         _warm()

@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from shoal.track.journal import records
+from shoal.journal.journal import records
 from tests.compat import kept
 from tests.compat.bits import ROOT, SAME_BITS, here
 from tests.patience import Stopwatch
@@ -143,7 +143,7 @@ def made() -> None:
     half_way([*torchrun, "torchrun.yaml"], steps("torchrun"))
     alone = ["--tcp-only", "--listen", "127.0.0.1", "--name", "one"]
     half_way(["shoal", "swarm", "create", "swarm.yaml", *alone, *workspace], steps("swarm", 8))
-    peers = ["shoal.train.stage_peer", "local", "stages.yaml", "--counts", "1,1", "--folder", str(PLACE / "stages")]
+    peers = ["shoal.stages", "local", "stages.yaml", "--counts", "1,1", "--folder", str(PLACE / "stages")]
     (PLACE / "stages").mkdir()
     half_way(peers, lambda: taken(PLACE / "stages" / "stage-1-1" / "journal.jsonl") >= 6, number=signal.SIGINT)
     (PLACE / "stages.yaml").rename(PLACE / "stages" / "run.yaml")

@@ -35,11 +35,11 @@ MUTATIONS = {
     ],
     "a sample is dropped": [
         Change("train/step.py", "return self._hooks.batch(at, batches)", "return self._hooks.batch(at, batches)[1:]"),
-        Change("train/stage_layers.py", "= run.train.batch // self._rows", "= run.train.batch // self._rows - 1"),
+        Change("stages/layers.py", "= run.train.batch // self._rows", "= run.train.batch // self._rows - 1"),
     ],
     "a gradient is doubled": [
         Change("train/step.py", "loss = self._model.total(part)", "loss = self._model.total(part)" + TWICE),
-        Change("train/stage_layers.py", "self._flat.gather(self._sum)", "self._flat.gather(self._sum).mul_(2)"),
+        Change("stages/layers.py", "self._flat.gather(self._sum)", "self._flat.gather(self._sum).mul_(2)"),
     ],
 }
 

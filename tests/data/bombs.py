@@ -37,7 +37,7 @@ def number(n: int) -> bytes:
 
 
 def parquet_footer(elements: list[bytes], rows: int = 0, groups: bytes = b"\x0c") -> bytes:
-    """A file that is nothing but a footer. Thrift's compact protocol: see shoal.data.parquet_pages."""
+    """A file that is nothing but a footer. Thrift's compact protocol: see shoal.data.prepare.parquet_pages."""
     schema = b"\x19" + (bytes([len(elements) << 4 | 12]) if len(elements) < 15 else b"\xfc" + varint(len(elements)))
     meta = b"\x15\x02" + schema + b"".join(elements) + b"\x16" + number(rows) + b"\x19" + groups + b"\x00"
     return b"PAR1" + meta + struct.pack("<I", len(meta)) + b"PAR1"

@@ -24,8 +24,8 @@ WORDS = _PROSE.split(" ")
 
 # The command line with units so small that a small corpus has many. Only the parent cuts units; workers are as ever.
 SMALL_UNITS = (
-    "import sys; import shoal.data.units as u; u.MIN_UNIT_BYTES = {unit_bytes}; "
-    "import shoal.data.prepare_folder as f; f.LOCK_WAIT_S = 3; "
+    "import sys; import shoal.data.prepare.units as u; u.MIN_UNIT_BYTES = {unit_bytes}; "
+    "import shoal.data.prepare.out_folder as f; f.LOCK_WAIT_S = 3; "
     "from shoal.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 
@@ -59,7 +59,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def small_bpe(kind: str = "gpt2", vocab_size: int = 600, added: Sequence[AddedToken] = ()) -> Tokenizer:
     """A BPE of one of the kinds that published models have, trained on a few made-up texts."""
-    from shoal.data.words import GPT2, GPT4, QWEN2
+    from shoal.data.word_ids import GPT2, GPT4, QWEN2
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from shoal.cli.main import main
-from shoal.data import readers_bytes, units
+from shoal.data.prepare import readers_bytes, units
 from tests.data.preparing import make_texts, read_texts, small_bpe, write_jsonl
 from tests.patience import limit
 
@@ -275,17 +275,17 @@ def test_a_record_too_long_for_memory_is_refused_or_skipped(
 def test_a_file_that_shrinks_while_it_is_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from shoal.data import prepare
+    from shoal.data.prepare import data_set
 
     corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(50))
-    planned = prepare.plan_units
+    planned = data_set.plan_units
 
     def plan_then_shrink(*arguments: object) -> object:
         found = planned(*arguments)  # type: ignore[arg-type]
         os.truncate(corpus, corpus.stat().st_size // 2)
         return found
 
-    monkeypatch.setattr(prepare, "plan_units", plan_then_shrink)
+    monkeypatch.setattr(data_set, "plan_units", plan_then_shrink)
     assert main(["data", "prepare", str(corpus), "--out", str(tmp_path / "out")]) == 78
     assert f"{corpus} became shorter while it was read" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from shoal.data import patterns
 from shoal.data.decoding import continued
 from shoal.data.tokenizer import PIECE_CHARS, JsonTokenizer
-from shoal.data.words import GPT2, GPT4, QWEN2
+from shoal.data.word_ids import GPT2, GPT4, QWEN2
 from tests.data.preparing import make_texts
 from tests.data.test_tokenizer import TRICKY
 from tests.data.tokenizer_kinds import BYTES, O200K, kinds, random_kind

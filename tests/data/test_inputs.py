@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from shoal.data.inputs import Input, expand
-from shoal.data.problems import Problems
-from shoal.data.readers_tables import table_pieces
-from shoal.data.units import Reading
+from shoal.data.prepare.bad_input import Problems
+from shoal.data.prepare.inputs import Input, expand
+from shoal.data.prepare.readers_tables import table_pieces
+from shoal.data.prepare.units import Reading
 from shoal.errors import DataError
 from tests.data.preparing import read_texts
 
@@ -65,9 +65,9 @@ def test_what_is_no_file_is_refused_and_not_opened(
 def test_a_file_that_becomes_a_pipe_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.data import prepare
+    from shoal.data.prepare import data_set
 
-    planned = prepare.plan_units
+    planned = data_set.plan_units
 
     def plan_then_swap(*arguments: object) -> object:
         found = planned(*arguments)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_a_file_that_becomes_a_pipe_is_refused(
         return found
 
     (tmp_path / "a.txt").write_text("whale")
-    monkeypatch.setattr(prepare, "plan_units", plan_then_swap)
+    monkeypatch.setattr(data_set, "plan_units", plan_then_swap)
     assert main(["data", "prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]) == 78
     assert "a.txt cannot be read (is a FIFO, where a file should be)" in capsys.readouterr().err
 

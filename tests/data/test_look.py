@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import data_look
+from shoal.cli.data import look
 from shoal.cli.main import main
 from shoal.data.feed import Feed
 from shoal.data.order import Order
@@ -101,26 +101,26 @@ def test_a_window_without_a_start_says_so(folder: Path, capsys: pytest.CaptureFi
 def test_text_of_others_cannot_speak_to_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, colour: bool
 ) -> None:
-    monkeypatch.setattr(data_look, "in_colour", lambda: colour)
+    monkeypatch.setattr(look, "in_colour", lambda: colour)
     assert main(["data", "look", str(folder / "data"), "--seq-len", "24", "--windows", "9", "--all"]) == 0
     text = capsys.readouterr().out
-    own = (data_look._GREEN, data_look._YELLOW, data_look._GREY, data_look._BOLD, data_look._PLAIN)
-    assert (data_look._GREEN in text) == colour
+    own = (look._GREEN, look._YELLOW, look._GREY, look._BOLD, look._PLAIN)
+    assert (look._GREEN in text) == colour
     for sequence in own:
         text = text.replace(sequence, "")
     assert all(c.isprintable() or c == "\n" for c in text)
     assert r"'\x1b'" in text
-    assert data_look.quoted("a\u202e\x07\\\ud800b") == r"'a\u202e\x07\\\ud800b'"
+    assert look.quoted("a\u202e\x07\\\ud800b") == r"'a\u202e\x07\\\ud800b'"
 
 
 def test_colour_is_for_a_terminal_whose_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert not data_look.in_colour()  # captured: no terminal
+    assert not look.in_colour()  # captured: no terminal
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert data_look.in_colour()
+    assert look.in_colour()
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not data_look.in_colour()
+    assert not look.in_colour()
 
 
 @pytest.mark.parametrize(

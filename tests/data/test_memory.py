@@ -16,12 +16,12 @@ import pytest
 import zstandard
 
 from shoal.cli.main import main
-from shoal.data import prepare
 from shoal.data.broken import Broken
-from shoal.data.memory import FORMULA, peak_bytes, process_bytes
-from shoal.data.parquet_pages import MOST_ROWS, Page, Pages, rows_at_once
-from shoal.data.readers_bytes import Growth, records, unpacked
-from shoal.data.units import Reading
+from shoal.data.prepare import data_set
+from shoal.data.prepare.memory_limit import FORMULA, peak_bytes, process_bytes
+from shoal.data.prepare.parquet_pages import MOST_ROWS, Page, Pages, rows_at_once
+from shoal.data.prepare.readers_bytes import Growth, records, unpacked
+from shoal.data.prepare.units import Reading
 from shoal.values import BadValue, look_at_count
 from tests.data import bombs
 from tests.data.bombs import MIB
@@ -134,7 +134,7 @@ def test_the_formula_is_a_few_hundred_megabytes_and_is_printed(
 
 def test_a_process_that_is_held_gets_no_more() -> None:
     ask = (
-        "from shoal.data.memory import hold_to; hold_to(600 << 20)\n"
+        "from shoal.data.prepare.memory_limit import hold_to; hold_to(600 << 20)\n"
         "try: bytearray(1 << 30)\nexcept MemoryError: print('none')"
     )
     assert subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout == "none\n"
@@ -142,14 +142,14 @@ def test_a_process_that_is_held_gets_no_more() -> None:
 
 def swap_after_planning(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The file is good when it is looked at, and crashes its reader when it is read."""
-    planned = prepare.plan_units
+    planned = data_set.plan_units
 
     def plan_then_swap(*arguments: object) -> object:
         found = planned(*arguments)  # type: ignore[arg-type]
         bombs.deep_schema(path)
         return found
 
-    monkeypatch.setattr(prepare, "plan_units", plan_then_swap)
+    monkeypatch.setattr(data_set, "plan_units", plan_then_swap)
 
 
 def test_a_worker_that_crashes_is_one_sentence_that_names_the_file(

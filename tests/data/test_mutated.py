@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from shoal.data.inputs import Input
-from shoal.data.problems import Problems
-from shoal.data.readers import documents
-from shoal.data.readers_tables import table_pieces
-from shoal.data.units import Piece, Reading
+from shoal.data.prepare.bad_input import Problems
+from shoal.data.prepare.inputs import Input
+from shoal.data.prepare.readers import documents
+from shoal.data.prepare.readers_tables import table_pieces
+from shoal.data.prepare.units import Piece, Reading
 from shoal.errors import DataError
 from tests.data.preparing import make_texts
 
@@ -122,7 +122,7 @@ def test_mutated_parquet_is_read_or_refused(tmp_path: Path) -> None:
 
 
 def child(path: str) -> None:
-    from shoal.data.memory import hold_to, process_bytes
+    from shoal.data.prepare.memory_limit import hold_to, process_bytes
 
     hold_to(process_bytes(READING))
     try_all(Path(path), "parquet", "", [parquet(seed) for seed in range(24)], PARQUET_CASES, tail=600)

@@ -23,7 +23,7 @@ from shoal.data.shards import ShardWriter, TokenShards, write_index
 from shoal.data.windows import NO_TARGET, PADDING, Batch, Windows
 from shoal.errors import DataError
 from shoal.spec.before import of_then
-from shoal.spec.history import Difference
+from shoal.spec.begun import Difference
 from shoal.spec.resolve import load
 
 EOS = 59_999  # only padding: every token of these data sets is another one, and says whose it is

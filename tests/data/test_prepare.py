@@ -16,11 +16,11 @@ import zstandard
 from tokenizers import Tokenizer
 
 from shoal.cli.main import main
-from shoal.data import readers_bytes, units
 from shoal.data import tokenizer as tokenizer_module
-from shoal.data.prepare import Options, prepare
+from shoal.data.prepare import readers_bytes, units
+from shoal.data.prepare.data_set import Options, prepare
+from shoal.data.prepare.units import Reading
 from shoal.data.shards import TokenShards
-from shoal.data.units import Reading
 from shoal.errors import DataError, UsageError
 from tests.data.preparing import files_of, make_texts, read_texts, shoal, small_bpe, write_jsonl
 
@@ -355,7 +355,7 @@ def test_no_torch_is_imported_to_prepare(tmp_path: Path) -> None:
         "import sys; from shoal.cli.main import main; "
         "codes = [main(['data', *verb.split()]) for verb in "
         "('prepare in --out one', 'info one --sample 1', 'prepare hf:in --out two')]; "
-        "import shoal.data.prepare_workers, shoal.data.tokenizer_train; "
+        "import shoal.data.prepare.workers, shoal.data.prepare.tokenizer_train; "
         "sys.exit('torch was imported' if 'torch' in sys.modules else max(codes))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, models, processors
 
 from shoal.cli.main import main
 from shoal.data.index import INDEX_FILE
-from shoal.data.prepare import Options, prepare
+from shoal.data.prepare.data_set import Options, prepare
+from shoal.data.prepare.units import Reading
 from shoal.data.shards import ShardWriter, TokenShards, write_index
 from shoal.data.sources import refuse_mixed_tokens
 from shoal.data.starts import Frame, begun
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer, tokenizer_of
-from shoal.data.units import Reading
 from shoal.data.windows import NO_TARGET, Windows
 from shoal.errors import DataError
 from shoal.guard.begin import data_identity

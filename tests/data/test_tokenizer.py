@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from shoal.data import words
-from shoal.data.prepare import prepare
+from shoal.data import word_ids
+from shoal.data.prepare.data_set import prepare
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer
 from shoal.errors import DataError
 from tests.data.preparing import make_texts, small_bpe, write_jsonl
@@ -77,7 +77,7 @@ def test_forgetting_words_when_there_are_too_many_changes_no_id(
     monkeypatch: pytest.MonkeyPatch, tokenizers: dict[str, JsonTokenizer]
 ) -> None:
     content = tokenizers["gpt2"].content
-    monkeypatch.setattr(words, "MAX_WORDS", 5)
+    monkeypatch.setattr(word_ids, "MAX_WORDS", 5)
     text = " ".join(make_texts(30))
     assert JsonTokenizer(content, "here").encode_batch([text])[0].tolist() == library_ids(tokenizers["gpt2"], text)
 
@@ -154,7 +154,7 @@ def test_without_a_known_end_of_text_one_has_to_be_named(tmp_path: Path) -> None
 
 
 def test_a_data_set_brings_its_tokenizer_along(tmp_path: Path) -> None:
-    from shoal.data.prepare import Options
+    from shoal.data.prepare.data_set import Options
 
     corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(3))
     (tmp_path / "tokenizer.json").write_text(small_bpe().to_str().replace("<|endoftext|>", "[STOP]"))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 import tests.model.families  # noqa: F401  # sets transformers offline before it is imported
 from shoal.data import tokenizer as tokenizer_module
-from shoal.data.prepare import Options, prepare
+from shoal.data.prepare.data_set import Options, prepare
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer
 from shoal.errors import DataError

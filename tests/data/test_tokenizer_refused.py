@@ -16,7 +16,7 @@ from shoal.data import tokenizer as tokenizer_module
 from shoal.data.tokenizer import JsonTokenizer, load_tokenizer
 from shoal.data.tokenizer_classes import CLASS_OF, KNOWN, WRONGLY_NAMED, class_of
 from shoal.data.tokenizer_library import MOST_PATTERN_CHARS, endless
-from shoal.data.words import GPT2, GPT4, QWEN2
+from shoal.data.word_ids import GPT2, GPT4, QWEN2
 from shoal.errors import DataError
 from tests.data.preparing import shoal, small_bpe, write_jsonl
 from tests.data.tokenizer_kinds import O200K, kinds
@@ -172,8 +172,8 @@ def test_a_panic_while_learning_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     import sys
     from dataclasses import asdict
 
-    from shoal.data import tokenizer_train
-    from shoal.data.messages import to_error
+    from shoal.data.prepare import tokenizer_train
+    from shoal.data.prepare.child_errors import to_error
 
     def panic(lesson: tokenizer_train.Lesson) -> dict[str, Any]:
         Tokenizer.from_str(panicking("reading"))

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from shoal.cli.main import main
+from shoal.data.prepare.tokenizer_train import Lesson, train_tokenizer
 from shoal.data.tokenizer import load_tokenizer
-from shoal.data.tokenizer_train import Lesson, train_tokenizer
 from shoal.errors import UsageError
 from tests.data.preparing import make_texts, shoal, write_jsonl
 from tests.patience import limit

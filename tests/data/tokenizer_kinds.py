@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from shoal.data.words import GPT2, GPT4, QWEN2
+from shoal.data.word_ids import GPT2, GPT4, QWEN2
 from tests.data.preparing import make_texts
 
 END = "<|endoftext|>"

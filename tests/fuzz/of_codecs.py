@@ -15,12 +15,12 @@ from tests.fuzz.samples import one_file_of, texts_of
 A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
 
 
-@reader("codecs", "fleet.codec.frame", "fleet.codec.dense", "fleet.codec.topk", quick=200, share=300)
+@reader("codecs", "codec.frame", "codec.dense", "codec.topk", quick=200, share=300)
 def codecs(folder: Path) -> Target:
     import numpy as np
 
-    from shoal.fleet.codec.api import codec, codec_of
-    from shoal.fleet.codec.frame import NAMES, BadPayload
+    from shoal.codec.api import codec, codec_of
+    from shoal.codec.frame import NAMES, BadPayload
 
     rng = np.random.default_rng(1)
     vector = rng.standard_normal(300).astype(np.float32)
@@ -45,13 +45,13 @@ def codecs(folder: Path) -> Target:
     return Target(generate, read, (BadPayload,))
 
 
-@reader("codecs-plain", "fleet.codec.frame", quick=40, share=20)
+@reader("codecs-plain", "codec.frame", quick=40, share=20)
 def codecs_plain(folder: Path) -> Target:
     """Compiled and plain code take and refuse the same payloads, and make the same bits of them."""
     import numpy as np
 
-    from shoal.fleet.codec.api import codec
-    from shoal.fleet.codec.frame import NAMES, BadPayload
+    from shoal.codec.api import codec
+    from shoal.codec.frame import NAMES, BadPayload
 
     vector = np.random.default_rng(2).standard_normal(130).astype(np.float32)
     samples = [codec(name, 64, 8).encode(vector) for name in NAMES]
@@ -72,32 +72,32 @@ def codecs_plain(folder: Path) -> Target:
     return Target(lambda rng: damaged(rng, rng.choice(samples), head=30), read, (BadPayload,))
 
 
-@reader("outer-state", "fleet.outer.snapshot", quick=100, share=20)
+@reader("outer-state", "swarm.outer.state_files", quick=100, share=20)
 def outer_state(folder: Path) -> Target:
     import numpy as np
 
-    from shoal.fleet.outer import snapshot
-    from shoal.fleet.outer.outer import Outer
-    from shoal.fleet.outer.rule import Rule
+    from shoal.swarm.outer import state_files
+    from shoal.swarm.outer.outer import Outer
+    from shoal.swarm.outer.rule import Rule
 
     rule = Rule()
     theta = np.arange(20, dtype=np.float32)
     good = folder / "good"
-    snapshot.save(Outer(theta, rule, 3, np.ones(20, np.float32) if rule.momentum else None), good)
-    files = Folder({name: (good / name).read_bytes() for name in snapshot.FILES})
+    state_files.save(Outer(theta, rule, 3, np.ones(20, np.float32) if rule.momentum else None), good)
+    files = Folder({name: (good / name).read_bytes() for name in state_files.FILES})
 
     def read(case: Folder) -> None:
-        if not np.isfinite(snapshot.load(case.write(_emptied(folder / "one")), rule, 20).theta).all():
+        if not np.isfinite(state_files.load(case.write(_emptied(folder / "one")), rule, 20).theta).all():
             raise Finding("weights that are no numbers")
 
-    return Target(lambda rng: one_file_of(files, ["outer.json"], rng), read, (snapshot.BadSnapshot,))
+    return Target(lambda rng: one_file_of(files, ["outer.json"], rng), read, (state_files.BadSnapshot,))
 
 
-@reader("stage-squeeze", "fleet.stages.squeeze", quick=200, share=50)
+@reader("stage-squeeze", "stages.squeeze", quick=200, share=50)
 def stage_squeeze(folder: Path) -> Target:
     import torch
 
-    from shoal.fleet.stages.squeeze import BadPayload, Squeeze
+    from shoal.stages.squeeze import BadPayload, Squeeze
 
     names = ("fp32", "bf16", "int8", "int4", "int2")
     forms = {name: Squeeze(name, 32) for name in names}
@@ -145,18 +145,18 @@ REPORT: dict[str, Any] = {
 
 @reader(
     "stage-messages",
-    "fleet.stages.report",
-    "fleet.stages.routes",
-    "fleet.stages.peer",
-    "fleet.stages.inbox",
-    "fleet.stages.lead",
+    "stages.report",
+    "stages.routes",
+    "stages.peer",
+    "stages.inbox",
+    "stages.lead",
     quick=1000,
     share=400,
 )
 def stage_messages(folder: Path) -> Target:
-    from shoal.fleet.net.api import Message
-    from shoal.fleet.stages.handover import read_offer
-    from shoal.fleet.stages.report import Report, read_where
+    from shoal.net.api import Message
+    from shoal.stages.handover import read_offer
+    from shoal.stages.report import Report, read_where
     from shoal.values import BadValue, read_object
 
     good = {"step": 3, "bytes": 100, "digest": "ab"}
@@ -177,15 +177,15 @@ def stage_messages(folder: Path) -> Target:
     return Target(texts_of(REPORT, REPORT, good), read, (BadValue,))
 
 
-@reader("stage-state", "train.stage_layers", "train.stage_before", "fleet.stages.handover", quick=100, share=20)
+@reader("stage-state", "stages.layers", "stages.before", "stages.handover", quick=100, share=20)
 def stage_state(folder: Path) -> Target:
     """The state of a stage, as a sibling hands it over or an earlier Shoal has saved it: all of it or nothing."""
     import torch
     from safetensors.torch import save
 
     from shoal.errors import ShoalError
-    from shoal.train.stage_before import read_old
-    from shoal.train.stage_layers import StageLayers
+    from shoal.stages.before import read_old
+    from shoal.stages.layers import StageLayers
     from shoal.values import BadValue
 
     held = {"w": torch.ones(3, 2), "m": torch.zeros(4)}
@@ -211,11 +211,11 @@ def stage_state(folder: Path) -> Target:
     return Target(generate, read, (ShoalError, BadValue))
 
 
-@reader("stage-peers-file", "train.stage_peer", quick=200, share=40)
+@reader("stage-peers-file", "stages.__main__", quick=200, share=40)
 def stage_peers_file(folder: Path) -> Target:
     from shoal.errors import SpecError
     from shoal.spec import Run
-    from shoal.train.stage_peer import peers_of
+    from shoal.stages.__main__ import peers_of
 
     run = Run.model_validate(
         {"name": "d", "data": {"train": "x"}, "train": {"steps": 3}, "swarm": {"stages": {"count": 2}}}
@@ -237,23 +237,23 @@ def stage_peers_file(folder: Path) -> Target:
 
 @reader(
     "islands",
-    "fleet.trade",
-    "fleet.cut",
-    "fleet.epoch",
-    "fleet.enter",
-    "fleet.lines",
-    "fleet.member",
+    "islands.trade",
+    "islands.cut",
+    "islands.epoch",
+    "islands.enter",
+    "islands.lines",
+    "islands.member",
     quick=300,
     share=60,
 )
 def islands(folder: Path) -> Target:
     """What islands of a run write into its folder and send each other."""
     from shoal.errors import ShoalError
-    from shoal.fleet.cut import _told
-    from shoal.fleet.enter import _here
-    from shoal.fleet.epoch import Fence
-    from shoal.fleet.member import Frozen
-    from shoal.fleet.trade import Gone, _parsed
+    from shoal.islands.cut import _told
+    from shoal.islands.enter import _here
+    from shoal.islands.epoch import Fence
+    from shoal.islands.member import Frozen
+    from shoal.islands.trade import Gone, _parsed
     from shoal.values import BadValue, read_object
 
     card = {"key": "k", "island": 0, "control": "a:1", "data": ["a:2"], "host": "h", "pid": 5}

@@ -25,11 +25,11 @@ ROWS: list[Any] = [
 
 def tables_here() -> None:
     """Tables are looked at in this process and not in a child of it for each case: a child costs a second."""
-    from shoal.data import table_look
-    from shoal.data.inputs import Input
-    from shoal.data.problems import Problems
-    from shoal.data.readers_tables import table_pieces
-    from shoal.data.units import Reading
+    from shoal.data.prepare import table_look
+    from shoal.data.prepare.bad_input import Problems
+    from shoal.data.prepare.inputs import Input
+    from shoal.data.prepare.readers_tables import table_pieces
+    from shoal.data.prepare.units import Reading
 
     def look(asked: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
         problems = Problems(asked["skip"])
@@ -42,10 +42,10 @@ def tables_here() -> None:
 
 def documents_of(file: Path, fields: tuple[str, str | None] = ("text", "prompt")) -> Callable[[bytes], None]:
     """Reads a file's documents as `data prepare` does, first refusing and then leaving out what is bad."""
-    from shoal.data.inputs import expand
-    from shoal.data.problems import Problems
-    from shoal.data.readers import documents
-    from shoal.data.units import Reading, plan_units
+    from shoal.data.prepare.bad_input import Problems
+    from shoal.data.prepare.inputs import expand
+    from shoal.data.prepare.readers import documents
+    from shoal.data.prepare.units import Reading, plan_units
     from shoal.errors import DataError
 
     tables_here()
@@ -69,14 +69,22 @@ def documents_of(file: Path, fields: tuple[str, str | None] = ("text", "prompt")
     return read
 
 
-@reader("jsonl", "data.readers", "data.readers_bytes", "data.units", "data.inputs", quick=300, share=60)
+@reader(
+    "jsonl",
+    "data.prepare.readers",
+    "data.prepare.readers_bytes",
+    "data.prepare.units",
+    "data.prepare.inputs",
+    quick=300,
+    share=60,
+)
 def jsonl(folder: Path) -> Target:
     from shoal.errors import DataError
 
     return Target(lines_of(ROWS), documents_of(folder / "a.jsonl"), (DataError,))
 
 
-@reader("text", "data.readers", "data.readers_bytes", quick=150, share=30)
+@reader("text", "data.prepare.readers", "data.prepare.readers_bytes", quick=150, share=30)
 def text(folder: Path) -> Target:
     from shoal.errors import DataError
 
@@ -84,7 +92,7 @@ def text(folder: Path) -> Target:
     return Target(lambda rng: damaged(rng, good), documents_of(folder / "a.txt"), (DataError,))
 
 
-@reader("packed-gz", "data.readers_bytes", quick=150, share=30)
+@reader("packed-gz", "data.prepare.readers_bytes", quick=150, share=30)
 def packed_gz(folder: Path) -> Target:
     from shoal.errors import DataError
 
@@ -98,7 +106,7 @@ def packed_gz(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.jsonl.gz"), (DataError,))
 
 
-@reader("packed-zst", "data.readers_bytes", quick=150, share=30)
+@reader("packed-zst", "data.prepare.readers_bytes", quick=150, share=30)
 def packed_zst(folder: Path) -> Target:
     import zstandard
 
@@ -114,7 +122,7 @@ def packed_zst(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.jsonl.zst"), (DataError,))
 
 
-@reader("bombs", "data.readers_bytes", quick=4, share=1, most_mib=320)
+@reader("bombs", "data.prepare.readers_bytes", quick=4, share=1, most_mib=320)
 def bombs(folder: Path) -> Target:
     """Little that unpacks to much: the memory stays within its bound."""
     import zlib
@@ -140,7 +148,15 @@ def bombs(folder: Path) -> Target:
     return Target(generate, lambda data: (read_gz if data[:1] == b"g" else read_zst)(data[1:]), (DataError,))
 
 
-@reader("parquet", "data.readers_tables", "data.readers_parquet", quick=100, share=15, most_mib=320, isolated=True)
+@reader(
+    "parquet",
+    "data.prepare.readers_tables",
+    "data.prepare.readers_parquet",
+    quick=100,
+    share=15,
+    most_mib=320,
+    isolated=True,
+)
 def parquet(folder: Path) -> Target:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -172,15 +188,23 @@ def parquet(folder: Path) -> Target:
     return Target(generate, documents_of(folder / "a.parquet"), (DataError,))
 
 
-@reader("datasets-folder", "data.inputs", "data.readers_tables", quick=15, share=3, most_mib=512, isolated=True)
+@reader(
+    "datasets-folder",
+    "data.prepare.inputs",
+    "data.prepare.readers_tables",
+    quick=15,
+    share=3,
+    most_mib=512,
+    isolated=True,
+)
 def datasets_folder(folder: Path) -> Target:
     """What `datasets.save_to_disk` leaves: splits by name, a state, arrow files."""
     import datasets
 
-    from shoal.data.inputs import expand
-    from shoal.data.problems import Problems
-    from shoal.data.readers import documents
-    from shoal.data.units import Reading, plan_units
+    from shoal.data.prepare.bad_input import Problems
+    from shoal.data.prepare.inputs import expand
+    from shoal.data.prepare.readers import documents
+    from shoal.data.prepare.units import Reading, plan_units
     from shoal.errors import ShoalError
 
     tables_here()
@@ -207,12 +231,12 @@ def datasets_folder(folder: Path) -> Target:
     return Target(lambda rng: one_file_of(good, of_json, rng), read, (ShoalError,))
 
 
-@reader("rows", "data.readers", quick=800, share=300)
+@reader("rows", "data.prepare.readers", quick=800, share=300)
 def rows(folder: Path) -> Target:
     """Prompts and answers: one row, as JSONL and tables give it."""
-    from shoal.data.problems import Problems
-    from shoal.data.readers import from_fields
-    from shoal.data.units import Reading
+    from shoal.data.prepare.bad_input import Problems
+    from shoal.data.prepare.readers import from_fields
+    from shoal.data.prepare.units import Reading
     from shoal.errors import DataError
 
     reading = Reading("text", "prompt")
@@ -266,7 +290,15 @@ def index(folder: Path) -> Target:
 
 
 @reader(
-    "data-set", "data.shards", "data.local", "data.index", "data.windows", "data.packs", "cli.show", quick=100, share=15
+    "data-set",
+    "data.shards",
+    "data.local_folder",
+    "data.index",
+    "data.windows",
+    "data.packs",
+    "cli.show",
+    quick=100,
+    share=15,
 )
 def shards(folder: Path) -> Target:
     """A folder of shards: files changed behind the checksums' back, and such whose checksums were made anew."""
@@ -365,17 +397,17 @@ def object_store(folder: Path) -> Target:
 
 @reader(
     "prepare-folder",
-    "data.prepare_folder",
-    "data.prepare_workers",
-    "data.messages",
-    "data.tokenizer_train",
+    "data.prepare.out_folder",
+    "data.prepare.workers",
+    "data.prepare.child_errors",
+    "data.prepare.tokenizer_train",
     quick=40,
     share=15,
 )
 def prepare_folder(folder: Path) -> Target:
     """What an interrupted `data prepare` left: its plan, and records of finished units."""
-    from shoal.data.prepare import Options, prepare
-    from shoal.data.prepare_folder import WORK_FOLDER
+    from shoal.data.prepare.data_set import Options, prepare
+    from shoal.data.prepare.out_folder import WORK_FOLDER
     from shoal.errors import ShoalError
 
     source = folder / "a.txt"

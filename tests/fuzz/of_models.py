@@ -79,8 +79,8 @@ CONFIGS: list[dict[str, Any]] = [
 
 @reader(
     "hf-config",
-    "spec.hf_config",
-    "spec.hf_experts",
+    "spec.hf.config",
+    "spec.hf.experts",
     "spec.resolve",
     "checkpoint.foreign.shapes",
     "model.hf",
@@ -92,7 +92,7 @@ def hf_config(folder: Path) -> Target:
     from shoal.errors import ShoalError
     from shoal.model.hf import load_shape
     from shoal.model.hf_tokenizer import save_tokenizer
-    from shoal.spec.hf_folder import model_of_config
+    from shoal.spec.hf.folder import model_of_config
     from shoal.spec.resolve import _shape_of_weights
 
     file = folder / "config.json"
@@ -125,7 +125,7 @@ def hf_folder(folder: Path) -> Folder:
 
     from shoal.model.decoder import Decoder
     from shoal.model.hf import save_folder
-    from shoal.spec.hf_folder import model_of_config
+    from shoal.spec.hf.folder import model_of_config
     from shoal.spec.shape import shape_of
 
     folder.mkdir(parents=True)

@@ -15,10 +15,10 @@ from tests.fuzz.reader import Finding, Target, reader
 from tests.fuzz.samples import identity, no_infinity, texts_of
 
 
-@reader("frames", "fleet.net.frames", quick=1500, share=1000)
+@reader("frames", "net.frames", quick=1500, share=1000)
 def frames(folder: Path) -> Target:
-    from shoal.fleet.net import frames as f
-    from shoal.fleet.net.api import Message
+    from shoal.net import frames as f
+    from shoal.net.api import Message
 
     fields = {"a": 1, "b": [1.5, None, "x"], "c": {"d": True}}
     samples = [
@@ -42,9 +42,9 @@ def frames(folder: Path) -> Target:
     return Target(generate, f.parse, (f.BadFrame,))
 
 
-@reader("websocket", "fleet.net.websocket", quick=1500, share=600)
+@reader("websocket", "net.websocket", quick=1500, share=600)
 def websocket(folder: Path) -> Target:
-    from shoal.fleet.net.websocket import BadFrame, Inbox
+    from shoal.net.websocket import BadFrame, Inbox
 
     def frame(opcode: int, content: bytes, final: bool = True) -> bytes:
         size = len(content)
@@ -75,10 +75,10 @@ def websocket(folder: Path) -> Target:
     return Target(generate, read, (BadFrame,))
 
 
-@reader("greeting", "fleet.net.pipe", quick=1000, share=500)
+@reader("greeting", "net.pipe", quick=1000, share=500)
 def greeting(folder: Path) -> Target:
-    from shoal.fleet.net.api import Address
-    from shoal.fleet.net.pipe import Broken, Greeting, read_greeting
+    from shoal.net.api import Address
+    from shoal.net.pipe import Broken, Greeting, read_greeting
 
     good = json.loads(
         Greeting("b" * 8, "l" * 8, True, Address(("http://r",), ("1.2.3.4:5",), ()), "1.2.3.4:9", b"p").encode()
@@ -92,12 +92,12 @@ def greeting(folder: Path) -> Target:
     return Target(texts_of(good), read, (Broken,))
 
 
-@reader("places", "fleet.net.seek", "fleet.net.relays", quick=400, share=200)
+@reader("places", "net.seek", "net.relays", quick=400, share=200)
 def places(folder: Path) -> Target:
     """Where a peer says that another is, and where a relay says that its rendezvous is."""
-    from shoal.fleet.net.api import Message
-    from shoal.fleet.net.relays import read_rendezvous
-    from shoal.fleet.net.seek import read_place
+    from shoal.net.api import Message
+    from shoal.net.relays import read_rendezvous
+    from shoal.net.seek import read_place
     from shoal.values import BadValue, read_json
 
     good = ({"at": "1.2.3.4:5000"}, {"rendezvous": {"id": "a" * 64, "addr": "1.2.3.4:5"}})
@@ -111,11 +111,11 @@ def places(folder: Path) -> Target:
     return Target(texts_of(*good), read, (BadValue,), (ValueError,))
 
 
-@reader("secure", "fleet.net.secure", "fleet.net.tcp", "fleet.net.identity", quick=150, share=10)
+@reader("secure", "net.secure", "net.tcp", "net.identity", quick=150, share=10)
 def secure(folder: Path) -> Target:
     """The handshake over a stream whose bytes are changed on their way, as the side that listens sees it."""
-    from shoal.fleet.net.pipe import Broken
-    from shoal.fleet.net.secure import HELLO, answer
+    from shoal.net.pipe import Broken
+    from shoal.net.secure import HELLO, answer
 
     me, loop = identity(1), asyncio.new_event_loop()
     good = HELLO + bytes(range(32)) + (180).to_bytes(2, "big") + bytes(180)
@@ -178,9 +178,9 @@ def wire_address(folder: Path) -> Target:
     )
 
 
-@reader("relay-token", "fleet.net.relay", quick=500, share=200)
+@reader("relay-token", "net.relay", quick=500, share=200)
 def relay_token(folder: Path) -> Target:
-    from shoal.fleet.net.relay import proof_of, token
+    from shoal.net.relay import proof_of, token
 
     good = {"peer": "a" * 64, "seq": 3, "admission": {"signature": "s"}}
 
@@ -193,11 +193,11 @@ def relay_token(folder: Path) -> Target:
     return Target(generate, proof_of)
 
 
-@reader("relay-answers", "fleet.net.relays", "fleet.net.punch", quick=30, share=5)
+@reader("relay-answers", "net.relays", "net.punch", quick=30, share=5)
 def relay_answers(folder: Path) -> Target:
     """What a relay answers over HTTP, over real sockets: `/watch` (its rendezvous) and `/info` (where we are seen)."""
-    from shoal.fleet.net import punch, relays
-    from shoal.fleet.net.pipe import Broken
+    from shoal.net import punch, relays
+    from shoal.net.pipe import Broken
 
     loop = asyncio.new_event_loop()
     watch = {"rendezvous": {"id": "a" * 64, "addr": "1.2.3.4:5"}}
@@ -235,11 +235,11 @@ def relay_answers(folder: Path) -> Target:
     return Target(generate, lambda data: loop.run_until_complete(ask(data)), (), (OSError, ValueError, TimeoutError))
 
 
-@reader("relay-client", "fleet.net.relay_client", quick=100, share=10)
+@reader("relay-client", "net.relay_client", quick=100, share=10)
 def relay_client(folder: Path) -> Target:
     """A connection to a relay: HTTP, then websocket frames, given to the protocol as a socket would."""
-    from shoal.fleet.net.relay import Relay
-    from shoal.fleet.net.relay_client import Client
+    from shoal.net.relay import Relay
+    from shoal.net.relay_client import Client
 
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -301,11 +301,11 @@ def relay_client(folder: Path) -> Target:
     return Target(generate, lambda data: loop.run_until_complete(talk(data)))
 
 
-@reader("quic-frames", "fleet.net.quic", quick=300, share=50)
+@reader("quic-frames", "net.quic", quick=300, share=50)
 def quic_frames(folder: Path) -> Target:
     """The stream of a QUIC connection, cut into frames."""
-    from shoal.fleet.net.frames import BadFrame
-    from shoal.fleet.net.quic import QuicPipe
+    from shoal.net.frames import BadFrame
+    from shoal.net.quic import QuicPipe
 
     loop = asyncio.new_event_loop()
     good = b"".join(len(part).to_bytes(4, "big") + part for part in (b"one", b"two" * 20, b"three" * 50))

@@ -19,7 +19,7 @@ from tests.fuzz.verbs import shoal
 
 def run_folder(workspace: Path) -> Folder:
     """A run that failed once and ended; short, so that a case is quick."""
-    from tests.track.journals import make_run
+    from tests.journal.journals import make_run
 
     story = make_run(workspace, "demo")
     story.open().start().steps(4).eval().checkpoint().steps(6).failure().wait(1.0).start(at_step=4).steps(
@@ -50,10 +50,10 @@ JOB: dict[str, Any] = {
 }
 
 
-@reader("journal", "track.journal", "track.record", "track.tail", "track.rows", quick=800, share=300)
+@reader("journal", "journal.journal", "journal.record", "journal.tail", "journal.columns", quick=800, share=300)
 def journal(folder: Path) -> Target:
     """One line of a journal: a record within its shape, or none."""
-    from shoal.track.record import parse
+    from shoal.journal.record import parse
 
     lines = [json.loads(line) for line in run_folder(folder / "w")["journal.jsonl"].splitlines()]
 
@@ -68,14 +68,14 @@ def journal(folder: Path) -> Target:
 @reader(
     "views",
     "observe.status",
-    "observe.ledger",
+    "observe.time_ledger",
     "observe.report",
     "observe.planned",
     "observe.history",
     "observe.curves",
     "observe.lives",
     "observe.steps",
-    "track.told",
+    "journal.reading",
     "track.about",
     "track.cursor",
     "guard.history",
@@ -133,13 +133,13 @@ def views(folder: Path) -> Target:
 
 
 def make_other(workspace: Path) -> str:
-    from tests.track.journals import make_run
+    from tests.journal.journals import make_run
 
     make_run(workspace, "healthy").open().start().steps(2).close()
     return "healthy"
 
 
-@reader("resume", "cli.resume", "guard.begin", "guard.lock", "spec.identity", "spec.history", quick=12, share=4)
+@reader("resume", "cli.resume", "guard.begin", "journal.lock", "spec.identity", "spec.begun", quick=12, share=4)
 def resume(folder: Path) -> Target:
     """`resume` of a damaged run directory, up to where the workers would be started."""
     import shoal.cli.resume as verb
@@ -175,11 +175,11 @@ def resume(folder: Path) -> Target:
     return Target(generate, read, (ShoalError, OSError), lines=True)
 
 
-@reader("journal-index", "track.index", quick=50, share=20)
+@reader("journal-index", "journal.index", quick=50, share=20)
 def journal_index(folder: Path) -> Target:
     """The columns beside a long journal: what does not fit is made anew."""
     from shoal.errors import ShoalError
-    from shoal.track import index
+    from shoal.journal import index
 
     file = folder / "journal.jsonl"
     lines = run_folder(folder / "w")["journal.jsonl"].splitlines(keepends=True)
@@ -205,9 +205,9 @@ def journal_index(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("pulse", "observe.pulse_file", "observe.pulse", "guard.pulses", quick=800, share=300)
+@reader("pulse", "journal.pulse_file", "journal.pulse", "journal.pulses", quick=800, share=300)
 def pulse(folder: Path) -> Target:
-    from shoal.observe import pulse_file as p
+    from shoal.journal import pulse_file as p
 
     texts: list[Any] = [{"excuse": "saving", "groups": {"dp": [3, 4, 1.5]}}, [[["f.py", 3, "run"]], []]]
     head = p.HEAD.pack(5, 42, 3, 10, 2, 1, *([0.5] * ((p.HEAD.size - 56) // 8)), 5)
@@ -315,7 +315,7 @@ def trace(folder: Path) -> Target:
 
 @reader(
     "small-files",
-    "guard.lock",
+    "journal.lock",
     "guard.begin",
     "launch.job",
     "launch.slurm.notes",
@@ -330,8 +330,9 @@ def trace(folder: Path) -> Target:
 def small_files(folder: Path) -> Target:
     """What one process leaves for the next: locks, jobs, notes, sweeps, cursors."""
     from shoal.errors import ShoalError
-    from shoal.guard import lock
     from shoal.guard.begin import other_code, same_data
+    from shoal.journal import lock
+    from shoal.journal.rundir import RunDir
     from shoal.launch import job, sweep
     from shoal.launch.ray.node import _last_step
     from shoal.launch.slurm import notes
@@ -339,8 +340,7 @@ def small_files(folder: Path) -> Target:
     from shoal.spec import dump
     from shoal.track import about
     from shoal.track.cursor import Cursor
-    from shoal.track.rundir import RunDir
-    from tests.track.journals import IDENTITY, RUN
+    from tests.journal.journals import IDENTITY, RUN
 
     run_dir = RunDir.of("demo", folder)
     run_dir.path.mkdir(parents=True)

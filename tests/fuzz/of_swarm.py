@@ -68,16 +68,16 @@ def certified_body() -> dict[str, Any]:
 
 @reader(
     "swarm-messages",
-    "fleet.swarm.messages",
-    "fleet.swarm.training",
-    "fleet.swarm.talk",
-    "fleet.swarm.router",
+    "swarm.messages",
+    "swarm.trainer_process",
+    "swarm.talk",
+    "swarm.route_keeper",
     quick=1500,
     share=1000,
     most_mib=512,  # a history: two million values of 200 bytes, and 4 times its 32 MiB
 )
 def messages(folder: Path) -> Target:
-    from shoal.fleet.swarm.messages import read, read_history
+    from shoal.swarm.messages import read, read_history
     from shoal.values import BadValue
 
     proposed = {"by": A, "head": C, "term": 3, "name": B, "signature": "ab" * 64}
@@ -121,26 +121,26 @@ def messages(folder: Path) -> Target:
     return Target(generate, parse, (BadValue,))
 
 
-@reader("swarm-snapshots", "fleet.swarm.snapshots", quick=500, share=200)
+@reader("swarm-snapshots", "swarm.snapshots", quick=500, share=200)
 def snapshots(folder: Path) -> Target:
-    from shoal.fleet.swarm.chain import Chain
-    from shoal.fleet.swarm.record import Record
-    from shoal.fleet.swarm.snapshots import Snapshots
+    from shoal.swarm.chain import Chain
+    from shoal.swarm.round_record import Record
+    from shoal.swarm.snapshots import Snapshots
 
     chain = Chain(SWARM, Record("start", 0, (), (A,)), lambda *_: True)
     good = [{"hash": C, "round": 3, "blob": B, "size": 100, "digest": "ab"}] * 2
     return file_target(folder / "s" / "index.json", texts_of(good), lambda path: Snapshots(path.parent, chain))
 
 
-@reader("swarm-answers", "fleet.swarm.training", "fleet.swarm.snapshots", quick=300, share=60)
+@reader("swarm-answers", "swarm.trainer_process", "swarm.snapshots", quick=300, share=60)
 def answers(folder: Path) -> Target:
     """What others answer to a newcomer who asks for a state: the good one is found, whoever else answers."""
     import asyncio
     from types import SimpleNamespace
 
-    from shoal.fleet.net.answers import Answers
-    from shoal.fleet.net.api import Message
-    from shoal.fleet.swarm.training import Training
+    from shoal.net.answers import Answers
+    from shoal.net.api import Message
+    from shoal.swarm.trainer_process import Training
 
     loop = asyncio.new_event_loop()
     good = [{"hash": C, "round": 3, "blob": B, "size": 100, "digest": "ab"}]
@@ -173,10 +173,10 @@ def answers(folder: Path) -> Target:
     return Target(texts_of(good), read)
 
 
-@reader("trainer-words", "fleet.swarm.trainer_words", quick=400, share=200)
+@reader("trainer-words", "swarm.trainer_words", quick=400, share=200)
 def trainer_words(folder: Path) -> Target:
     """What a trainer says to its node: this machine's own, but anybody's code."""
-    from shoal.fleet.swarm import trainer_words as t
+    from shoal.swarm import trainer_words as t
     from shoal.values import BadValue
 
     handed = {"round": 3, "path": "/x", "tokens": 9, "targets": 8, "steps": 2, "used": [[0, 4]], "loss": 2.5}
@@ -193,10 +193,10 @@ def trainer_words(folder: Path) -> Target:
     return Target(texts_of(*good), t.read, (BadValue,))
 
 
-@reader("swarm-chain", "fleet.swarm.chain", "fleet.swarm.record", quick=300, share=100)
+@reader("swarm-chain", "swarm.chain", "swarm.round_record", quick=300, share=100)
 def chain(folder: Path) -> Target:
-    from shoal.fleet.swarm.chain import Chain
-    from shoal.fleet.swarm.record import Certified, Record
+    from shoal.swarm.chain import Chain
+    from shoal.swarm.round_record import Certified, Record
 
     start = Record("start", 0, (), (A, B))
     one = Certified(Record.of({**record_body(), "round": 1, "parents": [start.hash]}), 1, {A: "ab", B: "cd"})
@@ -210,9 +210,9 @@ def chain(folder: Path) -> Target:
     return file_target(folder / "chain.jsonl", lines_of(lines), read)
 
 
-@reader("swarm-agreed", "fleet.swarm.agreed_file", quick=300, share=100)
+@reader("swarm-agreed", "swarm.agreed_file", quick=300, share=100)
 def agreed(folder: Path) -> Target:
-    from shoal.fleet.swarm import agreed_file
+    from shoal.swarm import agreed_file
 
     one = {"term": 1, "record": record_body()}
     good = {"head": C, "term": 2, "votes": {A: [2, "ab"]}, "acked": one, "proposed": one}
@@ -220,9 +220,9 @@ def agreed(folder: Path) -> Target:
 
 
 def charter_held() -> dict[str, Any]:
-    from shoal.fleet.swarm.charter import Charter, Input
-    from shoal.fleet.swarm.proposal import values_of
     from shoal.spec import Run
+    from shoal.swarm.charter import Charter, Input
+    from shoal.swarm.proposal import values_of
 
     run = Run.model_validate({"name": "demo", "data": {"train": "x"}, "train": {"steps": 9}})
     values = values_of(run)
@@ -231,10 +231,10 @@ def charter_held() -> dict[str, Any]:
     return dict(json.loads(one.to_bytes()))
 
 
-@reader("charter", "fleet.swarm.charter", "fleet.swarm.proposal", quick=400, share=40)
+@reader("charter", "swarm.charter", "swarm.proposal", quick=400, share=40)
 def charter(folder: Path) -> Target:
     from shoal.errors import SetupError
-    from shoal.fleet.swarm.charter import Charter
+    from shoal.swarm.charter import Charter
 
     file = folder / "charter.json"
 
@@ -250,12 +250,12 @@ def charter(folder: Path) -> Target:
     return Target(texts_of(charter_held()), read, (SetupError,))
 
 
-@reader("invitation", "fleet.swarm.invite", "fleet.swarm.signed", quick=300, share=60)
+@reader("invitation", "swarm.invite", "swarm.signed", quick=300, share=60)
 def invitation(folder: Path) -> Target:
     from shoal.errors import UsageError
-    from shoal.fleet.net.api import Address
-    from shoal.fleet.swarm.invite import PREFIX, Invitation, Ticket
-    from shoal.fleet.swarm.signed import decode64, encode64, sign
+    from shoal.net.api import Address
+    from shoal.swarm.invite import PREFIX, Invitation, Ticket
+    from shoal.swarm.signed import decode64, encode64, sign
 
     key = identity(3)
     ticket = Ticket.new(SWARM, identity(1), key.id, NOW)
@@ -284,10 +284,10 @@ def invitation(folder: Path) -> Target:
 
 @reader(
     "roster",
-    "fleet.swarm.roster",
-    "fleet.swarm.entries",
-    "fleet.swarm.lies",
-    "fleet.swarm.gossip",
+    "swarm.roster",
+    "swarm.entries",
+    "swarm.lies",
+    "swarm.gossip",
     quick=150,
     share=20,
     most_mib=512,  # a million values of 200 bytes, and 4 times the 64 MiB of its file
@@ -295,10 +295,10 @@ def invitation(folder: Path) -> Target:
 def roster(folder: Path) -> Target:
     """What a peer hears of others, and its own file of it."""
     from shoal.errors import SetupError
-    from shoal.fleet.net.api import Address, Message
-    from shoal.fleet.swarm.gossip import read_news, read_told
-    from shoal.fleet.swarm.invite import Admission
-    from shoal.fleet.swarm.roster import Roster
+    from shoal.net.api import Address, Message
+    from shoal.swarm.gossip import read_news, read_told
+    from shoal.swarm.invite import Admission
+    from shoal.swarm.roster import Roster
     from shoal.values import BadValue
 
     organiser, me, other = identity(1), identity(2), identity(3)
@@ -331,10 +331,10 @@ def roster(folder: Path) -> Target:
     return Target(texts_of(good), read, (SetupError, BadValue))
 
 
-@reader("blob-folder", "fleet.swarm.blob_folder", quick=500, share=200)
+@reader("blob-folder", "swarm.blob_folder", quick=500, share=200)
 def blob_folder(folder: Path) -> Target:
     from shoal.errors import DataError
-    from shoal.fleet.swarm import blob_folder as b
+    from shoal.swarm import blob_folder as b
 
     good = json.loads(b.manifest([b.File("a/b", 3, A), b.File("c.json", 1 << 30, B)]))
 
@@ -345,11 +345,11 @@ def blob_folder(folder: Path) -> Target:
     return Target(texts_of(good), read, (DataError,))
 
 
-@reader("blob-place", "fleet.swarm.blob_store", "fleet.swarm.blob_fetch", "fleet.swarm.blobs", quick=300, share=60)
+@reader("blob-place", "swarm.blob_store", "swarm.blob_fetch", "swarm.blobs", quick=300, share=60)
 def blob_place(folder: Path) -> Target:
-    from shoal.fleet.net.api import Message
-    from shoal.fleet.swarm.blob_fetch import read_shown
-    from shoal.fleet.swarm.blob_store import MOST_PIECES, Store
+    from shoal.net.api import Message
+    from shoal.swarm.blob_fetch import read_shown
+    from shoal.swarm.blob_store import MOST_PIECES, Store
     from shoal.values import BadValue, read_object
 
     store = Store(folder / "blobs")
@@ -366,17 +366,17 @@ def blob_place(folder: Path) -> Target:
     return Target(texts_of(good, {"have": "ff00", "size": 100, "missing": False}), read, (BadValue,))
 
 
-@reader("swarm-files", "fleet.swarm.config", "fleet.swarm.control", "cli.swarm_status", quick=200, share=30)
+@reader("swarm-files", "swarm.config", "swarm.control", "cli.swarm.status", quick=200, share=30)
 def swarm_files(folder: Path) -> Target:
     """What lies in a run's swarm folder: settings, commands, the status that `swarm status` shows."""
-    from shoal.cli.swarm_status import lines
-    from shoal.cli.swarm_status import read as read_status
+    from shoal.cli.swarm.status import lines
+    from shoal.cli.swarm.status import read as read_status
     from shoal.errors import ShoalError
-    from shoal.fleet.swarm.config import NodeConfig
-    from shoal.fleet.swarm.control import obey
-    from shoal.fleet.swarm.invite import Admission
-    from shoal.fleet.swarm.roster import Roster
-    from shoal.fleet.swarm.router import routes_of
+    from shoal.swarm.config import NodeConfig
+    from shoal.swarm.control import obey
+    from shoal.swarm.invite import Admission
+    from shoal.swarm.roster import Roster
+    from shoal.swarm.route_keeper import routes_of
     from shoal.values import BadValue
 
     where = folder / "run" / "swarm"

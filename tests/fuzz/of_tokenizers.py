@@ -82,7 +82,7 @@ def tokenizer_files() -> list[Folder]:
 @reader(
     "tokenizers",
     "data.tokenizer",
-    "data.words",
+    "data.word_ids",
     "data.cuts",
     "data.starts",
     "data.plain_text",

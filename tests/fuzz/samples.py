@@ -81,6 +81,6 @@ def no_infinity(said: Any) -> None:
 
 def identity(number: int) -> Any:
     """The same in every process, so that a case is its seed and nothing else."""
-    from shoal.fleet.net.identity import Identity
+    from shoal.net.identity import Identity
 
     return Identity(bytes([number]) * 32)

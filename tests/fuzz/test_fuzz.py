@@ -16,7 +16,7 @@ from tests.fuzz.run import Work
 
 every.load()
 PARTS = 3  # so that lanes can share them
-LARGE = ("torch.distributed.checkpoint", "shoal.model.hf", "shoal.train.stage_peer", "shoal.cli.main")
+LARGE = ("torch.distributed.checkpoint", "shoal.model.hf", "shoal.stages", "shoal.cli.main")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 def supervised(run_dir: Path, world: int, control: Path) -> int:
     from shoal.guard.supervise import supervise
+    from shoal.journal.rundir import RunDir
     from shoal.spec import load
-    from shoal.track.rundir import RunDir
 
     where = RunDir(run_dir)
     me = [sys.executable, str(Path(__file__).resolve())]
@@ -45,11 +45,11 @@ def compete() -> None:
 
 
 def worker(run_dir: Path, control: Path) -> int:
-    from shoal.observe.pulse import Pulse
+    from shoal.journal.pulse import Pulse
 
     pulse = Pulse.begin()
+    from shoal.journal.rundir import RunDir
     from shoal.parallel.place import Place
-    from shoal.track.rundir import RunDir
     from shoal.train import loop
     from shoal.train import worker as real
 

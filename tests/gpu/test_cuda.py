@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.track import journal
-from shoal.track.rundir import RunDir
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from tests.train.tiny import digest_of, losses_of, make_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")

@@ -23,6 +23,9 @@ from shoal.data.documents import documents_of
 from shoal.data.feed import Feed
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.observe.history import history, speed
 from shoal.observe.phases import parts
 from shoal.observe.throughput import duration_s, peak_flops, settled
@@ -30,10 +33,7 @@ from shoal.parallel.place import join
 from shoal.plan.expect import expected
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 from shoal.train.clock import Clock, timeline_of
-from shoal.train.decide import decide
 from shoal.train.loop import Training, train_step
 from shoal.train.numerics import Numerics
 from shoal.train.parts import prepare

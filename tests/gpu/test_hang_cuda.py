@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shoal.guard.hang import Hang, Limits, Watch
+from shoal.journal.pulse import Pulse
+from shoal.journal.pulse_file import PulseFolder, read_sample
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import Pulse
-from shoal.observe.pulse_file import PulseFolder, read_sample
 from shoal.parallel.ticks import ticks_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of

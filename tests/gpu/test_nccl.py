@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.track import journal
-from shoal.track.rundir import RunDir
-from shoal.train.decide_torch import impossible_schedules, installed
+from shoal.decide.torch_installed import impossible_schedules, installed
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from tests.gpu.crew import Crew
 from tests.gpu.here import DEVICE, GPUS, needs_device
 from tests.gpu.train_apart import task

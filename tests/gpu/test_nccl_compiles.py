@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 from tests.gpu.crew import Crew
 from tests.gpu.here import DEVICE, needs_device
 from tests.gpu.train_apart import graphs_of, task

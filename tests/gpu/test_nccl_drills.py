@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shoal.guard.drill.plan import SCENARIOS
+from shoal.drill.plan import SCENARIOS
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.shared_gpu import SETTING
-from shoal.track import journal
-from shoal.track.rundir import RunDir
 from tests.gpu.crew import Crew, Failed, Task
 from tests.gpu.here import DEVICE, needs_device
 from tests.train.tiny import make_data

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.shared_gpu import SETTING
-from shoal.track import journal
-from shoal.track.rundir import RunDir
 from tests.gpu.crew import Crew, Task
 from tests.gpu.here import DEVICE, needs_device
 from tests.train.matrix import FLOAT32, WIDTHS

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.track import journal
-from shoal.track.rundir import RunDir
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from tests.gpu.crew import Crew
 from tests.gpu.here import DEVICE, needs_device
 from tests.gpu.train_apart import task

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 from tests.train.tiny import losses_of, make_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")

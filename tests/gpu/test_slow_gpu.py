@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.observe.words import straggler as in_words
+from shoal.decide.auto import decide
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
+from shoal.readable import straggler as in_words
 from shoal.shared_gpu import SETTING
 from shoal.spec import dump
-from shoal.track import journal
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from tests.train.tiny import make_data, make_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")

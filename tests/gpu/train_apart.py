@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.leaving import exit_code, leave_at_once
 from shoal.shared_gpu import SETTING
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from tests.gpu.crew import Task
 from tests.train.matrix import Job
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.plan.memory import memory
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.saves import Saves
 from shoal.train.worker import work
 from tests.train.tiny import make_run

@@ -11,8 +11,8 @@ from shoal.guard.hang import LOOK_S, MOST_OTHERS, MOST_TICK_S, STEPS, WINDOW_S, 
 from shoal.guard.ranks import IO_BYTES, LONG_PHASES, MOVES_BYTES, UNHEARD_S, WAITS, Pulses
 from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.suspect import may_spin, waiting_in
-from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Groups, Sample
+from shoal.journal.beat import Beat
+from shoal.journal.pulse_file import Groups, Sample
 
 
 @dataclass

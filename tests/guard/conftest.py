@@ -9,7 +9,7 @@ import pytest
 from tests.guard.fake import FakeRun
 from tests.guard.pretended import Group
 
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 
 
 @pytest.fixture

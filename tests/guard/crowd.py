@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.guard.nodes.kernels import Kernels
+from shoal.guard.nodes.process_states import Kernels
 from shoal.guard.nodes.talk import Message, packed
-from shoal.observe.beat import Marks
-from shoal.observe.pulse_file import SAMPLE_AT, Device, PulseFolder, Sample, packed_head, packed_sample
+from shoal.journal.beat import Marks
+from shoal.journal.pulse_file import SAMPLE_AT, Device, PulseFolder, Sample, packed_head, packed_sample
 
 TICK_S = 0.2
 TURNS = 5  # a fifth of them is heard of at each look

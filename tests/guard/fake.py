@@ -13,9 +13,9 @@ from tests.guard.supervisor import fake_command
 from tests.patience import until as until
 
 from shoal.guard.supervise import supervise
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 

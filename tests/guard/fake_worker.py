@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.track.journal import Journal
+from shoal.journal.journal import Journal
 
 RUN = Path(sys.argv[1])
 # Beside the runs when `shoal train` makes the run directory itself.

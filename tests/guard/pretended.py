@@ -14,7 +14,7 @@ from shoal.guard.classify import Failure
 from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.progress import Progress
 from shoal.guard.signs import ThreadClock
-from shoal.observe.pulse_file import PulseFolder, read_sample
+from shoal.journal.pulse_file import PulseFolder, read_sample
 
 TICK_S = 0.25
 COMPUTES_S = 1.0  # between two looks at a rank that computes

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from shoal.guard.supervise import supervise
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 

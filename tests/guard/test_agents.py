@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.guard import islands
+from shoal.guard import island_agents
 from shoal.guard.classify import Failure
-from shoal.guard.islands import Agents
+from shoal.guard.island_agents import Agents
 from shoal.guard.signals import Signals
 from shoal.guard.watch import Ended
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Guard
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
 
 RESTARTS = 2
 WAIT = "import pathlib, time\nwhile not pathlib.Path('{0}/done').exists(): time.sleep(0.02)"
@@ -37,7 +37,7 @@ class Fleet:
         self._done = folder / "done"
         self.told: list[tuple[int, Failure, str]] = []
         code = {0: WAIT.format(folder), 1: one}
-        monkeypatch.setattr(islands, "command", lambda run_dir, island: [sys.executable, "-c", code[island]])
+        monkeypatch.setattr(island_agents, "command", lambda run_dir, island: [sys.executable, "-c", code[island]])
 
     def steps_of(self, *members: int) -> None:
         self._step += 1

@@ -19,7 +19,7 @@ from shoal.guard.nodes.group import NodeGroup, Seat
 from shoal.guard.progress import Progress
 from shoal.guard.signs import signs_of
 from shoal.guard.workers import Share, recorder_env
-from shoal.observe.pulse_file import ask_file, flight_file
+from shoal.journal.pulse_file import ask_file, flight_file
 from shoal.parallel.flight import cut_down
 from shoal.spec.run import Guard
 

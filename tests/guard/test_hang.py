@@ -16,10 +16,10 @@ from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, WAITS, Group
 
 from shoal.guard.hang import Limits
 from shoal.guard.progress import Progress
-from shoal.guard.pulses import make_folder
 from shoal.guard.signs import signs_of
 from shoal.guard.stacks import frames
-from shoal.observe.pulse_file import read_beat, read_sample
+from shoal.journal.pulse_file import read_beat, read_sample
+from shoal.journal.pulses import make_folder
 from shoal.spec.run import Guard
 
 
@@ -229,7 +229,7 @@ def test_off_means_off(group: Group) -> None:
 
 def test_pulses_of_a_killed_supervisor_are_swept_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_MEMORY", str(tmp_path))
-    script = "from shoal.guard.pulses import make_folder; print(make_folder())"
+    script = "from shoal.journal.pulses import make_folder; print(make_folder())"
     left = Path(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip())
     assert left.is_dir()
     mine = make_folder()

@@ -15,10 +15,10 @@ from shoal.guard.hang import Hang, Watch
 from shoal.guard.signs import Kernel, Signs, Threads
 from shoal.guard.straggler import Stragglers, slow_ranks
 from shoal.guard.suspect import waited_for
-from shoal.observe import pulse_file
-from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Sample
-from shoal.train.pace import Tally
+from shoal.islands.pace import Tally
+from shoal.journal import pulse_file
+from shoal.journal.beat import Beat
+from shoal.journal.pulse_file import Sample
 
 MOST_LOOKS = 1500
 TICK_S = 0.5

@@ -17,7 +17,7 @@ from tests.guard.pretended import COMPUTES_S, ENDLESS, SLEEPS, TICK_S, WAITS, Gr
 
 from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.nodes.group import NodeGroup
-from shoal.guard.nodes.kernels import Kernels
+from shoal.guard.nodes.process_states import Kernels
 from shoal.guard.nodes.share import RunningShare
 from shoal.guard.nodes.talk import packed
 from shoal.guard.progress import Progress
@@ -25,9 +25,9 @@ from shoal.guard.ranks import UNHEARD_S
 from shoal.guard.signs import signs_of
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, log_file
-from shoal.observe.pulse_file import PulseFolder
+from shoal.journal.pulse_file import PulseFolder
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Guard
-from shoal.track.rundir import RunDir
 
 
 class FarGroup:

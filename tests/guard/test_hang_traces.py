@@ -10,7 +10,7 @@ import math
 import pytest
 from tests.guard.traces import FAULTS, Fault, Span, Trace, broken, healthy, play
 
-from shoal.observe.beat import DECAY, Marks
+from shoal.journal.beat import DECAY, Marks
 
 MOST_S = 40.0  # a step; the benchmark goes to half an hour
 SEEDS = range(6)

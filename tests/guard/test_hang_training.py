@@ -20,17 +20,17 @@ from tests.ranks import Ranks, started
 from tests.train.tiny import make_data, make_run
 
 from shoal.data.feed import Feed
+from shoal.decide.auto import decide
 from shoal.guard.hang import Hang, Limits, Watch
 from shoal.guard.signs import signs_of
 from shoal.guard.straggler import OWN, Spent, Straggler, Stragglers
+from shoal.journal.beat import UNKNOWN_S
+from shoal.journal.pulse import Pulse
+from shoal.journal.pulse_file import PulseFolder, read_beat, read_sample
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
-from shoal.observe.beat import UNKNOWN_S
-from shoal.observe.pulse import Pulse
-from shoal.observe.pulse_file import PulseFolder, read_beat, read_sample
 from shoal.parallel.place import Place, join
 from shoal.parallel.standing import standing
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 
 AT_STEP = 12

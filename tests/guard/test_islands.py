@@ -16,9 +16,9 @@ from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
 from shoal.guard.orphans import agents_of
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from tests.train.tiny import train_on
 
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.spec import load
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 STEPS = 60
 pytestmark = pytest.mark.usefixtures("warm_starts")  # test_drill.py kills one that was executed

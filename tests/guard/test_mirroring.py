@@ -9,9 +9,9 @@ import pytest
 from tests.guard.fake import FakeRun, alive, until
 
 from shoal.guard import supervise as supervising
-from shoal.observe.ledger import ledger
-from shoal.track.journal import records
-from shoal.track.tail import is_closed
+from shoal.journal.journal import records
+from shoal.journal.tail import is_closed
+from shoal.observe.time_ledger import ledger
 
 # Follows the journal until it is closed, then takes so long, or until it is let go, and leaves as told.
 FOLLOWS = """

@@ -7,16 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.track.journals import make_run as make_story
+from tests.journal.journals import make_run as make_story
 from tests.train.tiny import make_data, make_run
 
 from shoal.cli.resume import _refuse
 from shoal.errors import DataError, UsageError
 from shoal.guard.begin import create, other_code, same_data
 from shoal.guard.history import History
+from shoal.journal.rundir import RunDir
 from shoal.observe import report as reporting
-from shoal.spec.history import differences
-from shoal.track.rundir import RunDir
+from shoal.spec.begun import differences
 
 
 def test_data_that_moved_are_the_same_data_and_others_are_refused(tmp_path: Path) -> None:

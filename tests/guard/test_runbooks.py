@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.fleet.member import SILENT
 from shoal.guard.hang import Hang, Other
 from shoal.guard.symptoms import SAID
+from shoal.islands.member import SILENT
 from shoal.observe.causes import CAUSES
 from shoal.observe.follow import sentence
 

@@ -13,7 +13,7 @@ import pytest
 from shoal.guard.others import median_of_others
 from shoal.guard.slow_device import Kin, SlowDevices
 from shoal.guard.straggler import OF_STEP, OWN, RATIO, Spent, Straggler, Stragglers, slow_ranks
-from shoal.observe.beat import Beat, Marks
+from shoal.journal.beat import Beat, Marks
 
 LOOK_S = 0.2
 WITHIN = 20  # steps

@@ -17,15 +17,15 @@ from tests.patience import Stopwatch, limit
 
 from shoal.checkpoint.memory.ram import hold, memory_folder
 from shoal.errors import UsageError
-from shoal.guard import lock
 from shoal.guard import supervise as supervising
 from shoal.guard.budget import Budget
 from shoal.guard.workers import allocator_env
+from shoal.journal import lock
+from shoal.journal.index import blocks_of
+from shoal.journal.journal import Journal, Record
+from shoal.journal.keep import Keeper
+from shoal.journal.reading import told
 from shoal.observe.follow import Follower
-from shoal.track.index import blocks_of
-from shoal.track.journal import Journal, Record
-from shoal.track.keep import Keeper
-from shoal.track.told import told
 
 
 def test_killed_worker_is_restarted_from_the_newest_checkpoint_and_the_run_finishes(fake: FakeRun) -> None:

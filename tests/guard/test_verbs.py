@@ -20,9 +20,9 @@ from shoal.cli.main import main
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
 from shoal.guard import supervise as supervising
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.spec import load
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 Plan = Callable[..., None]
 

@@ -4,7 +4,7 @@ A trace is a group of ranks that follow programs of spans: a phase, how long, an
 meanwhile. Steps last from 10 ms to 30 min, with 1 to 512 micro-batches, on CPUs (gloo) or GPUs (NCCL); they drift, come
 in bursts, run on a loaded machine, compile again, evaluate, save, read from slow disks. `broken` is the same with one
 rank that is stopped, sleeps, deadlocks or loops for ever. The ranks' marks go through the code of a real worker
-(shoal.observe.beat), the verdict through the code of the supervisor (shoal.guard.hang); only clocks are made up.
+(shoal.journal.beat), the verdict through the code of the supervisor (shoal.guard.hang); only clocks are made up.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 
 from shoal.guard.hang import Hang, Watch
 from shoal.guard.signs import Kernel, Signs, Threads
-from shoal.observe.beat import Beat, Marks
-from shoal.observe.pulse_file import Device, Sample
+from shoal.journal.beat import Beat, Marks
+from shoal.journal.pulse_file import Device, Sample
 
 # What a span looks like from outside.
 Act = Literal["cpu", "gpu", "hung gpu", "disk", "bytes", "asleep", "compile", "stopped"]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tests.patience import Stopwatch, limit
 
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 
 def free_port() -> int:

@@ -20,11 +20,11 @@ from tests.train.tiny import digest_of, make_data, make_run, train_on
 from shoal import wire
 from shoal.errors import UsageError
 from shoal.guard.nodes.talk import HELLO
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
 from shoal.launch import agent
 from shoal.launch.agent import _hold, main
 from shoal.spec import Run, dump, load
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 Make = Callable[..., Cluster]

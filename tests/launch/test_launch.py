@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.journal.journals import make_run
 from tests.launch.stand_in import ended, pretend
-from tests.track.journals import make_run
 from tests.train.tiny import make_data
 
 from shoal.cli import launch
 from shoal.cli.main import main
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import Rendered
 from shoal.launch.job import remembered
 from shoal.launch.local import Local
-from shoal.track.rundir import RunDir
 
 FILE = """\
 name: demo

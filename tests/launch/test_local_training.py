@@ -11,10 +11,10 @@ from tests.launch.stand_in import ended
 from tests.train.tiny import digest_of, make_data, make_run, steps_of
 
 from shoal.cli.main import main
+from shoal.journal.rundir import RunDir
 from shoal.launch.job import remembered
 from shoal.launch.local import Local
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
 
 
 @pytest.fixture

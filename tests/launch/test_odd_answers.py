@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.journal.journals import make_run
 from tests.launch.test_kubernetes_states import a_job, a_pod
-from tests.track.journals import make_run
 
 from shoal.cli.main import main
 from shoal.errors import SetupError
-from shoal.guard import lock
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir
 from shoal.launch.job import Job, remember, remembered
 from shoal.launch.kubernetes.client import Cluster
 from shoal.launch.kubernetes.states import Seen, state
 from shoal.launch.slurm import notes
 from shoal.launch.slurm.hostlist import expand
 from shoal.launch.sweep import Sweep, file_of
-from shoal.track.rundir import RunDir
 
 JOB = Job("demo", "kubernetes", "ns/demo", 1.0, 2, 8, "/w", "ab", {"kind": "jobs.batch"})
 BAD: list[Any] = [None, [], {}, "x", -1, 2.5, 10**30, True, [None], {"a": []}]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.guard.fake import alive, until
 
+from shoal.journal.journal import Journal
 from shoal.launch.bundle import Bundle
 from shoal.launch.ray.node import Node
-from shoal.track.journal import Journal
 
 TAR = Bundle.of("name: demo\n", None).tar()
 

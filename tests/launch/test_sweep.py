@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.journal.journals import Story
 from tests.launch.stand_in import pretend
-from tests.track.journals import Story
 from tests.train.tiny import make_data, make_run
 
 from shoal.cli.main import main
 from shoal.data.sources import open_sources
 from shoal.data.windows import Windows
 from shoal.errors import SetupError, UsageError
+from shoal.journal.rundir import RunDir
 from shoal.launch import agent, send, sweep, watch
 from shoal.launch.backend import Phase, Rendered, State
 from shoal.launch.grid import drawn, grid
@@ -27,7 +28,6 @@ from shoal.launch.sweep import Drive, Sweep
 from shoal.spec import dump, load
 from shoal.spec.length import steps_for_epochs
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 
 def test_a_grid_is_every_combination_and_lists_are_one_value() -> None:

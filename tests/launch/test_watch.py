@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.track.journals import RUN, Story, make_run
+from tests.journal.journals import RUN, Story, make_run
 
 from shoal.cli.main import main
 from shoal.errors import SetupError
+from shoal.journal.journal import Record
+from shoal.journal.rundir import RunDir
 from shoal.launch import watch
 from shoal.launch.backend import State
 from shoal.launch.job import RUN_FILE, Job, remember
@@ -20,8 +22,6 @@ from shoal.launch.why import answer
 from shoal.observe.status import Status
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track.journal import Record
-from shoal.track.rundir import RunDir
 
 
 class Scheduler:

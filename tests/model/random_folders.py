@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shoal.decide.checks import trainable
 from shoal.errors import SpecError
-from shoal.spec.checks import trainable
 from shoal.spec.families import FAMILIES
-from shoal.spec.hf_fields import ROPE_FIELDS
+from shoal.spec.hf.fields import ROPE_FIELDS
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of

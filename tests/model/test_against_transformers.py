@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from shoal.spec import hf_config
 from shoal.spec.families import FAMILIES
+from shoal.spec.hf import config
 from tests.model.against_transformers import DIFFERENT, EQUAL, OURS, WRONG, Case, cases, config_case, taken
 
 
@@ -40,6 +40,6 @@ def test_more_random_folders_and_exports() -> None:
 
 
 def test_a_field_that_is_read_wrongly_would_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hf_config, "window_from_hf", lambda *_: (None, 0))
+    monkeypatch.setattr(config, "window_from_hf", lambda *_: (None, 0))
     outcomes = (config_case("mistral", Random(f"window/{n}"), tmp_path / "hf").outcome for n in range(60))
     assert DIFFERENT in outcomes  # the first of them ends it

@@ -14,7 +14,7 @@ from shoal.data.tokenizer import load_tokenizer
 from shoal.model.decoder import Decoder
 from shoal.model.hf import save_folder
 from shoal.observe.follow import sentence
-from shoal.observe.words import notes
+from shoal.readable import notes
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 

@@ -10,7 +10,7 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.model.decoder import Decoder
-from shoal.spec.hf_config import from_hf, to_hf
+from shoal.spec.hf.config import from_hf, to_hf
 from shoal.spec.model import Experts, Model
 from shoal.spec.presets import presets
 from shoal.spec.shape import shape_of

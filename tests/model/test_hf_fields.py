@@ -13,8 +13,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from shoal.errors import SpecError
 from shoal.spec.families import FAMILIES
 from shoal.spec.families.verdicts import READ, Harmless, Only
-from shoal.spec.hf_config import from_hf
-from shoal.spec.hf_fields import FIELDS, ROPE_FIELDS
+from shoal.spec.hf.config import from_hf
+from shoal.spec.hf.fields import FIELDS, ROPE_FIELDS
 from tests.model.test_hf_config import config
 
 KNOWN = sorted(FAMILIES)

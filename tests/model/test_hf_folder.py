@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from shoal.errors import DataError, SetupError, ShoalError, SpecError, UsageError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import INDEX, load_shape, load_weights, save_folder
-from shoal.spec.hf_folder import notes_of
+from shoal.spec.hf.folder import notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 

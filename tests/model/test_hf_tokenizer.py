@@ -115,7 +115,7 @@ def test_a_tokenizer_is_the_same_after_a_data_set_and_an_export(name: str, tmp_p
     """From a stranger's folder into a data set, from there into an exported model."""
     from transformers import AutoTokenizer
 
-    from shoal.data.prepare import Options, prepare
+    from shoal.data.prepare.data_set import Options, prepare
 
     folder = kinds()[name]().write(tmp_path / "theirs")
     corpus = write_jsonl(tmp_path / "a.jsonl", ["a whale", "the sea"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from shoal.decide.checks import trainable
 from shoal.errors import SpecError
 from shoal.model.decoder import Block, Decoder
 from shoal.model.hf import save_folder
@@ -18,7 +19,6 @@ from shoal.model.mamba import convolve, scan
 from shoal.parallel.build import build
 from shoal.parallel.place import lay_out
 from shoal.spec import Run
-from shoal.spec.checks import trainable
 from shoal.spec.flops import seen_pairs
 from shoal.spec.mesh import Sizes
 from shoal.spec.mixers import KINDS, mamba

@@ -18,7 +18,7 @@ from shoal.model import hf, init
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
 from shoal.model.loads import biases
-from shoal.spec.hf_config import from_hf, to_hf
+from shoal.spec.hf.config import from_hf, to_hf
 from shoal.spec.model import Experts, Model, RopeScaling
 from shoal.spec.shape import Shape, shape_of
 from tests.model.families import logits, opened, random_model

@@ -16,10 +16,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from shoal.checkpoint import newest, read_full
 from shoal.checkpoint.foreign.start_from import load_weights
 from shoal.cli.main import main
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
 from shoal.spec import load
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
 from shoal.train.muon import Muon, orthogonalise
 from tests.model.families import logits, opened
 from tests.ranks import run_ranks

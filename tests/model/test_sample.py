@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 from tests.train.tiny import make_run, train_on
 
 Captured = pytest.CaptureFixture[str]

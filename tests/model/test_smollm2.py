@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.journal import journal
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights
-from shoal.track import journal
 from tests.model.families import logits, opened
 
 ROOT = Path(__file__).resolve().parents[2]

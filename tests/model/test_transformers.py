@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from shoal.model.decoder import Decoder
 from shoal.model.hf import INDEX, load_shape, load_weights, save_folder
-from shoal.spec.hf_folder import notes_of
+from shoal.spec.hf.folder import notes_of
 from tests.model.families import CONFIGS, logits, opened, random_model
 
 TOKENS = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(7))

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from shoal.journal.journal import Record
+from shoal.journal.tail import REMARKS
 from shoal.observe.faults import NOBODY, Cost, Fault, faults_of
 from shoal.observe.gaps import Span, us
 from shoal.observe.history import Break
-from shoal.observe.ledger import PARTS, Ledger
-from shoal.track.journal import Record
-from shoal.track.tail import REMARKS
+from shoal.observe.time_ledger import PARTS, Ledger
 
 Life = tuple[int, int]
 Owners = Callable[[Life, int], int]

@@ -15,21 +15,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.guard import history as guard_history
+from shoal.journal.journal import Record, records
+from shoal.journal.reading import Told, told
+from shoal.journal.rundir import RunDir
 from shoal.observe import lives
 from shoal.observe.curves import MOST_POINTS, thinned
 from shoal.observe.history import history
-from shoal.observe.ledger import ledger
 from shoal.observe.plot import WIDTH, plot, plot_many, shown
 from shoal.observe.steps import median, nearest, steps_of
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
-from shoal.track.told import Told, told
+from shoal.observe.time_ledger import ledger
 from shoal.train.numerics import Past
 from shoal.train.spikes import ROW, WINDOW
+from tests.journal.journals import make_run
 from tests.observe import by_record
 from tests.observe.islands import Fleet
 from tests.observe.test_ledger import any_record
-from tests.track.journals import make_run
 
 FIELDS = ("step", "attempt", "t", "begin")
 

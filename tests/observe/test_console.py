@@ -15,7 +15,7 @@ from shoal.observe import console as console_module
 from shoal.observe.console import Console
 from shoal.observe.follow import Follower
 from shoal.observe.status import status_of
-from tests.track.journals import crash_and_finish, make_run
+from tests.journal.journals import crash_and_finish, make_run
 
 
 def fastest_s(call: Callable[[], object], times: int = 500, repetitions: int = 10) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.journal.rundir import RunDir
 from shoal.track.cursor import Cursor
-from shoal.track.rundir import RunDir
-from tests.track.journals import make_run
+from tests.journal.journals import make_run
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

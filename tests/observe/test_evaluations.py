@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shoal.journal.journal import Journal
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
 from shoal.launch.why import answer
 from shoal.observe.follow import sentence
 from shoal.observe.report import as_json, as_text
 from shoal.observe.report import report as make
 from shoal.observe.status import Status
 from shoal.track.events import Reader
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
 
 SETS = [
     {"name": "web", "weight": 1.0, "loss": 3.0, "targets": 2000},

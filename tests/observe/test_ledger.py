@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shoal.observe.advice import advice
 from shoal.observe.causes import CAUSES
 from shoal.observe.history import history
-from shoal.observe.ledger import PARTS, Ledger, ledger
-from tests.track.journals import Story, crash_and_finish, make_run
+from shoal.observe.time_ledger import PARTS, Ledger, ledger
+from tests.journal.journals import Story, crash_and_finish, make_run
 
 KINDS = [
     *("open", "attempt", "start", "step", "step", "step", "eval", "checkpoint", "checkpoint_failed"),

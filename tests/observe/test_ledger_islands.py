@@ -6,7 +6,7 @@ import pytest
 
 from shoal.observe.advice import advice
 from shoal.observe.history import history
-from shoal.observe.ledger import Ledger, ledger
+from shoal.observe.time_ledger import Ledger, ledger
 from tests.observe.islands import Fleet
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.observe import logs as logs_module
+from tests.journal.journals import Story, make_run
 from tests.patience import limit
-from tests.track.journals import Story, make_run
 
 
 def log(story: Story, attempt: int, rank: int, text: str, island: int | None = None) -> None:

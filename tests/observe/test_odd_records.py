@@ -13,6 +13,8 @@ import pytest
 from shoal.cli.main import main
 from shoal.errors import SetupError
 from shoal.guard.history import History
+from shoal.journal.journal import Odd, records
+from shoal.journal.rundir import RunDir, find_run, runs_in
 from shoal.launch.price import Stated
 from shoal.launch.why import answer
 from shoal.observe.follow import Follower
@@ -20,10 +22,8 @@ from shoal.observe.prometheus import gauges, text
 from shoal.observe.report import as_json, as_text, report
 from shoal.observe.status import status_of, statuses
 from shoal.track.events import Reader
-from shoal.track.journal import Odd, records
-from shoal.track.rundir import RunDir, find_run, runs_in
+from tests.journal.journals import Story, make_run
 from tests.observe.islands import Fleet
-from tests.track.journals import Story, make_run
 
 NO_RECORDS = [
     *(b"null", b"12", b"[1]", b'"text"', b"{}", b"true", b"{", b"\xff\xfe", b"[" * 100_000, b'{"kind":"step"}'),
@@ -138,7 +138,7 @@ def test_what_is_no_record_is_counted_and_said_once(tmp_path: Path, capsys: pyte
 
 
 def test_a_line_that_does_not_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.track.journal.MOST_LINE_BYTES", 300)
+    monkeypatch.setattr("shoal.journal.journal.MOST_LINE_BYTES", 300)
     path = tmp_path / "journal.jsonl"
     good = b'{"v":1,"kind":"warning","t":1.0,"text":"after"}\n'
     path.write_bytes(b"x" * 1000 + b"\n" + good)

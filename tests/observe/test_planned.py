@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from shoal.decide.auto import decide
 from shoal.guard.begin import create
+from shoal.journal.rundir import RunDir
 from shoal.observe.planned import Compared, compared, lines
 from shoal.plan.expect import expected
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from tests.train.tiny import make_data, make_run
 
 PLAN = {

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.journal.rundir import RunDir
 from shoal.observe.prometheus import server
-from shoal.track.rundir import RunDir
+from tests.journal.journals import make_run
 from tests.patience import limit
 from tests.services import free_ports
-from tests.track.journals import make_run
 
 # A line of the text format, version 0.0.4: a name, labels, a number.
 _SAMPLE = re.compile(r'([a-z_]+)\{run="((?:[^"\\\n]|\\.)*)"\} (NaN|[+-]?Inf|[-+.e0-9]+)')

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import readable
 from shoal.cli.main import main
 from shoal.launch.sweep import Sweep, file_of
-from shoal.observe import curves, words
+from shoal.observe import curves
 from shoal.observe.curves import smooth
 from shoal.observe.history import history, speed
-from shoal.observe.ledger import ledger
 from shoal.observe.phases import on_device, parts
 from shoal.observe.plot import plot, plot_many
+from shoal.observe.time_ledger import ledger
+from tests.journal.journals import change_spec, crash_and_finish, loss_at, make_run
 from tests.patience import limit
-from tests.track.journals import change_spec, crash_and_finish, loss_at, make_run
 
 
 def test_the_page_says_how_it_ended_where_the_time_went_and_what_failed(
@@ -253,9 +254,9 @@ def test_nothing_of_track_and_observe_imports_torch() -> None:
 
 def test_a_straggler_is_named_in_one_line_and_takes_no_time() -> None:
     slow = {"rank": 3, "phase": "data", "own_s": 0.42, "usual_s": 0.1, "step_s": 0.9, "steps": 20, "attempt": 0}
-    assert words.straggler(slow) == "rank 3 is slow in data: 420 ms a step, the others 100 ms"
+    assert readable.straggler(slow) == "rank 3 is slow in data: 420 ms a step, the others 100 ms"
     shared = {**slow, "phase": "compute", "by": "device", "ranks": [8, 9, 10]}
-    assert words.straggler(shared) == (
+    assert readable.straggler(shared) == (
         "one of ranks 8 to 10, which share each layer, is slow in compute: 420 ms a step, the others 100 ms "
         "(forward pass, by the device's clock)"
     )

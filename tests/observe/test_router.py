@@ -14,7 +14,7 @@ from shoal.observe import router
 from shoal.observe.steps import steps_of
 from shoal.track.events import Reader
 from shoal.track.to_tensorboard import TAGS
-from tests.track.journals import Story, make_run
+from tests.journal.journals import Story, make_run
 
 # Two layers of four experts: one even, one with a favourite and a dead one.
 LOADS = torch.tensor([[10, 10, 10, 10], [30, 6, 4, 0]])

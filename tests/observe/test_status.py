@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from shoal import readable
 from shoal.cli.main import main
 from shoal.guard.history import History
-from shoal.observe import words
-from shoal.observe.commands import command
+from shoal.journal.rundir import RunDir
+from shoal.journal.suggested import command
 from shoal.observe.status import status_of, total_steps
-from shoal.track.rundir import RunDir
-from tests.track.journals import Story, crash_and_finish, loss_at, make_run
+from tests.journal.journals import Story, crash_and_finish, loss_at, make_run
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def test_ps_is_a_table_with_the_newest_last(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_the_first_clause_of_a_cause_is_enough_for_a_table(why: str, short: str) -> None:
-    assert words.clause(why) == short
+    assert readable.clause(why) == short
 
 
 def test_ps_sorts_by_what_is_asked_for_with_the_unknown_last(

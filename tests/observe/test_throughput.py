@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.observe import words
+from shoal import readable
 from shoal.observe.throughput import mfu, peak_flops, tokens_per_s
 
 STEP = {"t": 1.0, "begin": 0.0, "tokens": 1000}
@@ -63,18 +63,18 @@ def test_a_step_without_duration_has_no_speed_and_no_crash() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (words.count(999), "999"),
-        (words.count(1234), "1.23k"),
-        (words.count(999_950), "1M"),
-        (words.count(135e6), "135M"),
-        (words.duration(4.23), "4.2 s"),
-        (words.duration(59.97), "1 m 00 s"),
-        (words.duration(200), "3 m 20 s"),
-        (words.duration(7500), "2 h 05 m"),
-        (words.duration(300_000), "3 d 11 h"),
-        (words.number("nan"), "nan"),
-        (words.number(None), "-"),
-        (words.size(12_000_000), "11.4 MiB"),
+        (readable.count(999), "999"),
+        (readable.count(1234), "1.23k"),
+        (readable.count(999_950), "1M"),
+        (readable.count(135e6), "135M"),
+        (readable.duration(4.23), "4.2 s"),
+        (readable.duration(59.97), "1 m 00 s"),
+        (readable.duration(200), "3 m 20 s"),
+        (readable.duration(7500), "2 h 05 m"),
+        (readable.duration(300_000), "3 d 11 h"),
+        (readable.number("nan"), "nan"),
+        (readable.number(None), "-"),
+        (readable.size(12_000_000), "11.4 MiB"),
     ],
 )
 def test_numbers_read_as_people_write_them(said: str, expected: str) -> None:

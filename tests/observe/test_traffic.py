@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
 from shoal.observe import traffic
 from shoal.observe.report import as_json, as_text, report
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
 
 FIELDS = ("axis", "op", "group", "calls", "bytes", "most_calls", "most_bytes")
 ROWS = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 from tests.train.tiny import make_run
 
 CODE = """

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal import api_page
 from shoal.errors import UsageError
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 from tests.own.test_own_code import here
 from tests.train.tiny import digest_of, make_data, make_run
 

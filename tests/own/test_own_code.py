@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from shoal import checkpoint
+from shoal.decide.auto import decide
 from shoal.errors import ShoalError, SpecError, Stopped
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.leaving import own_place
 from shoal.own.carry import carry
 from shoal.own.code import load as load_code
@@ -20,9 +23,6 @@ from shoal.own.files import files_of
 from shoal.parallel.place import join
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track import journal
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.session import Session
 from shoal.train.worker import work
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on

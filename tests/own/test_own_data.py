@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from shoal.data.own_windows import OwnWindows
+from shoal.decide.auto import decide
 from shoal.errors import DataError
+from shoal.journal.rundir import RunDir
 from shoal.leaving import own_place
 from shoal.own.code import load as load_code
 from shoal.parallel.place import join
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.open_data import open_own
 from shoal.train.worker import work
+from tests.islands.archipelago import Archipelago
 from tests.own.sources import RAISES_AT, own_run
 from tests.ranks import _warm, rank_outcomes, run_ranks
-from tests.train.archipelago import Archipelago
 from tests.train.test_resume import train_and_die
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 

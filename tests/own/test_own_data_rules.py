@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
+from shoal.decide.checks import local_inputs, trainable
 from shoal.errors import WRONG_USAGE, SpecError
 from shoal.guard.begin import data_identity
 from shoal.spec import load
-from shoal.spec.checks import local_inputs, trainable
 
 FILE = """name: own
 model: {dim: 32, layers: 2, heads: 4, vocab_size: 128}

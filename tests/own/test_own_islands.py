@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.islands.archipelago import Archipelago
 from tests.own.test_own_code import ALL, EXAMPLE
-from tests.train.archipelago import Archipelago
 from tests.train.tiny import digest_of, losses_of, make_data, make_run
 
 APART = {"fleet.islands": 2, "fleet.shards": 2, "fleet.deterministic": True, "train.steps": 24}

@@ -10,11 +10,11 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.errors import WRONG_ENVIRONMENT, WRONG_USAGE, SetupError, SpecError
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import backend_of
 from shoal.launch.job import Job, launched, remember
 from shoal.launch.own import launcher, note
 from shoal.spec import load
-from shoal.track.rundir import RunDir
 
 CODE = '''
 import time

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import yaml
 
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from shoal.plan.traffic import step_of, traffic
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
 
 
 def record_of(run_dir: RunDir) -> Record:

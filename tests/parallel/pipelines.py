@@ -14,7 +14,7 @@ from shoal.model.decoder import Decoder
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place, lay_out
 from shoal.parallel.shard import reshard, shard
-from shoal.parallel.tied import NAME, Tied
+from shoal.parallel.tied_embedding import NAME, Tied
 from shoal.spec.mesh import Sizes
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of

@@ -13,6 +13,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.utils.checkpoint import checkpoint
 
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.parallel import count
 from shoal.parallel.count import Counter, axes, due, together
 from shoal.parallel.place import Place, lay_out
@@ -20,8 +22,6 @@ from shoal.plan.traffic import step_of, traffic
 from shoal.spec import load
 from shoal.spec.mesh import Sizes
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 from tests.parallel.counted import assert_as_the_formula_says, record_of
 from tests.ranks import run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on

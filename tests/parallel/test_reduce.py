@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.plan.traffic import step_of, traffic
 from shoal.spec import load
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
 MESHES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from shoal.journal.pulse_file import Device
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse_file import Device
 from shoal.parallel.ticks import MOST, Ticks, ticks_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of

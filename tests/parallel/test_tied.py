@@ -7,7 +7,7 @@ import torch
 
 from shoal.parallel import tensor
 from shoal.parallel.place import lay_out
-from shoal.parallel.tied import NAME, Tied
+from shoal.parallel.tied_embedding import NAME, Tied
 from shoal.spec.mesh import Sizes
 from tests.parallel.pipelines import Case, alone, assert_same_curve, build, piped, tiny
 from tests.ranks import run_ranks

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.fleet.shards import blocks
-from shoal.fleet.trade import Offer, Trader
-from shoal.fleet.tree import cover
+from shoal.decide.plan import planned
+from shoal.islands.trade import Offer, Trader
 from shoal.plan.asked import Asked
-from shoal.plan.islands import shards, share, trade
+from shoal.plan.island_costs import shards, share, trade
 from shoal.plan.search import priced, search
-from shoal.train.decide_plan import planned
+from shoal.spec.island_shards import blocks
+from shoal.spec.island_sums import cover
 from tests.plan.asked import asked
 
 VECTOR = 4096  # numbers of a rank's gradients

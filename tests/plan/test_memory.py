@@ -13,7 +13,7 @@ import pytest
 from benchmarks.memory import BAR, MESHES, measure
 
 from shoal.plan.memory import MODES, choose_recompute, memory, memory_budget
-from shoal.plan.parts import in_flight
+from shoal.plan.stage_parts import in_flight
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
 from tests.plan.runs import closed

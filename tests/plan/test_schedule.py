@@ -9,8 +9,8 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleZBVZer
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
 from shoal.errors import SpecError
-from shoal.plan.parts import in_flight
-from shoal.plan.schedule import SCHEDULES, Played, orders, play
+from shoal.plan.pipeline_schedule import SCHEDULES, Played, orders, play
+from shoal.plan.stage_parts import in_flight
 from shoal.spec.stages import stage_count, stages_of
 
 SIZES = [(2, 4), (3, 6), (4, 8), (4, 10), (4, 16), (8, 16)]

@@ -22,7 +22,7 @@ from shoal.plan.scaling import numbers, strong, weak
 from shoal.plan.search import all_priced, priced, search
 from shoal.plan.verdict import Range, verdict
 from shoal.spec.mesh import Layout, Sizes, divisors
-from shoal.spec.mesh_rules import broken
+from shoal.spec.mesh.rules import broken
 from tests.plan.asked import asked
 
 MIXTURE = {

@@ -13,12 +13,12 @@ import pytest
 from shoal.cli.main import main
 from shoal.profile.advice import advice
 from shoal.profile.analyse import analyse, slowest
+from shoal.profile.intervals import sweep
 from shoal.profile.kernels import short_name
 from shoal.profile.kinds import kind_of_name
+from shoal.profile.least_work import work
 from shoal.profile.render import report
-from shoal.profile.sweep import sweep
 from shoal.profile.trace import Event, Span
-from shoal.profile.work import work
 from tests.profile import gpu_trace
 
 

@@ -19,8 +19,8 @@ from shoal.errors import TransientError
 from shoal.profile.capture import _export
 from shoal.profile.kinds import kind_of_name
 from shoal.profile.launches import name_triton_launches
+from shoal.profile.least_work import shapes
 from shoal.profile.trace import read
-from shoal.profile.work import shapes
 from shoal.spec import dump
 from tests.forked import fork
 from tests.patience import Stopwatch

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import pytest
 
+from shoal.decide.checks import trainable
 from shoal.errors import SpecError
 from shoal.spec import Run
-from shoal.spec.checks import trainable
 from shoal.spec.drivers import CALLED, OTHERS, REFUSED, Driver, obeyed, other_verb, refusals, rule
 from shoal.spec.names import Name, lookup, names
 from tests.spec.settings import LEAVES, changes, least
@@ -23,28 +23,28 @@ SRC = Path(importlib.util.find_spec("shoal").origin or "").parents[1]  # type: i
 DRIVERS: tuple[Driver, ...] = get_args(Driver)
 # Where a driver begins, and what it imports for a word of it but never goes through.
 BEGINS: dict[Driver, tuple[str, ...]] = {
-    "loop": ("shoal.train.worker", "shoal.train.decide", "shoal.guard.supervise", "shoal.track.mirror"),
+    "loop": ("shoal.train.worker", "shoal.decide.auto", "shoal.guard.supervise", "shoal.track.mirror"),
     "islands": (
-        "shoal.train.island_worker",
-        "shoal.train.decide",
+        "shoal.islands.worker",
+        "shoal.decide.auto",
         "shoal.guard.island",
         "shoal.guard.supervise",
         "shoal.track.mirror",
     ),
-    "swarm": ("shoal.train.swarm_worker", "shoal.train.decide_length", "shoal.fleet.swarm.start", "shoal.track.mirror"),
-    "stages": ("shoal.train.stage_peer",),
+    "swarm": ("shoal.swarm.trainer.worker", "shoal.decide.length", "shoal.swarm.start", "shoal.track.mirror"),
+    "stages": ("shoal.stages.__main__",),
 }
 PLAIN = ("shoal.train.loop", "shoal.train.saves", "shoal.train.numerics", "shoal.train.takeover", "shoal.train.replay")
 NOT_IN: dict[Driver, tuple[str, ...]] = {
-    "loop": ("shoal.train.island_worker", "shoal.fleet", "shoal.guard.island"),
-    "islands": ("shoal.train.swarm_worker", "shoal.fleet.swarm", "shoal.fleet.stages"),
-    "swarm": (*PLAIN, "shoal.train.island_worker", "shoal.guard.supervise", "shoal.guard.crew", "shoal.fleet.stages"),
+    "loop": ("shoal.islands.worker", "shoal.islands", "shoal.guard.island"),
+    "islands": ("shoal.swarm.trainer.worker", "shoal.swarm", "shoal.stages"),
+    "swarm": (*PLAIN, "shoal.islands.worker", "shoal.guard.supervise", "shoal.guard.crew", "shoal.stages"),
     "stages": (
         *(module for module in PLAIN if module != "shoal.train.saves"),
         "shoal.train.worker",
         "shoal.parallel.build",
         "shoal.guard",
-        "shoal.fleet.swarm",
+        "shoal.swarm",
     ),
 }
 BY_PROPERTY = {"checkpoint.remote": ("run", "remote_checkpoints"), "train.steps": ("run", "steps")}  # of `Run`
@@ -53,7 +53,7 @@ NOBODY = (
     "shoal.spec.run",
     "shoal.spec.rules",
     "shoal.spec.drivers",
-    "shoal.spec.checks",
+    "shoal.decide.checks",
     "shoal.spec.names",
     "shoal.plan.",
     "shoal.cli.",
@@ -254,7 +254,7 @@ def _named(node: ast.AST, kinds: dict[str, tuple[str, ...]], called: dict[str, s
 
 def test_the_proof_tells_what_is_read_from_what_is_not() -> None:
     assert ("data", "skip") in _reads("shoal.train.parts")
-    assert ("checkpoint", "keep_every") in _reads("shoal.train.swarm_mesh")
+    assert ("checkpoint", "keep_every") in _reads("shoal.swarm.trainer.mesh")
     everything = {pair for module in _closure("swarm") for pair in _reads(module)}
     for name in ("guard.hang", "guard.spikes", "checkpoint.remote", "checkpoint.read_back", "checkpoint.background"):
         assert not _is_read(name, everything), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.spec.history import differences
+from shoal.spec.begun import differences
 from shoal.spec.run import Run
 
 BASE: dict[str, Any] = {"name": "a", "data": {"train": "/x"}, "train": {"steps": 9}}

@@ -75,7 +75,7 @@ def test_no_secret_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_spec_and_identity_do_not_import_torch() -> None:
     code = (
-        "import sys, shoal.spec.identity, shoal.spec.checks, shoal.spec.reference, shoal.cli.init, shoal.cli.show\n"
+        "import sys, shoal.spec.identity, shoal.decide.checks, shoal.spec.reference, shoal.cli.init, shoal.cli.show\n"
         "print([m for m in ('torch', 'numpy', 'transformers', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=limit(60))

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.cli.init import about, templates
 from shoal.cli.main import main
+from shoal.decide.checks import trainable
 from shoal.spec import load
-from shoal.spec.checks import trainable
 from shoal.spec.schema import schema
 from tests.spec.test_load import SMOL
 from tests.spec.wrong import GOOD

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from shoal.errors import SpecError
 from shoal.spec import load
 from shoal.spec.mesh import Layout, Sizes, divisors
-from shoal.spec.mesh_refusal import refusal
-from shoal.spec.mesh_rules import AXES, Work, broken
-from shoal.spec.mesh_search import closed, nearest
+from shoal.spec.mesh.refusal import refusal
+from shoal.spec.mesh.rules import AXES, Work, broken
+from shoal.spec.mesh.search import closed, nearest
 from shoal.spec.model import Model
 from shoal.spec.run import Mesh, Run
 from shoal.spec.write import dump

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.decide.checks import trainable
 from shoal.errors import SpecError
-from shoal.spec.checks import trainable
 from shoal.spec.model import Model
 from shoal.spec.presets import Preset, preset, presets
 from shoal.spec.run import Run

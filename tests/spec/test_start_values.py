@@ -10,17 +10,17 @@ from typing import Any, get_args
 import pytest
 
 from shoal.errors import SpecError
-from shoal.fleet.swarm.charter import write_charter
 from shoal.spec import Run, dump, load
+from shoal.spec.begun import differences
 from shoal.spec.families import FAMILIES
-from shoal.spec.hf_config import to_hf
-from shoal.spec.history import differences
+from shoal.spec.hf.config import to_hf
 from shoal.spec.model import Model
 from shoal.spec.rules import broken
 from shoal.spec.run import Optimizer
 from shoal.spec.shape import shape_of
 from shoal.spec.start_values import AUTO, FROM_THE_SHAPE, RULES, STD, rule_of, with_rule
 from shoal.spec.yaml_text import dump_yaml
+from shoal.swarm.charter import write_charter
 
 BASE: dict[str, Any] = {"name": "a", "data": {"train": "/x"}, "train": {"steps": 9}}
 

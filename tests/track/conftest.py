@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.track.mirror import Mirror
-from tests.track.journals import make_run
+from tests.journal.journals import make_run
 
 
 @pytest.fixture(scope="session")

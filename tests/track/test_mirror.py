@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.track import mirror as mirror_module
 from shoal.track.events import Reader
-from shoal.track.journal import records
 from shoal.track.mirror import Mirror, Watch
 from shoal.track.pump import Pump
-from shoal.track.rundir import RunDir
+from tests.journal.journals import Story, change_spec, crash_and_finish, make_run
 from tests.patience import Stopwatch, limit
-from tests.track.journals import Story, change_spec, crash_and_finish, make_run
 from tests.track.servers import answering, closed_port, silent
 
 

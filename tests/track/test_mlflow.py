@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.journal.rundir import RunDir
 from shoal.track.mirror import Mirror
-from shoal.track.rundir import RunDir
-from tests.track.journals import Story, change_spec, crash_and_finish, loss_at, make_run
+from tests.journal.journals import Story, change_spec, crash_and_finish, loss_at, make_run
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from tests.track.journals import crash_and_finish, make_run
+from tests.journal.journals import crash_and_finish, make_run
 from tests.track.servers import closed_port
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.journal.journal import records
 from shoal.track.about import about
-from shoal.track.journal import records
 from shoal.track.mirror import Mirror
+from tests.journal.journals import make_run
 from tests.patience import Stopwatch, limit
 from tests.track.fake_wandb import FakeWandb
-from tests.track.journals import make_run
 from tests.track.servers import closed_port
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from shoal import checkpoint
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Mesh, Run
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
 STEPS = 10

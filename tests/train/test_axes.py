@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from shoal import checkpoint
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
 from shoal.model.generate import generate
 from shoal.model.hf import save_folder
@@ -19,9 +22,6 @@ from shoal.spec import dump
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 from tests.ranks import rank_outcomes
 from tests.train.matrix import MODELS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.observe.pulse import SILENT, Pulse
-from shoal.observe.pulse_file import read_beat
+from shoal.journal.pulse import SILENT, Pulse
+from shoal.journal.pulse_file import read_beat
 from shoal.train.clock import MOST_BLOCKS, Clock, Timeline
 
 

@@ -9,11 +9,11 @@ import pytest
 from torch import nn
 from torch._dynamo.utils import counters
 
+from shoal.decide.auto import decide
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
 from shoal.train import loop
-from shoal.train.decide import decide
 from shoal.train.worker import work
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run

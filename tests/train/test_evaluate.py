@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from shoal.data.windows import Batch
+from shoal.decide.auto import decide
 from shoal.errors import SpecError
+from shoal.journal import journal
 from shoal.parallel.build import build
 from shoal.parallel.place import Place
-from shoal.track import journal
-from shoal.train.decide import decide
 from shoal.train.evaluate import names_of, shared_out
 from tests.plan.runs import closed
 from tests.train.tiny import make_data, make_run, train_on

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shoal.decide.auto import decide
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import Place, Summing, join
 from shoal.spec import dump
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 from shoal.train import loop
 from shoal.train.amount import Amount
-from shoal.train.decide import decide
 from shoal.train.exchange import Exchange
 from shoal.train.worker import work
 from tests.ranks import run_ranks

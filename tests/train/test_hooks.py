@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from shoal.data.windows import Batch
+from shoal.decide.auto import decide
 from shoal.errors import Stopped
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec import dump
-from shoal.track.rundir import RunDir
 from shoal.train import own_hooks
-from shoal.train.decide import decide
 from shoal.train.hooks import Hook, Moment
 from shoal.train.worker import work
 from tests.train.tiny import make_data, make_run

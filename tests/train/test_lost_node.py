@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from shoal.checkpoint.memory.ram import memory_folder
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump, load
-from shoal.track import journal
-from shoal.track.rundir import RunDir
 from tests.patience import Stopwatch, limit
 from tests.services import free_ports
 from tests.train.tiny import make_data, make_run, steps_of

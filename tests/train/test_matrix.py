@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 from tests.parallel.counted import assert_as_the_formula_says
 from tests.train.matrix import FULL, QUICK, Case, Matrix
 

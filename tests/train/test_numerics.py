@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
-from shoal.track import journal
-from shoal.track.rundir import RunDir
 from shoal.train.poison import VARIABLE
 from tests.train.tiny import digest_of, make_data, make_run, steps_of, train_on
 

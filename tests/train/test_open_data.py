@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from shoal.data import local, node_disk
+from shoal.data import local_folder, node_disk
 from shoal.data.index import index_in
+from shoal.decide.auto import decide
 from shoal.errors import DataError
 from shoal.spec.run import Run
 from shoal.train import open_data
-from shoal.train.decide import decide
 from shoal.train.open_data import open_together
 from tests.ranks import rank_outcomes, run_ranks
 from tests.train.tiny import make_data, make_run
@@ -111,8 +111,10 @@ def test_an_index_that_rank_0_cannot_read_ends_all(tmp_path: Path) -> None:
 def test_a_start_looks_at_each_file_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor's part: what closes the length, the layout and the vocabulary reads indexes alone."""
     looked: list[str] = []
-    real = local.LocalFolder.look
-    monkeypatch.setattr(local.LocalFolder, "look", lambda self, index: (looked.append(self.where), real(self, index)))
+    real = local_folder.LocalFolder.look
+    monkeypatch.setattr(
+        local_folder.LocalFolder, "look", lambda self, index: (looked.append(self.where), real(self, index))
+    )
     decide(make_run(data, **{"train.steps": "auto", "train.epochs": 1}), Path.cwd())
     assert looked == [str(data)]
 
@@ -120,10 +122,10 @@ def test_a_start_looks_at_each_file_once(data: Path, monkeypatch: pytest.MonkeyP
 def test_many_files_are_looked_at_side_by_side_and_the_wrong_one_is_named(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "FEW", 1)
+    monkeypatch.setattr(local_folder, "FEW", 1)
     index = index_in(data)
     assert index is not None
-    folder = local.LocalFolder(data)
+    folder = local_folder.LocalFolder(data)
     folder.look(index)
     wrong = index.shards[-1].docs_file.name
     real = os.stat

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.decide.auto import decide
+from shoal.decide.length import with_steps
 from shoal.errors import SpecError
 from shoal.parallel.build import build
 from shoal.parallel.place import Place
 from shoal.spec import dump, load
-from shoal.spec.history import as_begun, differences
+from shoal.spec.begun import as_begun, differences
 from shoal.spec.run import Optimizer
-from shoal.train.decide import decide
-from shoal.train.decide_length import with_steps
 from shoal.train.optim import Optimizers
 from tests.train.tiny import make_data, make_run
 

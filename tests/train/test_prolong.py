@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from shoal.decide.length import with_steps
 from shoal.errors import SpecError, UsageError
 from shoal.spec import dump, load
 from shoal.spec.run import Run
 from shoal.spec.schedule import MOST_PAST, Past
 from shoal.train.changes import changes
 from shoal.train.course import course
-from shoal.train.decide_length import with_steps
 from shoal.train.prolong import once, prolonged, way_on
 from shoal.train.schedule import lr_ratio
 from tests.train.test_resume import train_and_die

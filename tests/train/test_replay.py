@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 from shoal.train.poison import VARIABLE
 from shoal.train.replay import Result, guilty
 from tests.train.test_numerics import told

@@ -11,11 +11,11 @@ import torch
 
 from shoal import checkpoint
 from shoal.checkpoint.layout import local_of
+from shoal.decide.auto import decide
 from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, join
 from shoal.spec.run import Run
-from shoal.train.decide import decide
 from shoal.train.optim import Optimizers
 from shoal.train.state import State
 from tests.ranks import run_ranks

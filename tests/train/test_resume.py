@@ -17,13 +17,13 @@ import pytest
 import xxhash
 
 from shoal.checkpoint import newest
+from shoal.decide.auto import decide
 from shoal.errors import WRONG_ENVIRONMENT, DataError
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec import dump, load
 from shoal.spec.run import Run
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import StopFlag, outcome, work
 from tests.patience import until
 from tests.ranks import rank_outcomes, run_ranks

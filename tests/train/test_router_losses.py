@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from shoal.data.windows import NO_TARGET, PADDING, Batch
+from shoal.journal.rundir import RunDir
 from shoal.model.loads import sparse_layers
 from shoal.parallel.build import build
 from shoal.parallel.place import Place, lay_out
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
-from shoal.train import swarm_worker
+from shoal.swarm.trainer import worker
+from shoal.swarm.trainer.mesh import Mesh
 from shoal.train.amount import Amount, amount
 from shoal.train.parts import prepare
-from shoal.train.swarm_mesh import Mesh
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run, steps_of, train_on
@@ -101,7 +101,7 @@ def in_the_loop(run: Run, folder: Path) -> tuple[int, float]:
 
 
 def in_a_swarm(run: Run, folder: Path) -> tuple[int, float]:
-    run = swarm_worker.closed(run, folder, 1)
+    run = worker.closed(run, folder, 1)
     run_dir = RunDir.of(run.name, folder)
     mesh = Mesh(run, run_dir, prepare(run_dir, run, ALONE), None)
     step = mesh.step([[0, 16]], [], 1.0)

@@ -20,8 +20,8 @@ import pytest
 from shoal import checkpoint
 from shoal.checkpoint import Name
 from shoal.errors import TOLD_TO_STOP, WRONG_ENVIRONMENT
-from shoal.track.journal import Record, records
-from shoal.track.rundir import RunDir
+from shoal.journal.journal import Record, records
+from shoal.journal.rundir import RunDir
 from tests.guard.fake import alive, until
 from tests.patience import Stopwatch, limit
 from tests.train.tiny import make_data

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shoal.checkpoint.find import newest, published
+from shoal.journal.journal import records
+from shoal.journal.rundir import RunDir
 from shoal.observe.follow import sentence
 from shoal.observe.history import history
 from shoal.spec.run import Run
-from shoal.track.journal import records
-from shoal.track.rundir import RunDir
 from shoal.train.poison import VARIABLE
 from shoal.train.spikes import ROW, WINDOW, Taken, spike
 from tests.train.test_numerics import positions, told

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from shoal.errors import WRONG_USAGE, SpecError
-from shoal.guard import under_torchrun
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump
-from shoal.track import journal
-from shoal.track.rundir import RunDir
+from shoal.train import under_torchrun
 from tests.patience import limit
 from tests.train.tiny import losses_of, make_data, make_run, train_on
 

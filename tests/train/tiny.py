@@ -11,12 +11,12 @@ import numpy as np
 
 from shoal.data.index import write_index
 from shoal.data.writer import ShardWriter
+from shoal.decide.auto import decide
+from shoal.journal import journal
+from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry
 from shoal.parallel.place import join
 from shoal.spec.run import Run
-from shoal.track import journal
-from shoal.track.rundir import RunDir
-from shoal.train.decide import decide
 from shoal.train.worker import work
 from tests.ranks import run_ranks
 

@@ -13,10 +13,10 @@ from shoal import __version__
 from shoal.check.jobs import ROWS, WHOLE, Job, jobs
 from shoal.check.rows import Row, rows
 from shoal.check.trained import Trained
+from shoal.decide.auto import decide
+from shoal.decide.checks import trainable
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE, SetupError, ShoalError, SpecError, TransientError
-from shoal.spec.checks import trainable
 from shoal.spec.run import Run
-from shoal.train.decide import decide
 
 Train = Callable[[Job], Trained]
 _KINDS: dict[int, type[ShoalError]] = {WRONG_USAGE: SpecError, WRONG_ENVIRONMENT: SetupError, TRANSIENT: TransientError}

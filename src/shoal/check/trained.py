@@ -8,12 +8,12 @@ from pathlib import Path
 
 from shoal import values
 from shoal.check.jobs import Job
+from shoal.drill.live import Live
 from shoal.errors import DONE, TOLD_TO_STOP
-from shoal.guard.drill.live import Live
+from shoal.journal.journal import Record
+from shoal.journal.rundir import RunDir
 from shoal.plain_file import read_object
 from shoal.spec import dump
-from shoal.track.journal import Record
-from shoal.track.rundir import RunDir
 
 MOST_BYTES, MOST_NAMES = 64 << 20, 1_000_000
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told, told_of
 from shoal.plan.failures import DEFAULT, HOUR_S
 from shoal.plan.renewal import young_interval_s
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
-from shoal.track.journal import Record
-from shoal.track.told import Told, told_of
 
 # What that knowledge weighs against what the run sees itself; the shape of Jeffreys' prior for a rate. Simulated with 2
 # to 60 failures, 20 minutes to 10 days apart: 1 learns slowly from many failures (7.3% of the time lost where 5.4% is

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shoal.checkpoint.grids import Cut, Cuts, Dims, Grid, Held, alone, boxes_at
-from shoal.checkpoint.peers import here
 from shoal.errors import CheckpointError
+from shoal.parallel.agree import here
 
 DTYPES = {
     torch.float64: "F64",

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import peers
 from shoal.checkpoint.boxes import narrowed, read_blocks
 from shoal.checkpoint.extra import stage_of
 from shoal.checkpoint.find import (
@@ -37,6 +36,7 @@ from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.rows import Slice
 from shoal.checkpoint.store import Store
 from shoal.errors import CheckpointError, ShoalError, TransientError
+from shoal.parallel import agree
 from shoal.values import shown
 
 # The first word of what travels between ranks: which error all of them raise. A rank that has lost the network must not
@@ -79,7 +79,7 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "", pa
     if not part:
         refuse_stage(found)
     names = sorted(name for name in found.manifest.tensors if name.startswith(prefix))
-    taken = peers.anybody([name in tensors for name in names])
+    taken = agree.anybody([name in tensors for name in names])
     unwanted = [name for name, somebody in zip(names, taken, strict=True) if not somebody]
     words = None
     try:
@@ -87,7 +87,7 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "", pa
         _fill(found, tensors)
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words = _words(e)
-    if failed := peers.first_error(words):
+    if failed := agree.first_error(words):
         rank, text = failed
         kind, _, text = text.partition(" ")
         if kind == _DAMAGED:
@@ -113,7 +113,7 @@ def restore(
         except Corrupt as e:
             skipped.append(Skipped(found.store, found.name, str(e)))
             continue
-        if peers.here()[0] == 0:
+        if agree.here()[0] == 0:
             for bad in skipped:
                 if not bad.known:
                     quarantine(bad)
@@ -145,7 +145,7 @@ def refuse_stage(found: Found) -> None:
 
 def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None) -> Found | None:
     """What rank 0 finds is what all load: two nodes may see a shared folder at different moments."""
-    rank, world = peers.here()
+    rank, world = agree.here()
     stores = stores_of(roots)
 
     def by_rank_0(store: Store) -> bool:
@@ -165,14 +165,14 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
                     words = f"{_OTHER} {none_is_good(stores, skipped)}"
             except Exception as e:
                 words = _words(e)
-        _all_well(peers.first_error(words))
-        step = peers.from_rank_0(-1 if found is None else found.step)
+        _all_well(agree.first_error(words))
+        step = agree.from_rank_0(-1 if found is None else found.step)
         if step < 0:
             return None
-        name = Name(step, peers.from_rank_0(0 if found is None else found.name.term))
-        store = stores[peers.from_rank_0(0 if found is None else stores.index(found.store))]
-        sent = peers.bytes_from_rank_0(b"" if found is None else found.manifest.data)
-        spread = peers.text_from_rank_0(store.tell(name) if rank == 0 and isinstance(store, Memory) else "")
+        name = Name(step, agree.from_rank_0(0 if found is None else found.name.term))
+        store = stores[agree.from_rank_0(0 if found is None else stores.index(found.store))]
+        sent = agree.bytes_from_rank_0(b"" if found is None else found.manifest.data)
+        spread = agree.text_from_rank_0(store.tell(name) if rank == 0 and isinstance(store, Memory) else "")
         if rank > 0:
             try:
                 if isinstance(store, Memory):
@@ -190,7 +190,7 @@ def _newest_of_rank_0(roots: Roots, skipped: list[Skipped], before: Name | None)
                 check_headers(found, sorted(found.manifest.files)[rank::world])
             except Exception as e:  # whatever it is, the others must not wait for this rank
                 words = _words(e)
-        failed = peers.first_error(words)
+        failed = agree.first_error(words)
         if failed is not None and failed[1].startswith(f"{_DAMAGED} "):
             skipped.append(Skipped(store, name, failed[1].removeprefix(f"{_DAMAGED} ")))
             continue

@@ -21,7 +21,7 @@ from shoal.checkpoint.memory.tier import Memory
 from shoal.checkpoint.names import MANIFEST, Name
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.errors import CheckpointError, ShoalError, UsageError
-from shoal.track.rundir import RunDir, find_run
+from shoal.journal.rundir import RunDir, find_run
 
 _STEP = re.compile(r"(.+)@(\d+)")
 MEMORY, DISK, REMOTE = "memory", "disk", "remote"

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from shoal import values
-from shoal.checkpoint import faults
+from shoal.checkpoint import fault_points
 from shoal.checkpoint.blocks import File
 from shoal.checkpoint.fields import MOST, MOST_RANKS, file_fields, file_from, layout_fields, layout_from
 from shoal.checkpoint.files import Item, digests_of, header_of, write
@@ -125,9 +125,9 @@ def write_part(
     """Writes a rank's file into the staging folder, and then what it wrote; both are durable when this returns."""
     folder, header = store.staging(str(name)), contents.header(name)
     _forget(store, folder, rank)
-    faults.reach("write")
+    fault_points.reach("write")
     file = write(store, f"{folder}/{rank_file(rank)}", header, slices, contents.layout.block_bytes)
-    faults.reach("written")
+    fault_points.reach("written")
     return _tell(store, folder, Part(rank, world, file, contents.packed), read_back)
 
 
@@ -144,9 +144,9 @@ def write_known(
     if _is_there(store, name, rank, part):
         return part()
     _forget(store, folder, rank)
-    faults.reach("write")
+    fault_points.reach("write")
     store.write(f"{folder}/{rank_file(rank)}", chunks)
-    faults.reach("written")
+    fault_points.reach("written")
     return _tell(store, folder, part(), read_back)
 
 
@@ -161,9 +161,9 @@ def _tell(store: Store, folder: str, part: Part, read_back: ReadBack) -> Part:
             if digest != written:
                 where = f"{store.where}/{path}"
                 raise Corrupt(f"what was read back of bytes {at} to {at + count} is not what was written to {where}")
-    faults.reach("read-back")
+    fault_points.reach("read-back")
     store.put(f"{folder}/{part_file(part.rank)}", encode_part(part))
-    faults.reach("part")
+    fault_points.reach("part")
     return part
 
 

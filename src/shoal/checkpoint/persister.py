@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 
 from xxhash import xxh3_128_hexdigest
 
-from shoal.checkpoint import faults, ledger
+from shoal.checkpoint import fault_points, ledger
 from shoal.checkpoint.blocks import Digests, file_of
+from shoal.checkpoint.error_text import words_of
 from shoal.checkpoint.find import Found, Skipped
-from shoal.checkpoint.memory.leaving import InMemory
+from shoal.checkpoint.memory.persister_part import InMemory
 from shoal.checkpoint.names import Name, part_file, rank_file
 from shoal.checkpoint.part import Contents, Part, decode_contents, tell_rank_0, write_known
 from shoal.checkpoint.publish import begun, complete, drop_unfinished, prune
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
 from shoal.checkpoint.uploads import Upload, Uploads, chunks_of, open_upload
-from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
 
 TRIES = 4  # of a local save: after that the next save is the better try
@@ -148,7 +148,7 @@ class Persister:
             self.say("saved", job.step, bytes=found.bytes, seconds=seconds, where=store.where, name=str(name))
             self._prune(store)
         self.memory.saved()
-        faults.reach("done")
+        fault_points.reach("done")
         if job.upload and self._uploads is not None and self._newest is not None:
             self._uploads.add(self._newest)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from shoal.checkpoint import faults, ledger
+from shoal.checkpoint import fault_points, ledger
 from shoal.checkpoint.find import (
     Found,
     Listed,
@@ -65,14 +65,14 @@ def complete(store: Store, name: Name, world: int, extra: dict[str, Any]) -> Fou
     manifest = found.manifest if found else _put_together(store, name, world, extra)
     ledger.check_term(store, name.term)
     if found is None:
-        faults.reach("before-manifest")
+        fault_points.reach("before-manifest")
         manifest = replace(manifest, data=encode(manifest))
         store.put(f"{folder}/{MANIFEST}", manifest.data)
-    faults.reach("before-publish")
+    fault_points.reach("before-publish")
     with contextlib.suppress(OSError, TransientError):  # in a bucket it is published already
         at_once(store, lambda rank: store.remove(f"{folder}/{part_file(rank)}"), range(world))
     store.publish(str(name))
-    faults.reach("published")
+    fault_points.reach("published")
     found = Found(store, name, manifest)
     _note(found)
     return found
@@ -130,7 +130,7 @@ def prune(
     # What cannot be deleted now is left for the next time: an old checkpoint too many is no reason to end a run.
     with contextlib.suppress(OSError, TransientError, SetupError):
         for name in old:
-            faults.reach("before-delete")
+            fault_points.reach("before-delete")
             ledger.forget_published(store, name)
             store.remove(str(name))
             deleted.append(name)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import faults
+from shoal.checkpoint import fault_points
 from shoal.checkpoint.layout import Holders, local_of
 from shoal.checkpoint.names import Name
 from shoal.checkpoint.part import encode_contents
@@ -112,7 +112,7 @@ class Saver:
             self._events = self.poll()  # a persister has died and another takes over; else there is one
             time.sleep(TICK_S)
         index = min(choice, key=lambda i: self.slots[i].name or Name(-1, 0))
-        faults.reach("snapshot")
+        fault_points.reach("snapshot")
         self.slots[index].begin()
         self._snapshots.fill(index, Name(step, self.setup.term), tensors)
         upload = upload and durable and len(self.setup.stores) > 1
@@ -199,7 +199,7 @@ class Saver:
         if self._snapshots.copied:
             (index, order), self._filling = self._filling, None
             self.slots[index].seal(Name(order["step"], self.setup.term))
-            faults.reach("snapshot-done")
+            fault_points.reach("snapshot-done")
             self._ordered[index] = (0, order)
             self._send(order)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import peers
 from shoal.checkpoint.blocks import BLOCK_BYTES
+from shoal.checkpoint.error_text import not_saved, words_of
 from shoal.checkpoint.find import Root
 from shoal.checkpoint.layout import (
     Holders,
@@ -34,8 +34,8 @@ from shoal.checkpoint.part import Contents, ReadBack, write_part
 from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import Store, store_of
-from shoal.checkpoint.words import not_saved, words_of
 from shoal.errors import CheckpointError, ShoalError, TransientError
+from shoal.parallel import agree
 
 _FENCED, _FAILED = "fenced", "failed"  # the first word of what travels between ranks: which error all of them raise
 Tensors = Mapping[str, torch.Tensor]
@@ -75,7 +75,7 @@ def save(
     taken over, all raise `Fenced`: this process must end.
     """
     began = time.perf_counter()
-    rank, world = peers.here()
+    rank, world = agree.here()
     store, name = store_of(root), Name(step, term)
     written: list[int] = []
 
@@ -92,7 +92,7 @@ def save(
         if rank == 0:
             _give_up(store, name)
         raise
-    return Saved(name, peers.total(written[0]), time.perf_counter() - began)
+    return Saved(name, agree.total(written[0]), time.perf_counter() - began)
 
 
 def contents_of(
@@ -104,7 +104,7 @@ def contents_of(
     """What this rank writes, and what it knows of what the others write."""
     grids = grids_of(tensors, holders)
     entries = {n: Entry(dtype_of(n, t), tuple(t.shape), grids[n]) for n, t in sorted(tensors.items())}
-    contents = Contents(Layout(entries, piece_bytes, block_bytes), peers.here()[0])
+    contents = Contents(Layout(entries, piece_bytes, block_bytes), agree.here()[0])
     for name in contents.layout.names_of(contents.rank):
         held_boxes(name, tensors[name])  # refuses what is cut in a way that is not known here
     return contents
@@ -124,7 +124,7 @@ def _together(step: int, work: Callable[[], object], mine: bool = True) -> None:
             work()
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words, cause = f"{_FENCED if isinstance(e, Fenced) else _FAILED} {words_of(e)}", e
-    if failed := peers.first_error(words):
+    if failed := agree.first_error(words):
         kind, _, why = failed[1].partition(" ")
         if kind == _FENCED:
             raise Fenced(why) from cause

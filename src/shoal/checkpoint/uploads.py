@@ -20,6 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from shoal.checkpoint import ledger
 from shoal.checkpoint.blocks import Digests
+from shoal.checkpoint.error_text import words_of
 from shoal.checkpoint.faulty import Corrupt
 from shoal.checkpoint.files import CHUNK_BYTES
 from shoal.checkpoint.find import Found
@@ -27,7 +28,6 @@ from shoal.checkpoint.names import Name, rank_file
 from shoal.checkpoint.part import Part, tell_rank_0, write_known
 from shoal.checkpoint.publish import drop_unfinished
 from shoal.checkpoint.store import Folder, Store
-from shoal.checkpoint.words import words_of
 from shoal.errors import TransientError
 
 BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 60.0

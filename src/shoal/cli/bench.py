@@ -23,7 +23,7 @@ from pathlib import Path
 from shoal import shared_gpu
 from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
-from shoal.track.rundir import workspace
+from shoal.journal.rundir import workspace
 
 FULL_S, QUICK_S = 80.0, 13.0  # beside the start of torch and of the processes of the collectives
 

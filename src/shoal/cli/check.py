@@ -16,11 +16,11 @@ import json
 from pathlib import Path
 
 from shoal.cli.options import add_workspace
+from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.load import load
 from shoal.errors import DONE, WRONG_USAGE, UsageError
-from shoal.signals import stoppable
-from shoal.spec.checks import local_inputs, trainable
-from shoal.track.rundir import workspace
+from shoal.held_signals import stoppable
+from shoal.journal.rundir import workspace
 
 TAKES_OVERRIDES = True
 OWN_OPTIONS = ("steps", "batch")  # the check's; those of the run are replaced by them
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.check.check import check, planned
     from shoal.check.table import table
     from shoal.check.trained import train
-    from shoal.guard.drill.drill import own_folder
+    from shoal.drill.drill import own_folder
     from shoal.own import record
     from shoal.own.files import files_of
 

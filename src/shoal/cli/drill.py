@@ -15,13 +15,13 @@ import json
 import math
 from pathlib import Path
 
+from shoal.decide.checks import local_inputs, trainable
+from shoal.decide.length import with_steps
 from shoal.decide.load import load
+from shoal.drill.plan import MIX, SCENARIOS, plan
 from shoal.errors import DONE, TRANSIENT, UsageError
-from shoal.guard.drill.plan import MIX, SCENARIOS, plan
-from shoal.signals import stoppable
-from shoal.spec.checks import local_inputs, trainable
-from shoal.track.rundir import workspace
-from shoal.train.decide_length import with_steps
+from shoal.held_signals import stoppable
+from shoal.journal.rundir import workspace
 
 TAKES_OVERRIDES = True
 OWN_OPTIONS = ("seed",)  # the drill's; that of the run is `seed=…`
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.guard.drill.drill import Asked, drill, own_folder
-    from shoal.guard.drill.table import table
+    from shoal.drill.drill import Asked, drill, own_folder
+    from shoal.drill.table import table
 
     for name in ("count", "pause", "patience"):
         if (value := getattr(args, name)) is not None and not 0 < value < math.inf:

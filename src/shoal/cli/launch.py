@@ -19,15 +19,15 @@ from shoal.cli.train import differs
 from shoal.decide.load import load
 from shoal.errors import SpecError
 from shoal.guard.history import History
+from shoal.journal.rundir import RunDir, workspace
+from shoal.journal.suggested import command
 from shoal.launch.backend import Rendered, backend_of
 from shoal.launch.job import Job, on
 from shoal.launch.own import note
 from shoal.launch.request import Request
 from shoal.launch.send import alone, checked, request_of, send, where_known
-from shoal.observe.commands import command
 from shoal.spec import Run
-from shoal.spec.history import as_begun, differences
-from shoal.track.rundir import RunDir, workspace
+from shoal.spec.begun import as_begun, differences
 
 TAKES_OVERRIDES = True
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
-from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.journal.rundir import RunDir, find_run, workspace
 
 if TYPE_CHECKING:
     from shoal.launch.job import Job

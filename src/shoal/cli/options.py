@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.track.rundir import RunDir
+    from shoal.journal.rundir import RunDir
 
 BACKENDS = ("local", "slurm", "kubernetes", "ray")  # of --on
 
@@ -22,7 +22,7 @@ def add_workspace(parser: argparse.ArgumentParser, holds: str = "runs/") -> None
 def no_swarm(run_dir: RunDir) -> None:
     """Refuses a peer of a swarm, whose history is the swarm's."""
     if run_dir.in_swarm:
-        from shoal.observe.commands import command
+        from shoal.journal.suggested import command
 
         raise UsageError(
             f"run '{run_dir.name}' is a peer of a swarm: {command('swarm join', run_dir)} starts it again; "

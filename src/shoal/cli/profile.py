@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
-from shoal.track.rundir import workspace
+from shoal.journal.rundir import workspace
 
 if TYPE_CHECKING:
     from shoal.profile.analyse import Analysis
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> int:
+    from shoal.decide.auto import decide
+    from shoal.decide.checks import local_inputs, trainable
     from shoal.decide.load import load
-    from shoal.profile import session
-    from shoal.spec.checks import local_inputs, trainable
-    from shoal.train.decide import decide
+    from shoal.profile import processes
 
     overrides = list(args.overrides)
     if args.processes is not None:
@@ -74,10 +74,10 @@ def _profile(args: argparse.Namespace) -> int:
     many = f"{decided.world} process{'es' * (decided.world > 1)} on {decided.run.resources.device}"
     said = f"profiling {spec.name}: {many}, {args.steps} steps after {args.warmup} to warm up"
     print(said, file=sys.stderr if args.json else sys.stdout, flush=True)
-    with session.own_folder(args.out, place, spec.name) as folder:
-        traces = session.trace(decided.run, decided.world, place, folder, args.steps, args.warmup)
+    with processes.own_folder(args.out, place, spec.name) as folder:
+        traces = processes.trace(decided.run, decided.world, place, folder, args.steps, args.warmup)
     ranks = _analyse(args, traces)
-    (folder / session.RESULT).write_text(json.dumps(_as_json(ranks), indent=1) + "\n")
+    (folder / processes.RESULT).write_text(json.dumps(_as_json(ranks), indent=1) + "\n")
     return _tell(args, ranks)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
-from shoal.track.rundir import workspace
+from shoal.journal.rundir import workspace
 
 SORTS = ("age", "name", "status", "step", "loss", "speed")
 
@@ -95,16 +95,25 @@ def _with(status: Status, wrong: str | None) -> Status:
 
 
 def _table(found: list[tuple[Status, Seen | None]]) -> None:
-    from shoal.observe import words
+    from shoal import readable
 
     now, launched = time.time(), any(seen for _, seen in found)
     rows = [["NAME", "STATUS", "ON", "STEP", "LOSS", "TOKENS/S", "AGE", "WHY"]]
     for s, seen in found:
         step = f"{s.step}/{s.total}" if s.total else str(s.step)
-        speed = "-" if s.tokens_per_s is None else words.count(s.tokens_per_s)
-        age = words.duration(max(0.0, now - s.started))
+        speed = "-" if s.tokens_per_s is None else readable.count(s.tokens_per_s)
+        age = readable.duration(max(0.0, now - s.started))
         rows.append(
-            [s.name, s.status, seen.on if seen else "-", step, words.number(s.loss), speed, age, words.clause(s.why)]
+            [
+                s.name,
+                s.status,
+                seen.on if seen else "-",
+                step,
+                readable.number(s.loss),
+                speed,
+                age,
+                readable.clause(s.why),
+            ]
         )
     if not launched:  # on a laptop the column would say nothing
         rows = [row[:2] + row[3:] for row in rows]
@@ -117,12 +126,12 @@ def _table(found: list[tuple[Status, Seen | None]]) -> None:
 
 
 def _one(name: str, folder: Path, as_json: bool) -> int:
+    from shoal.journal.reading import Told, told
+    from shoal.journal.rundir import find_run
     from shoal.launch.job import launched, run_file
     from shoal.launch.price import stated
     from shoal.launch.why import answer
     from shoal.observe.status import status_of
-    from shoal.track.rundir import find_run
-    from shoal.track.told import Told, told
 
     job = launched(name, folder)
     seen = None

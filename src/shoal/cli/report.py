@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
-from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.journal.rundir import RunDir, find_run, workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,22 +13,22 @@ from pathlib import Path
 
 from shoal.cli.launch import tell
 from shoal.cli.options import BACKENDS, add_workspace, no_swarm
+from shoal.decide.auto import decide
+from shoal.decide.checks import local_inputs, trainable
+from shoal.decide.length import with_steps
 from shoal.decide.load import load
 from shoal.errors import UsageError
-from shoal.guard import lock
 from shoal.guard.begin import Asked, same_data, say_changed, write_spec, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir, find_run, workspace
 from shoal.launch.job import Job, launched, run_file
 from shoal.launch.send import alone, checked, request_of, send, where_known
 from shoal.launch.watch import visible
 from shoal.spec import Run
-from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import Difference, differences
-from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.spec.begun import Difference, differences
 from shoal.train.course import course
-from shoal.train.decide import decide
-from shoal.train.decide_length import with_steps
 from shoal.train.prolong import once, prolonged, way_on
 
 TAKES_OVERRIDES = True

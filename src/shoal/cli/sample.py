@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
 from shoal.errors import UsageError
-from shoal.track.rundir import RunDir, find_run, workspace
+from shoal.journal.rundir import RunDir, find_run, workspace
 
 if TYPE_CHECKING:
     import torch

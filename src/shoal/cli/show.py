@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.index import index_in
 from shoal.data.starts import said_of_run
+from shoal.decide.length import measured, with_steps
 from shoal.decide.load import load
 from shoal.errors import DataError, SetupError, SpecError, UsageError
+from shoal.journal.rundir import RunDir, workspace
 from shoal.plain_file import read_object
 from shoal.spec.describe import as_written
 from shoal.spec.layers import DEFAULT, leaves
@@ -29,9 +31,7 @@ from shoal.spec.run import NAME_PATTERN, Run
 from shoal.spec.schema import schema_text
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.write import dump
-from shoal.track.rundir import RunDir, workspace
 from shoal.train.course import course
-from shoal.train.decide_length import measured, with_steps
 from shoal.train.prolong import prolonged
 from shoal.values import BadValue, field, whole
 

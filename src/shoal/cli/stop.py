@@ -17,17 +17,17 @@ from pathlib import Path
 from shoal.cli.options import add_workspace
 from shoal.decide.load import load
 from shoal.errors import SetupError, TransientError
-from shoal.guard import lock
 from shoal.guard.history import History
 from shoal.guard.orphans import agents_of
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir, find_run, workspace
+from shoal.journal.suggested import going_on
 from shoal.launch.backend import OVER, backend_of
 from shoal.launch.following import ASK_EVERY_S
 from shoal.launch.job import Job, launched, on, remember, run_file
 from shoal.launch.send import state_of
 from shoal.launch.watch import visible
-from shoal.observe.commands import going_on
 from shoal.spec.run import Guard
-from shoal.track.rundir import RunDir, find_run, workspace
 
 LOOK_EVERY_S = 0.1
 MARGIN_S = 30.0  # on top of the run's own grace: killing, the last records, the tracking mirror

@@ -16,17 +16,17 @@ import shutil
 import sys
 from pathlib import Path
 
+from shoal import readable
 from shoal.cli.launch import rendered
 from shoal.cli.options import BACKENDS, add_workspace
 from shoal.decide.load import load
 from shoal.errors import DONE, TRANSIENT, UsageError
+from shoal.journal.rundir import workspace
 from shoal.launch.backend import Rendered, backend
 from shoal.launch.grid import drawn, grid
 from shoal.launch.request import Request
 from shoal.launch.send import checked, request_of, where_known
 from shoal.launch.sweep import Drive, Row, Sweep, arrays, rows
-from shoal.observe import words
-from shoal.track.rundir import workspace
 
 TAKES_OVERRIDES = True
 OWN_OPTIONS = ("seed", "grid", "range")
@@ -129,7 +129,7 @@ def _show(found: list[Row], as_json: bool) -> int:
     table = [["RUN", *keys, "STATUS", "STEP", "LOSS", "EVAL", "WHY"]]
     for row in found:
         values = dict(override.partition("=")[::2] for override in row.point)
-        losses = [words.number(row.loss), words.number(row.eval_loss)]
+        losses = [readable.number(row.loss), readable.number(row.eval_loss)]
         table.append([row.run, *(values.get(key, "-") for key in keys), row.status, str(row.step), *losses, row.why])
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]) - 1)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -145,8 +145,8 @@ def _as_json(row: Row) -> dict[str, object]:
         "overrides": list(row.point),
         "status": row.status,
         "step": row.step,
-        "loss": words.json_number(row.loss),
-        "eval_loss": words.json_number(row.eval_loss),
+        "loss": readable.json_number(row.loss),
+        "eval_loss": readable.json_number(row.eval_loss),
         "on": row.on,
         "why": row.why,
     }

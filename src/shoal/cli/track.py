@@ -10,7 +10,7 @@ import argparse
 
 from shoal.cli.options import add_workspace
 from shoal.errors import DONE, TRANSIENT, ShoalError, UsageError
-from shoal.track.rundir import RunDir, find_run, runs_in, workspace
+from shoal.journal.rundir import RunDir, find_run, runs_in, workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

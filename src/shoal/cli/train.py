@@ -11,21 +11,21 @@ from contextlib import ExitStack
 
 from shoal.checkpoint.find import published
 from shoal.cli.options import add_workspace, no_swarm
+from shoal.decide.auto import decide
+from shoal.decide.checks import local_inputs, trainable
+from shoal.decide.length import with_steps
 from shoal.decide.load import load
 from shoal.errors import SpecError, UsageError
-from shoal.guard import lock
 from shoal.guard.begin import create, say_changed, set_aside, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
-from shoal.observe.commands import command
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir, workspace
+from shoal.journal.suggested import command
 from shoal.own.files import in_folder
 from shoal.own.record import sentence
 from shoal.spec import Run
-from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import Difference, as_begun, differences
-from shoal.track.rundir import RunDir, workspace
-from shoal.train.decide import decide
-from shoal.train.decide_length import with_steps
+from shoal.spec.begun import Difference, as_begun, differences
 from shoal.train.prolong import way_on
 
 TAKES_OVERRIDES = True

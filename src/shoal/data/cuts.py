@@ -21,7 +21,7 @@ from typing import Any
 
 from shoal.data.patterns import read
 from shoal.data.tokenizer_library import flat
-from shoal.data.words import GPT2
+from shoal.data.word_ids import GPT2
 
 NEAR = 64  # characters of either side that normalizers are tried on
 TRIES = 4096  # places of one kind that are looked at before a text is taken to have none there

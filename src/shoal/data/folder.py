@@ -34,7 +34,7 @@ class Shard:
 
 
 class Folder(Protocol):
-    """Where the files of a data set are: `shoal.data.local`, or an object store (`shoal.data.remote`)."""
+    """Where the files of a data set are: `shoal.data.local_folder`, or an object store (`shoal.data.remote`)."""
 
     where: str
 

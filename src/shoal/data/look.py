@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.describe import sets_in
 from shoal.data.feed import Feed
+from shoal.data.info import sets_in
 from shoal.data.order import Order
 from shoal.data.shards import TokenShards
 from shoal.data.skips import Skips

@@ -20,7 +20,7 @@ from shoal.data.best_fit import best_fit
 from shoal.data.order import I64
 from shoal.data.shards import TokenShards
 from shoal.errors import DataError
-from shoal.observe.words import percent
+from shoal.readable import percent
 
 if TYPE_CHECKING:
     from shoal.spec.run import Packing

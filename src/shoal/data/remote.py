@@ -26,7 +26,7 @@ import xxhash
 from shoal.data.cache import Cache
 from shoal.data.folder import Array, Shard, check_ends, first_beyond, no_such_id
 from shoal.data.index import INDEX_FILE, PIECE_BYTES, Index, ShardFile, ShardInfo, parse_index, pieces_of
-from shoal.data.local import map_file
+from shoal.data.local_folder import map_file
 from shoal.data.shards import DEFAULT_CACHE_BYTES, TokenShards
 from shoal.data.store import connect, explained, get
 from shoal.errors import DataError

@@ -1,8 +1,8 @@
 """Token shards, opened: read at random, as one long stream of tokens that happens to be cut into shards.
 
 The format is in docs/reference/shards.md, its index in `shoal.data.index`, its writer in `shoal.data.writer`. Shards on
-an object store are read by `shoal.data.remote`, those on a disk by `shoal.data.local`. Both compare what is read with
-the checksums that were taken when it was prepared.
+an object store are read by `shoal.data.remote`, those on a disk by `shoal.data.local_folder`. Both compare what is read
+with the checksums that were taken when it was prepared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import xxhash
 
 from shoal.data.folder import Array, Folder, Shard
 from shoal.data.index import INDEX_FILE, Index, ShardInfo, parse_index, write_index
-from shoal.data.local import LocalFolder, compare
+from shoal.data.local_folder import LocalFolder, compare
 from shoal.data.writer import ShardWriter
 from shoal.errors import DataError
 

@@ -23,7 +23,7 @@ from shoal.data.plain_text import plain_encoder
 from shoal.data.starts import NO_START, end_of, start_of
 from shoal.data.tokenizer_folder import alone, resolve, spec_of, text_of
 from shoal.data.tokenizer_library import asking, asking_quietly, build
-from shoal.data.words import WordIds, splits_before_spaces
+from shoal.data.word_ids import WordIds, splits_before_spaces
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TOKENIZER_FILE = "tokenizer.json"
 GROUP_CHARS = 1 << 19
 PIECE_CHARS = 1 << 18
 # What is longer and cannot be cut is refused: 200 bytes a character while it is encoded, within what
-# shoal.data.memory states.
+# shoal.data.prepare.memory_limit states.
 MAX_STRETCH_CHARS = 1 << 21
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -135,7 +135,7 @@ class JsonTokenizer:
 
     @property
     def looks_words_up(self) -> bool:
-        """Whether the ids of words that were seen before are known (`shoal.data.words`)."""
+        """Whether the ids of words that were seen before are known (`shoal.data.word_ids`)."""
         return self._words is not None
 
     @property

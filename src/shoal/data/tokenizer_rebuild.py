@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.words import QWEN2
+from shoal.data.word_ids import QWEN2
 from shoal.values import BadValue, flag, inside
 
 if TYPE_CHECKING:

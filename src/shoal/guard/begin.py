@@ -13,12 +13,12 @@ from typing import Any
 
 from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import DataError, SetupError, ShoalError
+from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry, digest_of
 from shoal.plain_file import read_object
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
 
 
 @dataclass(frozen=True)

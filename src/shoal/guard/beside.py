@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.guard.progress import Progress
-from shoal.guard.pulses import folder_of
 from shoal.guard.signs import signs_of
-from shoal.observe.pulse import Pulse
-from shoal.observe.pulse_file import read_beat
+from shoal.journal.pulse import Pulse
+from shoal.journal.pulse_file import read_beat
+from shoal.journal.pulses import folder_of
 from shoal.spec.run import Guard
 
 TICK_S = 0.2

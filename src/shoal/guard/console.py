@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Callable
 
 from shoal.guard.history import History
-from shoal.observe.commands import command, needs_mending
+from shoal.journal.rundir import RunDir
+from shoal.journal.suggested import command, needs_mending
 from shoal.observe.follow import Follower
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 
 class Console:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.guard.flights import Flight, ask
-from shoal.guard.islands import Hands, HandsHere
+from shoal.guard.island_agents import Hands, HandsHere
 from shoal.guard.ranks import Pulses
 from shoal.guard.signals import Signals
 from shoal.guard.signs import Kernel
 from shoal.guard.workers import Group, Workers, threads_for
-from shoal.observe.pulse_file import PulseFolder
+from shoal.journal.pulse_file import PulseFolder
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 
 class Decision(Protocol):

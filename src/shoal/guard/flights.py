@@ -1,6 +1,6 @@
 """Asks ranks for NCCL's flight record before they are killed, and says in a line who has not come to which collective.
 
-Each rank on a GPU has a pipe beside its pulse (shoal.observe.pulse); a byte in it is the question, a file the answer.
+Each rank on a GPU has a pipe beside its pulse (shoal.journal.pulse); a byte in it is the question, a file the answer.
 Who cannot answer (its interpreter is held, it is stopped) is not waited for beyond `WAIT_S`: that the others wait for
 it is seen in their records. Never imports torch.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import values
-from shoal.observe.pulse_file import ask_file, flight_file
+from shoal.journal.pulse_file import ask_file, flight_file
 from shoal.plain_file import NotPlain, read_object
 from shoal.values import BadValue
 

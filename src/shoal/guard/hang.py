@@ -1,6 +1,6 @@
 """Says when a group of workers stands still, and which of them the others wait for. Never imports torch.
 
-`Watch` reads the pulses of one group (shoal.observe.pulse) and what the kernel tells about its processes. A rank makes
+`Watch` reads the pulses of one group (shoal.journal.pulse) and what the kernel tells about its processes. A rank makes
 progress when it marks a phase or begins a collective. One that computes meanwhile, or whose device does, is at work:
 it is slow, or in a live-lock, and nobody can tell which from outside; `Hang.works` says so. Time is counted in ticks of
 the watch, none longer than a second: a machine that stood still as a whole (suspended, starved) has not made anybody
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from shoal.guard.ranks import LONG_PHASES, Pulses, Ranks
 from shoal.guard.signs import Kernel
 from shoal.guard.suspect import WaitedFor, named, suspects, waited_for, waiting_in
-from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Groups, Sample
+from shoal.journal.beat import Beat
+from shoal.journal.pulse_file import Groups, Sample
 from shoal.spec.duration import seconds
 
 QUICK_S = 7.0  # with the 10 s of the promise in mind: the rest is for looking and for asking for stacks

@@ -11,8 +11,8 @@ from shoal.checkpoint.find import published
 from shoal.checkpoint.memory.tier import Memory, memory_folder
 from shoal.checkpoint.store import Folder
 from shoal.errors import ShoalError
-from shoal.track.journal import LONG_BYTES, Record, read
-from shoal.track.rundir import RunDir
+from shoal.journal.journal import LONG_BYTES, Record, read
+from shoal.journal.rundir import RunDir
 
 KINDS = frozenset(("start", "rewind", "failure", "checkpoint", "finished", "attempt", "open", "close", "decision"))
 
@@ -52,7 +52,7 @@ class History:
 
     def _take_all(self) -> None:
         """As `_take` of one record after the other, the steps between two others at once."""
-        from shoal.track.told import told  # numpy: only those who look at a long run wait for it
+        from shoal.journal.reading import told  # numpy: only those who look at a long run wait for it
 
         known, at = told(self.path), 0
         steps, losses = known.column("step"), known.column("loss")

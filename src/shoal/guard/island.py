@@ -26,11 +26,11 @@ from shoal.guard.signals import Signals, signal_name
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.watch import Ended, watch
 from shoal.guard.workers import Workers, log_file, threads_for
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
 from shoal.leaving import exit_code, leave_at_once
 from shoal.spec.run import Run
 from shoal.streams import steady
-from shoal.track.journal import Journal
-from shoal.track.rundir import RunDir
 
 ISLAND = "SHOAL_ISLAND"
 
@@ -95,7 +95,7 @@ class Agent:
         around = Surroundings.now(self._run_dir.path)
         world = int(self._run.resources.processes)
         os.environ[ISLAND] = str(self._island)
-        worker = [sys.executable, "-m", "shoal.train.island_main", str(self._run_dir.path)]
+        worker = [sys.executable, "-m", "shoal.islands", str(self._run_dir.path)]
         threads = threads_for(self._run.resources.threads, world * self._run.fleet.islands)
         with closing(Workers(worker, world, start, logs_of(self._run_dir, self._island), threads)) as workers:
             pids = list(workers.pids.values())

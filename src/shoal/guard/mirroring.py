@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Track
-from shoal.track.rundir import RunDir
 
 MODULE = "shoal.track.mirror"
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT
-from shoal.track.journal import Journal, Record
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
+from shoal.journal.journal import Journal, Record
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
 
 
 def agents_of(run_dir: RunDir) -> list[int]:

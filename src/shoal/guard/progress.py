@@ -18,7 +18,7 @@ from shoal.guard.signs import Kernel
 from shoal.guard.slow_device import Kin, SlowDevices
 from shoal.guard.stacks import dumps, frames
 from shoal.guard.straggler import Stragglers
-from shoal.observe.pulse_file import PulseFolder
+from shoal.journal.pulse_file import PulseFolder
 from shoal.spec.duration import seconds
 from shoal.spec.mesh import Sizes
 from shoal.spec.run import Guard, Mesh

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from shoal.guard.signs import Kernel, Threads
 from shoal.guard.suspect import may_spin
-from shoal.observe.beat import Beat
-from shoal.observe.pulse_file import Sample
+from shoal.journal.beat import Beat
+from shoal.journal.pulse_file import Sample
 
 IO_BYTES = 4096
 UNHEARD_S = 3.0  # of a rank on another machine, before its time no longer counts

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.guard.signs import signs_of
-from shoal.observe.pulse import short
-from shoal.observe.pulse_file import dump_file, read_beat
+from shoal.journal.pulse import short
+from shoal.journal.pulse_file import dump_file, read_beat
 from shoal.plain_file import open_plain
 
 WAIT_S = 0.5

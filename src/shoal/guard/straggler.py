@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal.guard.others import median_of_others
-from shoal.observe.beat import LAZY_STEPS
+from shoal.journal.beat import LAZY_STEPS
 
 OWN = {
     "data": "data",

@@ -18,7 +18,7 @@ from typing import Any
 from shoal.checkpoint.memory.give_back import give_back_saved
 from shoal.checkpoint.store import Folder
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, ShoalError
-from shoal.guard import lock, mirroring
+from shoal.guard import mirroring
 from shoal.guard.began import began
 from shoal.guard.begin import other_code, write_spec
 from shoal.guard.budget import Budget
@@ -26,7 +26,7 @@ from shoal.guard.classify import NOT_RETRIED, Failure
 from shoal.guard.console import Console
 from shoal.guard.crew import Alone, Crew, Decision, Team
 from shoal.guard.history import History, newest_checkpoint_step
-from shoal.guard.islands import Agents
+from shoal.guard.island_agents import Agents
 from shoal.guard.progress import Progress, kin_of, of_attempt
 from shoal.guard.signals import Signals, signal_name
 from shoal.guard.smaller import smaller
@@ -34,12 +34,13 @@ from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.watch import TICK_S, Ended, watch
 from shoal.guard.workers import log_file
+from shoal.journal import lock
+from shoal.journal.journal import Journal
+from shoal.journal.keep import Keeper
+from shoal.journal.rundir import RunDir
+from shoal.journal.suggested import command as suggested
 from shoal.masking import mask_arguments
-from shoal.observe.commands import command as suggested
 from shoal.spec.run import Run
-from shoal.track.journal import Journal
-from shoal.track.keep import Keeper
-from shoal.track.rundir import RunDir
 
 MIRROR_WAIT_S = 20.0  # after a finished run; a stopped one waits less, since a scheduler is counting
 MIRROR_WAIT_STOPPED_S = 5.0

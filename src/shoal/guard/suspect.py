@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.observe.pulse_file import Groups, Sample
+from shoal.journal.pulse_file import Groups, Sample
 
 STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
 # A rank whose innermost Python frame is here waits for others, or for the device …

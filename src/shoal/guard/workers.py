@@ -16,8 +16,8 @@ from typing import Protocol
 
 from shoal import ways
 from shoal.errors import SetupError
-from shoal.guard.pulses import make_folder
-from shoal.observe.pulse import FOLDER
+from shoal.journal.pulse import FOLDER
+from shoal.journal.pulses import make_folder
 from shoal.wire import text_of
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is its older name

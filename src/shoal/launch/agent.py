@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import wire
+from shoal.decide.auto import decide
+from shoal.decide.checks import local_inputs, trainable
+from shoal.decide.length import measured
 from shoal.decide.load import load
 from shoal.devices import visible_gpus
 from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
-from shoal.guard import lock
 from shoal.guard.begin import create, say_changed, write_spec, writing
 from shoal.guard.crew import Alone, Crew, Decision
 from shoal.guard.history import History, continues
@@ -30,16 +32,14 @@ from shoal.guard.nodes.crew import Nodes
 from shoal.guard.nodes.follower import Follower
 from shoal.guard.nodes.head import Head
 from shoal.guard.supervise import supervise
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir, workspace
 from shoal.launch import fabric
 from shoal.launch.bundle import Bundle
 from shoal.leaving import leave_at_once
 from shoal.spec import Run
-from shoal.spec.checks import local_inputs, trainable
-from shoal.spec.history import as_begun, differences
+from shoal.spec.begun import as_begun, differences
 from shoal.streams import steady
-from shoal.track.rundir import RunDir, workspace
-from shoal.train.decide import decide
-from shoal.train.decide_length import measured
 from shoal.train.prolong import prolonged
 
 EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import OVER, Backend, State, backend_of
 from shoal.launch.job import Job, on
 from shoal.launch.send import state_of
 from shoal.launch.watch import visible
 from shoal.observe import logs
-from shoal.track.rundir import RunDir
 
 ASK_EVERY_S = {"local": 0.3}  # of a scheduler that costs nothing to ask
 ASK_EVERY_ELSE_S = 5.0

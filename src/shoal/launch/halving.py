@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shoal.track.journal import read
+from shoal.journal.journal import read
 
 SHARES = (8, 4, 2)
 KEPT = 0.5

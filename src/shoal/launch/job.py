@@ -12,8 +12,8 @@ from typing import Any
 
 from shoal import values
 from shoal.errors import SetupError
+from shoal.journal.rundir import RunDir
 from shoal.plain_file import NotPlain, read_plain
-from shoal.track.rundir import RunDir
 
 FILE = "job.json"
 RUN_FILE = "job.yaml"  # the run file as it was sent, beside job.json: the run directory may be out of sight from here

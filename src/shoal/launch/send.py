@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.decide.checks import local_inputs, trainable
+from shoal.decide.length import with_steps
 from shoal.errors import SetupError, ShoalError, UsageError
-from shoal.guard import lock
 from shoal.guard.begin import writing
+from shoal.journal import lock
+from shoal.journal.rundir import RunDir
+from shoal.journal.suggested import command
 from shoal.launch.backend import OVER, Backend, State, backend_of, remembering
 from shoal.launch.bundle import Bundle
 from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
 from shoal.launch.request import Request, check
-from shoal.observe.commands import command
 from shoal.own.carry import carried
 from shoal.spec import Run, dump
-from shoal.spec.checks import local_inputs, trainable
-from shoal.track.rundir import RunDir
-from shoal.train.decide_length import with_steps
 
 
 def checked(run: Run, begun: bool = False) -> Run:

@@ -16,6 +16,9 @@ from typing import Any, Protocol, cast
 
 from shoal import values
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
+from shoal.journal.rundir import RunDir
+from shoal.journal.suggested import needs_mending
+from shoal.journal.tail import tail
 from shoal.launch.backend import Backend, Rendered, backend, backend_of
 from shoal.launch.grid import Point
 from shoal.launch.halving import Curve, losers, rungs
@@ -23,12 +26,9 @@ from shoal.launch.job import Job, remembered
 from shoal.launch.request import Request
 from shoal.launch.send import alone, remember_sent, send
 from shoal.launch.watch import Seen, look, visible
-from shoal.observe.commands import needs_mending
-from shoal.observe.words import json_number
 from shoal.plain_file import NotPlain, read_plain
+from shoal.readable import json_number
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
-from shoal.track.tail import tail
 
 MOST_BYTES = 64 << 20  # of its file: 100,000 runs
 LOOK_EVERY_S = {"local": 0.5}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
+from shoal.journal.rundir import RunDir
 from shoal.launch.backend import OVER, State, backend_of, remembering
 from shoal.launch.job import FILE, Job, on, remembered
 from shoal.observe.status import Status, status_of
-from shoal.track.rundir import RunDir
 from shoal.values import BadValue
 
 NAMES = {"done": "finished", "gone": "dead"}  # of phases, in the words of `shoal ps`

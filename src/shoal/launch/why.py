@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shoal import readable
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told, told_of
+from shoal.journal.tail import REMARKS
 from shoal.launch.price import Stated, price
-from shoal.observe import evaluations, words
+from shoal.observe import evaluations
 from shoal.observe.causes import CAUSES
-from shoal.observe.ledger import NEEDED, Ledger, ledger
 from shoal.observe.status import Status
-from shoal.track.journal import Record
-from shoal.track.tail import REMARKS
-from shoal.track.told import Told, told_of
+from shoal.observe.time_ledger import NEEDED, Ledger, ledger
 
 if TYPE_CHECKING:
     from shoal.launch.backend import State
@@ -42,7 +43,7 @@ class Cost:
             spent.append(f"{self.gpu_hours:.3g} GPU-hours")
         if self.usd is not None:
             spent.append(f"about ${self.usd:,.2f} at {self.price}")
-        good = "" if self.goodput is None else f"; goodput {words.percent(self.goodput)}"
+        good = "" if self.goodput is None else f"; goodput {readable.percent(self.goodput)}"
         return ", ".join(spent) + good
 
 
@@ -63,7 +64,7 @@ class Answer:
         """Of each set, where there are several; one is in the report."""
         if self.evaluation is None or not self.evaluation.get("sets"):
             return ""
-        mean = f"{words.number(self.evaluation['loss'])}{evaluations.precision(self.evaluation)}"
+        mean = f"{readable.number(self.evaluation['loss'])}{evaluations.precision(self.evaluation)}"
         lines = [f"\nevaluation {mean} at step {self.evaluation['step']}", *evaluations.table(self.evaluation)]
         return "\n           ".join(lines)
 
@@ -96,7 +97,7 @@ def _slow(told: Told) -> str | None:
         if record["kind"] == "attempt":
             return None
         if record["kind"] == "straggler":
-            return f"{_when(record)}{words.straggler(record)}{_see('straggler')}"
+            return f"{_when(record)}{readable.straggler(record)}{_see('straggler')}"
     return None
 
 
@@ -146,7 +147,7 @@ def _last_end(told: list[Record]) -> str | None:
 def _by_journal(record: Record) -> str:
     cause = str(record.get("cause") or "unknown")
     advice = CAUSES.get(cause, "read its log")
-    return f"{_when(record)}{words.failure(record)}: {advice}{_see(cause)}"
+    return f"{_when(record)}{readable.failure(record)}: {advice}{_see(cause)}"
 
 
 def _by_scheduler(state: State, name: str) -> str:

@@ -27,8 +27,8 @@ from shoal.model.hf_names import Piece, is_stacked, pieces, stacked_pieces, tens
 from shoal.model.hf_tokenizer import save_tokenizer
 from shoal.model.init import Rows, clear_buffers, fill, fill_stack
 from shoal.spec.balancing import holds_bias
-from shoal.spec.hf_config import to_hf
-from shoal.spec.hf_folder import model_of_folder
+from shoal.spec.hf.config import to_hf
+from shoal.spec.hf.folder import model_of_folder
 from shoal.spec.shape import Shape, shape_of
 
 if TYPE_CHECKING:

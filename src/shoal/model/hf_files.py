@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.errors import DataError, SetupError
 from shoal.plain_file import NotPlain, open_plain, read_object
-from shoal.spec.hf_folder import CONFIG, read_config
+from shoal.spec.hf.folder import CONFIG, read_config
 from shoal.values import BadValue, inside, shown, table, text
 
 SINGLE = "model.safetensors"

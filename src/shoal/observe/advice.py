@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal.observe import words
+from shoal import readable
 from shoal.observe.causes import CAUSES, FROM_OUTSIDE
 from shoal.observe.history import History, speed
-from shoal.observe.ledger import Ledger
 from shoal.observe.throughput import duration_s
+from shoal.observe.time_ledger import Ledger
 
 WORTH = 0.01  # of the time; less than this is no advice
 
@@ -45,24 +45,24 @@ def _faults(ledger: Ledger, found: History) -> Iterator[Advice]:
         spent_s = sum(cost.total_us for cost in outside) / 1e6
         step_s = usual.step_s if (usual := speed(found)) else 0.0
         saved = max(0.0, spent_s - len(outside) * step_s)
-        share, many = words.percent(spent_s / ledger.total_s, 0), _failures(len(outside))
+        share, many = readable.percent(spent_s / ledger.total_s, 0), _failures(len(outside))
         sentence = f"Restarts cost {share} of the time ({many}): with islands (fleet.islands) the others would not "
-        yield Advice("recovery", saved, f"{sentence}restart, which saves about {words.duration(saved)}.")
+        yield Advice("recovery", saved, f"{sentence}restart, which saves about {readable.duration(saved)}.")
     for cause in sorted({cost.fault.cause for cost in costs} - set(FROM_OUTSIDE)):
         yield _mend(ledger, cause, sum(cost.fault.cause == cause for cost in costs), _spent_s(ledger, cause))
     lost_s = sum(cost.lost_us for cost in costs) / 1e6
     saved = lost_s / 2
-    sentence = f"Work that was lost and done again cost {words.percent(lost_s / ledger.total_s, 0)} of the time: "
-    how = f"saving twice as often (checkpoint.every) saves about {words.duration(saved)}."
+    sentence = f"Work that was lost and done again cost {readable.percent(lost_s / ledger.total_s, 0)} of the time: "
+    how = f"saving twice as often (checkpoint.every) saves about {readable.duration(saved)}."
     yield Advice("lost", saved, sentence + how)
 
 
 def _mend(ledger: Ledger, cause: str, many: int, spent_s: float) -> Advice:
     """`many` failures have cost `spent_s`; those of this class would not come again if its cause were mended."""
-    saved, share = _spent_s(ledger, cause), words.percent(spent_s / ledger.total_s, 0)
+    saved, share = _spent_s(ledger, cause), readable.percent(spent_s / ledger.total_s, 0)
     what = CAUSES.get(cause, "see what is known of it")
     sentence = f"{_failures(many)} cost {share} of the time; without those of class '{cause}' it would be about "
-    return Advice("recovery", saved, f"{sentence}{words.duration(saved)} less: {what} (docs/runbooks/{cause}.md).")
+    return Advice("recovery", saved, f"{sentence}{readable.duration(saved)} less: {what} (docs/runbooks/{cause}.md).")
 
 
 def _failures(many: int) -> str:
@@ -77,8 +77,10 @@ def _others(ledger: Ledger, found: History) -> Iterator[Advice]:
     def tell(part: str, what: str, how: str, share_saved: float = 1.0, needed_s: float = 0.0) -> Advice:
         spent_s = max(0.0, ledger.seconds(part) - needed_s)
         saved_s = spent_s * share_saved
-        share = words.percent(spent_s / ledger.total_s, 0)
-        return Advice(part, saved_s, f"{what} cost {share} of the time: {how} saves about {words.duration(saved_s)}.")
+        share = readable.percent(spent_s / ledger.total_s, 0)
+        return Advice(
+            part, saved_s, f"{what} cost {share} of the time: {how} saves about {readable.duration(saved_s)}."
+        )
 
     yield tell("data_wait", "Waiting for data", "shards on a disk of this machine (data.cache_dir for remote ones)")
     yield tell("evaluation", "Evaluation", "half as often, or on half the windows (eval.every, eval.windows),", 0.5)

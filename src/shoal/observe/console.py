@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from shoal.observe import words
+from shoal import readable
 from shoal.observe.throughput import CONVENTION, FIRST, RECENT, recent
 
 REDRAW_EVERY_S = 0.25  # more often is not read, and each write to a terminal costs
@@ -75,16 +75,16 @@ class Console:
         """The most important first."""
         last = self._window[-1]
         parts = [f"step {last['step']}" + (f"/{self._total}" if self._total else "")]
-        parts.append(f"loss {words.number(last.get('loss'))}")
+        parts.append(f"loss {readable.number(last.get('loss'))}")
         rate = recent(tuple(self._window), () if self._start is None else (self._start,))
         if rate is not None:
-            parts.append(f"{words.count(rate.tokens_per_s)} tok/s")
+            parts.append(f"{readable.count(rate.tokens_per_s)} tok/s")
             if rate.mfu is not None:
-                parts.append(f"MFU {words.percent(rate.mfu)} ({CONVENTION})")
+                parts.append(f"MFU {readable.percent(rate.mfu)} ({CONVENTION})")
             if self._total and int(last["step"]) < self._total:
                 left_s = rate.step_s * (self._total - int(last["step"]))
-                parts.append(f"ETA {words.duration(left_s).replace(' ', '')}")
-            parts.append(f"wait {words.percent(rate.data_wait)}")
+                parts.append(f"ETA {readable.duration(left_s).replace(' ', '')}")
+            parts.append(f"wait {readable.percent(rate.data_wait)}")
         if last.get("lr") is not None:
             parts.append(f"lr {float(last['lr']):.1e}")
         return parts

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.observe import words
+from shoal import readable
+from shoal.journal.columns import Array
 from shoal.observe.history import History
-from shoal.track.rows import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,9 +107,9 @@ def _throughput(axes: Axes, found: History) -> None:
     _curve(axes, found.steps.column("step"), rates, BLUE, "tokens/s")
     middle, high = len(rates) // 2, len(rates) - 1 - len(rates) // SPIKE_AMONG
     median, most = np.partition(rates, [middle, high])[[middle, high]].tolist()
-    axes.axhline(median, color=ORANGE, linewidth=1, linestyle="-", label=f"median {words.count(median)} tokens/s")
+    axes.axhline(median, color=ORANGE, linewidth=1, linestyle="-", label=f"median {readable.count(median)} tokens/s")
     axes.set_ylim(0, max(most * 1.15, 1e-9))
-    axes.yaxis.set_major_formatter(lambda y, _: words.count(y))
+    axes.yaxis.set_major_formatter(lambda y, _: readable.count(y))
     axes.set_ylabel("tokens/s", color=INK, fontsize=9)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.observe import words
+from shoal import readable
 
 MOST_NAMED = 4  # sets in a line; more are in a table
 
@@ -13,9 +13,9 @@ MOST_NAMED = 4  # sets in a line; more are in a table
 def sentence(record: Mapping[str, Any]) -> str:
     """`3.2104 (web 3.1022, code 3.5349) in fp8`."""
     sets = list(record.get("sets") or ())
-    each = ", ".join(f"{one['name']} {words.number(one['loss'])}" for one in sets)
+    each = ", ".join(f"{one['name']} {readable.number(one['loss'])}" for one in sets)
     more = f" ({each})" if sets and len(sets) <= MOST_NAMED else f" ({len(sets)} sets)" if sets else ""
-    return f"{words.number(record.get('loss'))}{more}{precision(record)}"
+    return f"{readable.number(record.get('loss'))}{more}{precision(record)}"
 
 
 def precision(record: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     whole = sum(float(one["weight"]) for one in sets)
     wide = max((len(str(one["name"])) for one in sets), default=0)
     return [
-        f"{one['name']!s:<{wide}}  {words.number(one['loss'])}  "
-        f"({words.percent(float(one['weight']) / whole)} of the mean, {words.count(one['targets'])} targets)"
+        f"{one['name']!s:<{wide}}  {readable.number(one['loss'])}  "
+        f"({readable.percent(float(one['weight']) / whole)} of the mean, {readable.count(one['targets'])} targets)"
         for one in sets
     ]

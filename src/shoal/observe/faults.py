@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.track.journal import Record
+from shoal.journal.journal import Record
 
 NOBODY = -1  # time that no fault has cost
 LEFT = "left"  # why an island is gone that was told to stop

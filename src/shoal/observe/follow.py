@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO
 
-from shoal.observe import evaluations, words
+from shoal import readable
+from shoal.journal.journal import Record, read
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import REMARKS, newest_session_offset
+from shoal.observe import evaluations
 from shoal.observe.console import Console
 from shoal.observe.throughput import duration_s
-from shoal.track.journal import Record, read
-from shoal.track.rundir import RunDir
-from shoal.track.tail import REMARKS, newest_session_offset
 
 
 class Follower:
@@ -76,25 +77,27 @@ def sentence(record: Record, name: str) -> str | None:
             return f"{step}: evaluation loss {evaluations.sentence(record)}"
         case "checkpoint":
             waited_s = float(record.get("stall_s", duration_s(record)))
-            size = words.size(record.get("bytes") or 0)
-            took, waited = words.duration(duration_s(record)), words.short(waited_s)
+            size = readable.size(record.get("bytes") or 0)
+            took, waited = readable.duration(duration_s(record)), readable.short(waited_s)
             return f"{step}: checkpoint saved ({size} in {took}; training waited {waited})"
         case "uploaded":
             return f"{step}: checkpoint copied to {record.get('where')}"
         case "checkpoint_failed":
             return f"{step}: checkpoint not saved: {record.get('error')}"
         case "failure":
-            return f"failure: {words.failure(record)}"
+            return f"failure: {readable.failure(record)}"
         case "epoch" if record.get("left") or set(record.get("joined") or ()) < set(record.get("members") or ()):
-            return f"{step}: {words.epoch(record)}"
+            return f"{step}: {readable.epoch(record)}"
         case "hang" if record.get("action") == "wait":  # else the failure says it
-            return f"hang: {words.whom(record)}: {record.get('evidence')}; waiting (guard.on_hang)"
+            return f"hang: {readable.whom(record)}: {record.get('evidence')}; waiting (guard.on_hang)"
         case "slow":
-            return f"slow: {words.whom(record)}: {record.get('evidence')}; waiting (guard.livelock)"
+            return f"slow: {readable.whom(record)}: {record.get('evidence')}; waiting (guard.livelock)"
         case "straggler":
-            return f"straggler: {words.straggler(record)}"
+            return f"straggler: {readable.straggler(record)}"
         case "skip":
-            numbers = f"loss {words.number(record.get('loss'))}, gradient norm {words.number(record.get('grad_norm'))}"
+            numbers = (
+                f"loss {readable.number(record.get('loss'))}, gradient norm {readable.number(record.get('grad_norm'))}"
+            )
             return f"{step}: batch {record.get('batch')} skipped: {record.get('why')} ({numbers})"
         case "rewind":
             first, last = record.get("batches") or ("?", "?")
@@ -113,8 +116,8 @@ def sentence(record: Record, name: str) -> str | None:
 def _started(record: Record) -> str:
     processes = int(record.get("world", 1))
     where = f"{processes} process{'es' if processes > 1 else ''} on {record.get('device')}"
-    what = f"{words.count(record.get('params') or 0)} parameters in {record.get('precision')}"
+    what = f"{readable.count(record.get('params') or 0)} parameters in {record.get('precision')}"
     begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
     shared = f"; {record['sharing']}" if record.get("sharing") else ""
-    notes = "".join(f"\nnote: {text}" for text in words.notes(record))
+    notes = "".join(f"\nnote: {text}" for text in readable.notes(record))
     return f"attempt {record.get('attempt', 0)}: {where}, {what}, {begin}{shared}{notes}"

@@ -11,12 +11,12 @@ import bisect
 
 import numpy as np
 
+from shoal.journal.columns import Array
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told
 from shoal.observe.faults import NOBODY, Fault
 from shoal.observe.lives import Others
 from shoal.observe.steps import median
-from shoal.track.journal import Record
-from shoal.track.rows import Array
-from shoal.track.told import Told
 
 Span = tuple[int, int, str, int]  # begin and end in microseconds, label, number of the fault that has cost it
 Gaps = dict[int, list[Span]]  # row of a `step` → what lies before its end

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shoal.journal.columns import Array
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told, told_of
 from shoal.observe.lives import Lives
 from shoal.observe.phases import on_device
 from shoal.observe.steps import Steps, median, nearest
-from shoal.track.journal import Record
-from shoal.track.rows import Array
-from shoal.track.told import Told, told_of
 
 # Kinds of which a report says more than when they were; of `router` it wants the newest alone.
 NEEDED = frozenset(

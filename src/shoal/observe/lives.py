@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shoal.journal.columns import Array
+from shoal.journal.journal import Record
+from shoal.journal.reading import CHUNK, Told
 from shoal.observe.faults import NOBODY, Fault
-from shoal.track.journal import Record
-from shoal.track.rows import Array
-from shoal.track.told import CHUNK, Told
 
 Life = tuple[int, int]  # attempt, rewinds within it
 Others = Sequence[tuple[int, Record]]  # as `Told.others` gives them

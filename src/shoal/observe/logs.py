@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import is_closed
 from shoal.observe.follow import Follower
 from shoal.observe.status import total_steps
 from shoal.plain_file import open_plain
-from shoal.track.rundir import RunDir
-from shoal.track.tail import is_closed
 
 POLL_EVERY_S = 0.2
 BLOCK_BYTES = 1 << 20

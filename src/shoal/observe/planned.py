@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import values
-from shoal.observe import phases, words
+from shoal import readable, values
+from shoal.journal.rundir import RunDir
+from shoal.observe import phases
 from shoal.observe.steps import Steps, median, steps_of
 from shoal.observe.throughput import FIRST
 from shoal.plain_file import read_object
-from shoal.track.rundir import RunDir
 
 # Off by less than this of a step, a part is no news.
 NEWS = 0.05
@@ -141,7 +141,7 @@ def crowded(plan: Mapping[str, Any]) -> str | None:
 
 def _against(found: Compared) -> str:
     """Measured against planned, in words. Between a half and double a percentage is one; beyond, it is nonsense."""
-    took = f"it took {words.short(found.step_s)}"
+    took = f"it took {readable.short(found.step_s)}"
     if not found.strange:
         return f"{took} ({found.off:+.0%})"
     ratio = found.off + 1
@@ -154,14 +154,14 @@ def lines(found: Compared | str) -> list[str]:
     if isinstance(found, str):
         return [f"plan        {found}"]
     plan = found.plan
-    expected, low, high = (words.short(float(plan[name])) for name in ("step_s", "step_low_s", "step_high_s"))
+    expected, low, high = (readable.short(float(plan[name])) for name in ("step_s", "step_low_s", "step_high_s"))
     told = [
         f"plan        a step of {expected} ({low} to {high}) by the figures of {plan['figures']} for {plan['device']}; "
         f"{_against(found)}"
     ]
     for part in found.parts:
         if max(part.planned_s, part.measured_s) > 0.001 * found.step_s:
-            planned, measured = words.short(part.planned_s), words.short(part.measured_s)
+            planned, measured = readable.short(part.planned_s), readable.short(part.measured_s)
             told.append(f"            {part.name:<21} {planned:>8} planned {measured:>8} measured")
     if (worst := found.worst) is not None:
         told.append(f"            furthest off: {worst.name}; {likely(found, worst)}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.observe import words
-from shoal.track.rows import Array
+from shoal import readable
+from shoal.journal.columns import Array
 
 Points = Sequence[tuple[float, float]]
 # Unicode numbers the dots of a braille cell column by column, with the lowest row added later.
@@ -148,7 +148,7 @@ class _Frame:
 
 def _step(x: float) -> str:
     """A step is a whole number, and people look for it in the table: 12,345 and not 12.3k."""
-    return f"{round(x):,}" if abs(x) < 1e6 else words.count(x)
+    return f"{round(x):,}" if abs(x) < 1e6 else readable.count(x)
 
 
 def _different(high: float, low: float) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def _different(high: float, low: float) -> tuple[str, str]:
 
 
 def _number(y: float) -> str:
-    return words.count(y) if abs(y) < 1e15 else f"{y:.2g}"
+    return readable.count(y) if abs(y) < 1e15 else f"{y:.2g}"
 
 
 def _pieces(line: Points) -> list[list[tuple[float, float]]]:

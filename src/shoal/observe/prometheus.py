@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
+from shoal.journal.journal import Record
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import tail
 from shoal.observe.status import TAIL_BYTES, status_of
 from shoal.observe.throughput import duration_s, mfu
-from shoal.track.journal import Record
-from shoal.track.rundir import RunDir
-from shoal.track.tail import tail
 
 PORT = 29401
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

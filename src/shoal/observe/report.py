@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from shoal.observe import evaluations, planned, router, traffic, words
+from shoal import readable
+from shoal.journal.reading import told
+from shoal.journal.record import Odd
+from shoal.journal.rundir import RunDir
+from shoal.observe import evaluations, planned, router, traffic
 from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
 from shoal.observe.faults import Cost
 from shoal.observe.history import History, Speed, history, speed
-from shoal.observe.ledger import PARTS, Ledger, ledger
 from shoal.observe.planned import Compared, compared
 from shoal.observe.plot import plot, shown
 from shoal.observe.status import Status, status_of
 from shoal.observe.throughput import CONVENTION
+from shoal.observe.time_ledger import PARTS, Ledger, ledger
 from shoal.plain_file import read_object
-from shoal.track.record import Odd
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 MOST_FAILURES = 20  # on the page; --json has them all
@@ -67,7 +68,7 @@ def as_json(r: Report) -> dict[str, Any]:
     return {
         **r.status.as_json(),
         "identity": r.identity,
-        "notes": words.notes(r.history.start),
+        "notes": readable.notes(r.history.start),
         "sessions": r.history.sessions,
         "attempts": len(r.history.starts),
         "ledger": {
@@ -86,8 +87,8 @@ def as_json(r: Report) -> dict[str, Any]:
         "lost_steps": len(r.history.lost),
         "speed": None if r.speed is None else {**asdict(r.speed), "mfu_convention": CONVENTION},
         "plan": r.planned.as_json() if isinstance(r.planned, Compared) else r.planned,
-        "final_loss": words.json_number(r.history.steps.last("loss")) if len(r.history.steps) else None,
-        "final_eval_loss": words.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
+        "final_loss": readable.json_number(r.history.steps.last("loss")) if len(r.history.steps) else None,
+        "final_eval_loss": readable.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "final_eval_sets": r.history.evals[-1].get("sets") if r.history.evals else None,
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
         "router": r.history.router,
@@ -104,7 +105,7 @@ def as_json(r: Report) -> dict[str, Any]:
 def as_text(r: Report) -> str:
     sections = [
         f"{r.run_dir.name}: {r.identity}\n{r.status.status}: {r.status.why}",
-        "\n".join(f"note: {text}" for text in words.notes(r.history.start)),
+        "\n".join(f"note: {text}" for text in readable.notes(r.history.start)),
         f"the journal is damaged: {r.odd}." if r.odd.count else "",
         _time(r),
         _failures(r),
@@ -118,18 +119,18 @@ def as_text(r: Report) -> str:
 
 def _time(r: Report) -> str:
     total = r.ledger.total_us or 1
-    lines = [f"where {words.duration(r.ledger.total_s)} went"]
+    lines = [f"where {readable.duration(r.ledger.total_s)} went"]
     for part, meaning in PARTS.items():
         us = r.ledger.parts_us[part]
         if us:
             name = part.replace("_", " ")
-            lines.append(f"  {name:<11} {words.duration(us / 1e6):>10} {words.percent(us / total):>7}  {meaning}")
-    lines.append(f"  {'total':<11} {words.duration(r.ledger.total_s):>10} {words.percent(1.0):>7}")
-    lines.append(f"  goodput {words.percent(r.ledger.goodput)} (training / total)")
+            lines.append(f"  {name:<11} {readable.duration(us / 1e6):>10} {readable.percent(us / total):>7}  {meaning}")
+    lines.append(f"  {'total':<11} {readable.duration(r.ledger.total_s):>10} {readable.percent(1.0):>7}")
+    lines.append(f"  goodput {readable.percent(r.ledger.goodput)} (training / total)")
     if r.advice:
         lines.append(f"  {r.advice.sentence}")
     if r.ledger.between_us:
-        between = words.duration(r.ledger.between_us / 1e6)
+        between = readable.duration(r.ledger.between_us / 1e6)
         lines.append(f"  not counted: {between} between {r.ledger.sessions} sessions, when nobody was running")
     return "\n".join(lines)
 
@@ -144,7 +145,7 @@ def _failures(r: Report) -> str:
         lines += [f"  {_who(cost)}", f"      cost {_cost(cost)}"]
     if len(costs) > 1:
         lines += [
-            f"  {cause}: {said['count']} of them, {words.duration(said['total_s'])}, {said['lost_steps']} steps lost"
+            f"  {cause}: {said['count']} of them, {readable.duration(said['total_s'])}, {said['lost_steps']} steps lost"
             for cause, said in _classes(costs).items()
         ]
     return "\n".join(lines)
@@ -158,16 +159,16 @@ def _who(cost: Cost) -> str:
         done = f"went back to step {fault.record['to']}" if "to" in fault.record else "left its batch out"
         return f"step {fault.record.get('step')}: {done}: {fault.evidence}"
     if fault.island is not None:
-        return words.failure(fault.record)
-    return f"attempt {fault.record.get('attempt', '?')}: {words.failure(fault.record)}"
+        return readable.failure(fault.record)
+    return f"attempt {fault.record.get('attempt', '?')}: {readable.failure(fault.record)}"
 
 
 def _cost(cost: Cost) -> str:
     parts = {"detection": cost.detection_us, "recovery": cost.recovery_us, "lost work": cost.lost_us}
-    named = ", ".join(f"{name} {words.duration(us / 1e6)}" for name, us in parts.items() if us >= 50_000)
+    named = ", ".join(f"{name} {readable.duration(us / 1e6)}" for name, us in parts.items() if us >= 50_000)
     steps = f"; {cost.lost_steps} steps lost" if cost.lost_steps else ""
-    away = f"; nobody was running for {words.duration(cost.away_us / 1e6)}" if cost.away_us else ""
-    return words.duration(cost.total_us / 1e6) + (f" ({named})" if named else "") + steps + away
+    away = f"; nobody was running for {readable.duration(cost.away_us / 1e6)}" if cost.away_us else ""
+    return readable.duration(cost.total_us / 1e6) + (f" ({named})" if named else "") + steps + away
 
 
 def _classes(costs: list[Cost]) -> dict[str, dict[str, Any]]:
@@ -185,36 +186,36 @@ def _results(r: Report) -> str:
     if r.speed is None:
         return "no step was committed"
     s, found = r.speed, r.history
-    mfu = f"{words.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
-    hfu = "" if s.hfu is None else f", HFU {words.percent(s.hfu)}"
+    mfu = f"{readable.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
+    hfu = "" if s.hfu is None else f", HFU {readable.percent(s.hfu)}"
     lines = [
-        f"speed       {words.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}{hfu}{_memory(s)}",
-        f"step        {words.short(s.step_s)} median, {words.short(s.step_p5_s)} to {words.short(s.step_p95_s)} "
-        "(5th to 95th percentile), "
-        f"{words.percent(s.data_wait_share)} of it waiting for data",
+        f"speed       {readable.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}{hfu}{_memory(s)}",
+        f"step        {readable.short(s.step_s)} median, {readable.short(s.step_p5_s)} to "
+        f"{readable.short(s.step_p95_s)} (5th to 95th percentile), "
+        f"{readable.percent(s.data_wait_share)} of it waiting for data",
         *_device(s),
         *([] if r.planned is None else planned.lines(r.planned)),
-        f"tokens      {words.count(s.tokens)} in {len(found.steps)} steps",
-        f"loss        {words.number(found.steps.last('loss'))} at the last step",
+        f"tokens      {readable.count(s.tokens)} in {len(found.steps)} steps",
+        f"loss        {readable.number(found.steps.last('loss'))} at the last step",
     ]
     if best := best_eval(found):
         last = found.evals[-1]
-        final = f"{words.number(last['loss'])}{evaluations.precision(last)}"
-        lines.append(f"evaluation  {final} at the last, {words.number(best[1])} at best (step {best[0]})")
+        final = f"{readable.number(last['loss'])}{evaluations.precision(last)}"
+        lines.append(f"evaluation  {final} at the last, {readable.number(best[1])} at best (step {best[0]})")
         lines += [f"            {line}" for line in evaluations.table(last)]
     lines += router.lines(found.router, found.steps)
     if found.checkpoints:
         last = found.checkpoints[-1]
         failed = f"; {found.checkpoints_failed} could not be saved" if found.checkpoints_failed else ""
-        size = words.size(last.get("bytes") or 0)
+        size = readable.size(last.get("bytes") or 0)
         lines.append(f"checkpoints {len(found.checkpoints)} saved, the newest at step {last['step']} ({size}){failed}")
         if stalls := sorted(float(c["stall_s"]) for c in found.checkpoints if "stall_s" in c):
-            median, most = words.short(stalls[len(stalls) // 2]), words.short(stalls[-1])
+            median, most = readable.short(stalls[len(stalls) // 2]), readable.short(stalls[-1])
             lines.append(f"            training waited {median} for one (median), {most} at most")
     # The newest word on each, and the one that costs most first.
     slow = {(r.get("island"), r.get("rank")): r for r in found.stragglers}
     for record in sorted(slow.values(), key=lambda r: float(r["usual_s"]) - float(r["own_s"]))[:MOST_STRAGGLERS]:
-        lines.append(f"straggler   {words.straggler(record)}")
+        lines.append(f"straggler   {readable.straggler(record)}")
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)
@@ -223,7 +224,7 @@ def _results(r: Report) -> str:
 def _memory(s: Speed) -> str:
     if s.memory_bytes_per_s is None:
         return ""
-    share = "" if s.memory_share is None else f" ({words.percent(s.memory_share, 0)} of its bandwidth)"
+    share = "" if s.memory_share is None else f" ({readable.percent(s.memory_share, 0)} of its bandwidth)"
     return f", memory {s.memory_bytes_per_s / 1e12:.2f} TB/s a device{share}"
 
 
@@ -231,7 +232,7 @@ def _device(s: Speed) -> list[str]:
     """What the device did in a step, by its own timeline."""
     if not s.device_s:
         return []
-    told = ", ".join(f"{_PHASES.get(name, name)} {words.short(seconds)}" for name, seconds in s.device_s.items())
+    told = ", ".join(f"{_PHASES.get(name, name)} {readable.short(seconds)}" for name, seconds in s.device_s.items())
     return [f"device      {told} (median of a step, by marks in its queue)"]
 
 
@@ -282,7 +283,7 @@ def _identity(run_dir: RunDir, found: History) -> str:
             [" x ".join(axes)] * bool(axes) + [str(way) for way in ways if way not in ("auto", "none", None)]
         )
         processes = int(start.get("world", 1))
-        parts.append(f"{words.count(start.get('params') or 0)} parameters")
+        parts.append(f"{readable.count(start.get('params') or 0)} parameters")
         where = f"{processes} process{'es' if processes > 1 else ''} on {start.get('device')}"
         parts.append(f"{where} ({layout})" if layout else where)
         parts.append(str(start.get("precision")))

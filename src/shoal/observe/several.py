@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from shoal import readable
 from shoal.errors import ShoalError
-from shoal.observe import words
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
 from shoal.observe.curves import draw_many, smooth
 from shoal.observe.history import History, history, speed
 from shoal.observe.plot import WIDTH, Points, plot_many, shown
 from shoal.observe.report import best_eval, nearby
 from shoal.observe.status import Status, status_of
 from shoal.spec import load
+from shoal.spec.begun import flat
 from shoal.spec.describe import as_written
-from shoal.spec.history import flat
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
 
 MOST_DRAWN = 12  # curves in one picture; the table has all
 MARKS = string.ascii_uppercase + string.ascii_lowercase
@@ -82,8 +82,8 @@ def as_json(s: Several) -> dict[str, Any]:
         "runs": [
             {
                 **one.status.as_json(),
-                "final_loss": words.json_number(one.loss),
-                "best_eval_loss": words.json_number(one.eval_loss),
+                "final_loss": readable.json_number(one.loss),
+                "best_eval_loss": readable.json_number(one.eval_loss),
                 "settings": {key: values[i] for key, values in s.differ.items()},
             }
             for i, one in enumerate(s.runs)
@@ -99,8 +99,10 @@ def as_text(s: Several) -> str:
     for mark, one in zip(marks, s.runs, strict=True):
         status, measured = one.status, speed(one.history)
         step = f"{status.step}/{status.total}" if status.total else str(status.step)
-        rate = "-" if measured is None else words.count(measured.tokens_per_s)
-        rows.append([mark, status.name, status.status, step, words.number(one.loss), words.number(one.eval_loss), rate])
+        rate = "-" if measured is None else readable.count(measured.tokens_per_s)
+        rows.append(
+            [mark, status.name, status.status, step, readable.number(one.loss), readable.number(one.eval_loss), rate]
+        )
     sections = ["\n".join(_aligned(rows))]
     if s.differ:
         table = [["what differs", *marks]]

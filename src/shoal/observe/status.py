@@ -11,15 +11,14 @@ from typing import Any
 
 import yaml
 
-from shoal import values
+from shoal import readable, values
 from shoal.errors import SetupError, ShoalError
-from shoal.observe import words
-from shoal.observe.commands import going_on
+from shoal.journal.journal import Odd, Record, read
+from shoal.journal.rundir import RunDir, damaged_in, runs_in
+from shoal.journal.suggested import going_on
+from shoal.journal.tail import REMARKS, head, tail
 from shoal.observe.throughput import Rate, recent
 from shoal.plain_file import read_object, read_plain
-from shoal.track.journal import Odd, Record, read
-from shoal.track.rundir import RunDir, damaged_in, runs_in
-from shoal.track.tail import REMARKS, head, tail
 
 TAIL_BYTES = (8 * 1024, 512 * 1024)  # the second only where the first holds no step
 MOST_BYTES = 1 << 24  # of a run file
@@ -42,7 +41,7 @@ class Status:
     why: str
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "loss": words.json_number(self.loss)}
+        return {**asdict(self), "loss": readable.json_number(self.loss)}
 
 
 def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) -> Status:
@@ -107,7 +106,7 @@ def _state(
     silent_s = now - float(last.get("t", now))
     if alive or run_dir.supervised() or (not run_dir.pid_file.exists() and silent_s < SILENT_S):
         return "running", _doing(said, step, total, silent_s)
-    ago = words.duration(max(0.0, silent_s))
+    ago = readable.duration(max(0.0, silent_s))
     who = _holder(run_dir)
     more = going_on(run_dir, None)
     return "dead", f"{who} went away without a word {ago} ago, at step {step}; {more}"
@@ -119,10 +118,10 @@ def _doing(said: list[Record], step: int, total: int | None, silent_s: float) ->
         match record.get("kind"):
             case "step" | "eval" | "checkpoint" | "checkpoint_failed":
                 return f"training{_left(said, step, total)}" + (
-                    f"; no step for {words.duration(silent_s)}" if silent_s > 60 else ""
+                    f"; no step for {readable.duration(silent_s)}" if silent_s > 60 else ""
                 )
             case "failure":
-                return f"recovering: {words.failure(record)}"
+                return f"recovering: {readable.failure(record)}"
             case "stopping":
                 return f"told to stop ({record.get('signal')}); saving the state"
             case "open" | "attempt" | "start" | "decision":
@@ -136,7 +135,7 @@ def _left(said: list[Record], step: int, total: int | None) -> str:
     rate = _rate(said)
     if total is None or rate is None:
         return ""
-    return f", {words.duration(max(0.0, rate.step_s * (total - step)))} left"
+    return f", {readable.duration(max(0.0, rate.step_s * (total - step)))} left"
 
 
 def _rate(said: list[Record]) -> Rate | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from shoal.journal.columns import Array
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told
 from shoal.observe.throughput import FIRST
-from shoal.track.journal import Record
-from shoal.track.rows import Array
-from shoal.track.told import Told
 
 _HALF = 31  # bits
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shoal.journal.columns import Array
+from shoal.journal.reading import Told
 from shoal.observe.faults import NOBODY
 from shoal.observe.gaps import Gaps, Span, all_us, us
 from shoal.observe.lives import Lives, Others, Owners, chunks
-from shoal.track.rows import Array
-from shoal.track.told import Told
 
 PRECEDENCE = (
     *("training", "lost", "data_wait", "evaluation", "detection", "recovery", "checkpoint", "startup", "stopping"),

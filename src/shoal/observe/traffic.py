@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.observe import words
+from shoal import readable
 
 # From the innermost axis out, as a reader meets them in a layer; names that are not here come last.
 _ORDER = ("tp", "cp", "ep", "pp", "expert shard", "shard", "expert replicate", "replicate", "all")
@@ -33,13 +33,13 @@ def lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
             str(row["group"]),
             str(row["op"]),
             str(row["most_calls"]),
-            words.size(row["bytes"] / world),
-            words.size(row["most_bytes"]),
+            readable.size(row["bytes"] / world),
+            readable.size(row["most_bytes"]),
         )
         for row in rows
     ]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    total = words.size(sum(row["bytes"] for row in rows) / world)
+    total = readable.size(sum(row["bytes"] for row in rows) / world)
     told = [f"communication in step {record['step']}: {total} a process"]
     for line in table:
         cells = [

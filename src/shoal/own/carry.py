@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.errors import SpecError
+from shoal.journal.rundir import RunDir
 from shoal.own.files import digest, files_of, in_folder
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 MOST_NAMED = 4
 

@@ -22,7 +22,7 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
-from shoal.parallel.tied import Tied
+from shoal.parallel.tied_embedding import Tied
 from shoal.same_bits import same_bits
 from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.precision import evaluated_in

@@ -29,7 +29,7 @@ from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
     from shoal.parallel.pipeline import Pipeline
-    from shoal.parallel.tied import Tied
+    from shoal.parallel.tied_embedding import Tied
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ far the host is ahead. Where no block runs (the optimizer, a save) the thread th
 queued. A device that waits in a collective for a rank that does not come passes none, though its utilisation is 100%:
 NCCL's kernels spin. Nor does one that has nothing to do: that is not work.
 
-Nobody waits: marks are asked for by the thread that writes samples (shoal.observe.pulse), and no more than `MOST` are
+Nobody waits: marks are asked for by the thread that writes samples (shoal.journal.pulse), and no more than `MOST` are
 under way, so a device that hangs holds nobody up.
 """
 
@@ -20,8 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.journal.pulse_file import Device
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse_file import Device
 
 AT_ONCE_S = 0.01  # a mark that is passed so soon had nothing before it that is worth the name of work
 MOST = 256  # marks between blocks under way; a host that is further ahead puts no more

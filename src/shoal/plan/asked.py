@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from shoal.plan.case import Case, Plan
 from shoal.plan.constants import Constants, fitted
 from shoal.plan.documents import Documents, one_document, skips_between
-from shoal.plan.islands import shards
+from shoal.plan.island_costs import shards
 from shoal.plan.machine import Machine
 from shoal.plan.net import Net
 from shoal.plan.software import Attention, Software
 from shoal.spec.eight_bits import head_in_8_bits
-from shoal.spec.mesh_rules import Work
+from shoal.spec.mesh.rules import Work
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 

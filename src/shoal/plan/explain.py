@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.plan.asked import Asked
-from shoal.plan.islands import shards
+from shoal.plan.island_costs import shards
 from shoal.plan.search import Found, search
 from shoal.spec import eight_bits
 from shoal.spec.mesh import ONLY_FSDP_SCATTERS, Layout
-from shoal.spec.mesh_refusal import refusal
+from shoal.spec.mesh.refusal import refusal
 from shoal.spec.run import Run
 
 # Of a parameter, however it is laid out: float32 weights and two moments, spread over all devices.
@@ -77,7 +77,7 @@ def changes(asked: Asked, best: Found) -> Iterator[str]:
             ("half the network between nodes", replace(asked, machine=replace(m, nic=m.nic / 2))),
         ]
     tried.append(("twice the batch", replace(asked, run=_with(asked, batch=2 * asked.run.train.batch))))
-    if not asked.compiled and not m.cpu:  # a processor gains nothing by it (shoal.train.decide)
+    if not asked.compiled and not m.cpu:  # a processor gains nothing by it (shoal.decide.auto)
         tried.append(("train.compile", replace(asked, run=_with(asked, compile=True))))
     if asked.run.fleet.islands > 1:
         alone = asked.run.fleet.model_copy(update={"islands": 1, "shards": "auto", "deterministic": False})

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 from shoal.plan.asked import Asked
-from shoal.plan.islands import shards
+from shoal.plan.island_costs import shards
 from shoal.spec import eight_bits
 from shoal.spec.mesh import Layout, Sizes, divisors
-from shoal.spec.mesh_rules import CONTEXT, EXPERTS, FIXED, Work
+from shoal.spec.mesh.rules import CONTEXT, EXPERTS, FIXED, Work
 from shoal.spec.mixers import widest_tp
 from shoal.spec.run import Mesh
 from shoal.spec.stages import micro_batches_fit, stage_count

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shoal.devices import gpus
 from shoal.plan.activations import BFLOAT16, FLOAT32, Setting, block, setting, shared_by_blocks
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
-from shoal.plan.parts import Held, Part, ddp, held, micro_batches
+from shoal.plan.stage_parts import Held, Part, ddp, held, micro_batches
 from shoal.shared_gpu import ranks_per_gpu
 from shoal.spec.eight_bits import head_in_8_bits
 from shoal.spec.run import Run

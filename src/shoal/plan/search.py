@@ -21,10 +21,10 @@ from shoal.plan.asked import Asked
 from shoal.plan.case import Cases
 from shoal.plan.constants import Constants
 from shoal.plan.footprint import footprint
-from shoal.plan.islands import share, trade
+from shoal.plan.island_costs import share, trade
 from shoal.plan.layouts import layouts
 from shoal.plan.memory import MODES, Memory, memory
-from shoal.plan.schedule import play
+from shoal.plan.pipeline_schedule import play
 from shoal.plan.step import LATE, Parts, step
 from shoal.spec.mesh import Layout, Sizes
 from shoal.spec.run import Run
@@ -156,7 +156,7 @@ def cases_of(asked: Asked, every: Sequence[Layout], modes: Sequence[str]) -> Cas
     # Experts are shared by all that hold other tokens, tensor parallelism's devices too.
     spread = copies * shard * cp
     sharded = (shard * cp > 1) | ((spread > 1) & (pp * tp > 1)) | (experts & (shard * cp * tp > 1))
-    # Micro-batches that a device holds at most, in whole stages: as shoal.plan.schedule plays them.
+    # Micro-batches that a device holds at most, in whole stages: as shoal.plan.pipeline_schedule plays them.
     most = np.select([orders[:, 1] == GPIPE, orders[:, 1] == INTERLEAVED], [rounds, (3 * pp - 1) / 2], pp)
     columns = {
         "pp": pp,

@@ -36,7 +36,7 @@ class Codec:
     source: str
 
 
-# Bits of bf16 to 2-bit and of top-k gaps are those of `shoal.fleet.codec`'s payloads, scales and header included
+# Bits of bf16 to 2-bit and of top-k gaps are those of `shoal.codec`'s payloads, scales and header included
 # (benchmarks/swarm_codec.py, 2026-11-16).
 CODECS: Mapping[str, Codec] = {
     codec.name: codec

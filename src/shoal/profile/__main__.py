@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     from shoal.decide.load import load
     from shoal.parallel.place import join, leave
     from shoal.profile.capture import Asked, capture
-    from shoal.profile.session import ASKED, SPEC
+    from shoal.profile.processes import ASKED, SPEC
     from shoal.train.worker import StopFlag
 
     stop = StopFlag()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoal.observe.words import percent
 from shoal.profile.analyse import Analysis
 from shoal.profile.kernels import Kernel, short_name
 from shoal.profile.kinds import ATTENTION, COMMUNICATION, COPY, DATA, ELEMENTWISE, IDLE, LOSS, MATMUL, NORM, OPTIMIZER
 from shoal.profile.on_gpu import BETWEEN
+from shoal.readable import percent
 
 WORTH = 0.01  # of a step; less is no advice
 FUSABLE = 0.5  # of what unfused kernels spend at the roof: their neighbours read what they wrote

@@ -23,14 +23,14 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from shoal.data.feed import Feed
 from shoal.devices import cores
 from shoal.errors import Stopped, TransientError
+from shoal.journal.rundir import RunDir
 from shoal.parallel.place import Place
 from shoal.profile.launches import name_triton_launches
+from shoal.profile.processes import NOT_WRITTEN, trace_file
 from shoal.profile.ranges import Ranges
-from shoal.profile.session import NOT_WRITTEN, trace_file
 from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
-from shoal.track.rundir import RunDir
 from shoal.train.loop import Training, train
 from shoal.train.numerics import Numerics
 from shoal.train.parts import Parts, prepare

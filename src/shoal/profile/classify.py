@@ -18,8 +18,8 @@ from shoal.profile.kinds import (
     is_around,
     kind_of_name,
 )
+from shoal.profile.least_work import shapes
 from shoal.profile.trace import Event, Trace
-from shoal.profile.work import shapes
 
 UPDATES = ("clip", "optimizer")  # phases of the loop whose work is the optimizer's, whatever it is made of
 _REFINES = (ATTENTION, LOSS, NORM, OPTIMIZER)  # what operators around elementwise work can make of it

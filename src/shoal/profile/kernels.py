@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal.profile.least_work import Work, shapes, work
 from shoal.profile.machine import Roof
 from shoal.profile.tally import Call, Tally
 from shoal.profile.trace import Event
-from shoal.profile.work import Work, shapes, work
 
 UNKNOWN_SHARE = 0.5  # of the roof, to rank a kernel whose work is not known among the others
 MOST_SHAPES = 3

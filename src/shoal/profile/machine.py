@@ -9,8 +9,8 @@ from pathlib import Path
 from shoal.errors import SpecError
 from shoal.plan.catalogue import Device, find
 from shoal.plan.machine import WIDER
+from shoal.profile.least_work import Work
 from shoal.profile.trace import Trace
-from shoal.profile.work import Work
 
 
 @dataclass(frozen=True)

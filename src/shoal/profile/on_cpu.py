@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.profile.classify import classify
+from shoal.profile.intervals import sweep
 from shoal.profile.kinds import COMMUNICATION, DATA, IDLE, UNACCOUNTED, is_around, kind_of_name
-from shoal.profile.sweep import sweep
 from shoal.profile.tally import Call, Tally
 from shoal.profile.trace import Event, Trace
 

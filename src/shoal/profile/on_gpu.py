@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.profile.classify import classify
+from shoal.profile.intervals import sweep
 from shoal.profile.kinds import COMMUNICATION, COPY, DATA, IDLE
-from shoal.profile.sweep import sweep
 from shoal.profile.tally import Call, Tally
 from shoal.profile.trace import LAUNCHES, Event, Trace
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch.profiler import record_function
 
-from shoal.observe.pulse import Pulse
+from shoal.journal.pulse import Pulse
 from shoal.profile.trace import PREFIX
 
 

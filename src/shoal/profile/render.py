@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shoal.observe.throughput import CONVENTION
-from shoal.observe.words import count, percent, size
 from shoal.profile.advice import advice, ms
 from shoal.profile.analyse import Analysis, slowest
 from shoal.profile.kernels import Kernel, short_name
 from shoal.profile.kinds import ABOUT, COMMUNICATION, UNACCOUNTED
+from shoal.readable import count, percent, size
 
 WORST = 10
 GOAL = 0.97  # of a step: less is told as a defect of the profile

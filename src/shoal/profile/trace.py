@@ -18,7 +18,7 @@ from typing import Any
 
 from shoal.errors import DataError, UsageError
 from shoal.plain_file import NotPlain, read_plain
-from shoal.profile import said
+from shoal.profile import trace_fields
 from shoal.values import BadValue, read_large
 
 MOST_BYTES = 4 << 30  # of a trace, unpacked
@@ -139,9 +139,9 @@ def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
         cat = str(e.get("cat", ""))
         if cat not in (*GPU, *LAUNCHES, "cpu_op", "user_annotation"):
             continue
-        begin = said.nanoseconds(e["ts"])
-        end = begin + max(0, said.nanoseconds(e["dur"]))
-        event = Event(str(e["name"]), cat, begin, end, _named(e.get("tid")), said.args(e.get("args")))
+        begin = trace_fields.nanoseconds(e["ts"])
+        end = begin + max(0, trace_fields.nanoseconds(e["dur"]))
+        event = Event(str(e["name"]), cat, begin, end, _named(e.get("tid")), trace_fields.args(e.get("args")))
         if cat in GPU:
             gpu.append(event)
         elif cat in LAUNCHES:
@@ -155,7 +155,7 @@ def _trace(content: dict[str, Any], raw: Sequence[dict[str, Any]]) -> Trace:
     gpu = sorted(_one_device(gpu), key=lambda e: e.begin)
     operators = [e for thread in host.values() for e in thread if e.cat == "cpu_op"]
     return Trace(
-        about=said.about(content.get("shoal")),
+        about=trace_fields.about(content.get("shoal")),
         device=_device(content, bool(gpu)),
         steps=steps or (_whole(gpu, host),),
         phases=phases,
@@ -218,7 +218,7 @@ def _one_device(gpu: list[Event]) -> list[Event]:
 def _device(content: dict[str, Any], gpu: bool) -> str:
     if not gpu:
         return "cpu"
-    if device := said.about(content.get("shoal")).get("device"):
+    if device := trace_fields.about(content.get("shoal")).get("device"):
         return str(device)
     properties = content.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else None

@@ -87,7 +87,7 @@ REFUSED: dict[Driver, Table] = {
         "guard.rewinds": No("a swarm never goes back; leave it out"),
         "guard.replay": No("peers compare the digests of their weights after every round; leave it out"),
         "swarm.stages": No(
-            "a model cut over peers is trained by `python -m shoal.train.stage_peer` (docs/guide/swarm.md); here every "
+            "a model cut over peers is trained by `python -m shoal.stages` (docs/guide/swarm.md); here every "
             "peer holds the whole model"
         ),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.spec.mesh_rules import Broken
+from shoal.spec.mesh.rules import Broken
 from shoal.spec.run import Data, Run
 from shoal.spec.schedule import Schedule
 

@@ -152,7 +152,7 @@ def _base(stated: Layer, of_checkpoint: OfCheckpoint | None) -> Layer:
 
 
 def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:
-    from shoal.spec.hf_folder import CONFIG, model_of_folder
+    from shoal.spec.hf.folder import CONFIG, model_of_folder
 
     if not (folder / CONFIG).exists():
         raise SetupError(

@@ -8,8 +8,8 @@ from itertools import pairwise
 from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.families import FAMILIES
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
-from shoal.spec.mesh_refusal import refusal
-from shoal.spec.mesh_rules import Broken, Work
+from shoal.spec.mesh.refusal import refusal
+from shoal.spec.mesh.rules import Broken, Work
 from shoal.spec.model import Model
 from shoal.spec.own_rules import own_rules
 from shoal.spec.precision import problem

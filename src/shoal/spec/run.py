@@ -360,7 +360,7 @@ class Run(Strict):
 
     @property
     def steps(self) -> int:
-        """`train.steps`, of a run whose length is closed (`train/decide_length.py`)."""
+        """`train.steps`, of a run whose length is closed (`decide/length.py`)."""
         if self.train.steps == "auto":
             raise SpecError("train.steps is not known yet: it follows from train.epochs or train.tokens; set it.")
         return self.train.steps

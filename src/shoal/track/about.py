@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import head
 from shoal.masking import mask
 from shoal.plain_file import read_object
 from shoal.spec import load
 from shoal.spec.run import Track
-from shoal.track.rundir import RunDir
-from shoal.track.tail import head
 
 
 @dataclass(frozen=True)

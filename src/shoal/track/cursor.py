@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import values
+from shoal.journal.rundir import RunDir
 from shoal.plain_file import NotPlain, read_object
-from shoal.track.rundir import RunDir
 
 
 @dataclass

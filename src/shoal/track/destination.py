@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from shoal.journal.rundir import RunDir
 from shoal.spec.run import Track
 from shoal.track.about import About
 from shoal.track.cursor import Cursor
 from shoal.track.events import Event
-from shoal.track.rundir import RunDir
 
 
 class Destination(Protocol):

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from shoal.journal.journal import Record, read
 from shoal.observe.router import STEP_METRICS
 from shoal.observe.throughput import mfu, tokens_per_s
-from shoal.track.journal import Record, read
 
 SAME_LOSS = 1e-4  # relative; other layouts and other machines round differently, a changed run differs by more
 _PLAIN = re.compile(r"[^A-Za-z0-9_./ -]")  # all that MLflow takes in a name, but these

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import DONE, TRANSIENT, ShoalError
+from shoal.journal.journal import Journal
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import is_closed
 from shoal.leaving import leave_at_once
 from shoal.track.about import about
 from shoal.track.destination import Destination, destinations
-from shoal.track.journal import Journal
 from shoal.track.pump import Pump
-from shoal.track.rundir import RunDir
-from shoal.track.tail import is_closed
 
 GRACE_S = 15.0
 # On a machine that training keeps busy, a niced mirror may only just have loaded its client when the run ends: one that

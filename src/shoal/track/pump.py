@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 
 from shoal.errors import SetupError
+from shoal.journal.journal import read
+from shoal.journal.rundir import RunDir
+from shoal.journal.tail import REMARKS
 from shoal.masking import mask
 from shoal.track.about import About
 from shoal.track.cursor import Cursor, alone
 from shoal.track.destination import Destination
 from shoal.track.events import Event, Reader
-from shoal.track.journal import read
-from shoal.track.rundir import RunDir
-from shoal.track.tail import REMARKS
 
 FLUSH_EVERY_S = 5.0  # between uploads: small requests cost more CPU than late ones cost a reader
 FIRST_BACKOFF_S = 1.0

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import needs_extra
+from shoal.journal.rundir import RunDir
 from shoal.masking import mask
 from shoal.track.about import About
 from shoal.track.cursor import Cursor
 from shoal.track.events import Event
 from shoal.track.knock import knock
-from shoal.track.rundir import RunDir
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

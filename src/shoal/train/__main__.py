@@ -1,7 +1,4 @@
-"""What the supervisor starts: `python -m shoal.train --worker RUN_DIR`. Also `torchrun -m shoal.train RUN.yaml`.
-
-An edge of the program, as the command line is: it alone in this package looks up to `guard`.
-"""
+"""What the supervisor starts: `python -m shoal.train --worker RUN_DIR`. Also `torchrun -m shoal.train RUN.yaml`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from shoal.streams import steady
 def main(argv: list[str]) -> int:
     if argv[:1] == ["--worker"]:
         return exit_code(lambda: _worker(Path(argv[1])))  # what fails before there is a journal is named as well
-    from shoal.guard import under_torchrun
+    from shoal.train import under_torchrun
 
     try:
         return under_torchrun.main(argv)
@@ -26,10 +23,10 @@ def main(argv: list[str]) -> int:
 
 
 def _worker(run_dir: Path) -> int:
-    from shoal.observe.pulse import Pulse
+    from shoal.journal.pulse import Pulse
 
     pulse = Pulse.begin()  # before torch: importing it can hang too
-    from shoal.track.rundir import RunDir
+    from shoal.journal.rundir import RunDir
     from shoal.train import worker
 
     return worker.main(RunDir(run_dir), pulse)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shoal.journal.journal import Record
 from shoal.parallel.clip import local
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Record
 from shoal.train.hooks import Hook, Moment
 from shoal.train.seed import seed_of
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-from shoal.observe.pulse import SILENT, Pulse
+from shoal.journal.pulse import SILENT, Pulse
 
 # Phases of a step as the device sees them; what comes before the first is waiting for the host and its data.
 ON_DEVICE = ("forward", "backward", "compute", "clip", "trade", "optimizer")

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from shoal.data.windows import Batch
 from shoal.errors import SpecError
+from shoal.journal.journal import Record
+from shoal.journal.record import MOST_METRICS
 from shoal.parallel.laid import Laid
-from shoal.track.journal import Record
-from shoal.track.record import MOST_METRICS
 
 
 class Moment(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.data.windows import Batch
 from shoal.errors import NumericsError, SpecError, Stopped
-from shoal.track.journal import Record
+from shoal.journal.journal import Record
 from shoal.train.amount import amount, read_fields
 from shoal.train.balance import balance
 from shoal.train.clock import Clock

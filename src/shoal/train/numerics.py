@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.checkpoint import peers
 from shoal.data.skips import Skips, Spans
 from shoal.errors import NumericsError
+from shoal.journal.columns import Array
+from shoal.journal.journal import Record
+from shoal.journal.reading import Told, told, told_of
+from shoal.parallel import agree
 from shoal.spec.run import Guard
-from shoal.track.journal import Record
-from shoal.track.rows import Array
-from shoal.track.told import Told, told, told_of
 from shoal.train.spikes import ROW, WINDOW, Taken, spike
 
 Tell = Callable[..., None]
@@ -84,11 +84,11 @@ class Past:
     @classmethod
     def of_journal(cls, journal: Path, step: int) -> Past:
         """As rank 0 reads it, on every rank. Collective."""
-        here = peers.here()[0] == 0 and journal.exists()
+        here = agree.here()[0] == 0 and journal.exists()
         return (cls.of(told(journal), step) if here else cls())._everywhere()
 
     def _everywhere(self) -> Past:
-        return Past(**json.loads(peers.text_from_rank_0(json.dumps(asdict(self)))))
+        return Past(**json.loads(agree.text_from_rank_0(json.dumps(asdict(self)))))
 
 
 def _newest(steps: Array, step: int) -> Array:

@@ -13,25 +13,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import peers
 from shoal.data.index import INDEX_FILE
-from shoal.data.local import LocalFolder
+from shoal.data.local_folder import LocalFolder
 from shoal.data.node_disk import is_shared
 from shoal.data.own_windows import OwnWindows
 from shoal.data.shards import TokenShards, folder_at
 from shoal.data.sources import cache_of, refuse_mixed_tokens
 from shoal.errors import DataError, ShoalError
+from shoal.parallel import agree
 from shoal.spec.run import Data, Run, Source
 
 
 def open_together(sources: Sequence[Source], data: Data, workspace: Path) -> list[TokenShards]:
     """Collective. What is wrong with the data ends all of them with the same sentence."""
-    rank, _ = peers.here()
+    rank, _ = agree.here()
     cache_dir, cache_bytes = cache_of(data, workspace)
     folders = [folder_at(source.path, cache_dir, cache_bytes) for source in sources]
     read: list[bytes] = []
     _all_or_none(lambda: read.extend(folder.read(INDEX_FILE) for folder in folders if rank == 0))
-    texts = [peers.bytes_from_rank_0(read[i] if rank == 0 else b"") for i in range(len(folders))]
+    texts = [agree.bytes_from_rank_0(read[i] if rank == 0 else b"") for i in range(len(folders))]
     opened: list[TokenShards] = []
 
     def look() -> None:
@@ -52,7 +52,7 @@ def open_own(make: Callable[[Run], Any], run: Run) -> OwnWindows:
     _all_or_none(lambda: made.append(OwnWindows(make, run)))
     (mine,) = made
     words = f"{mine.sizes[0]:,} windows with the fingerprint {mine.said!r}"
-    first = peers.text_from_rank_0(words)
+    first = agree.text_from_rank_0(words)
 
     def same() -> None:
         if words != first:
@@ -77,7 +77,7 @@ def _all_or_none(do: Callable[[], None]) -> None:
         do()
     except ShoalError as e:
         mine = e
-    found = peers.first_error(None if mine is None else str(mine))
+    found = agree.first_error(None if mine is None else str(mine))
     if mine is not None:
         raise mine
     if found is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from shoal.checkpoint import faults
+from shoal.checkpoint import fault_points
 from shoal.data.windows import Batch
-from shoal.observe.pulse import Pulse
+from shoal.journal.journal import Record
+from shoal.journal.pulse import Pulse
 from shoal.parallel.count import Counter, due, together
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Record
 from shoal.train import collect
 from shoal.train.evaluate import evaluates_at
 from shoal.train.hooks import Hook, Hooks, Moment
@@ -36,7 +36,7 @@ class Faults(Hook):
     def batch(self, at: Moment, batches: list[Batch]) -> list[Batch]:
         if at != self._reached:  # once a step, also where it is computed in parts
             self._reached = at
-            faults.reach("step")
+            fault_points.reach("step")
         return self._poison.batches(at.batch, batches, self._model.shape.vocab_size)
 
     def backward(self, at: Moment) -> None:

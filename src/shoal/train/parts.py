@@ -15,8 +15,9 @@ from shoal.data.own_windows import Identity
 from shoal.data.skips import Skips
 from shoal.data.windows import AnyWindows, Windows
 from shoal.devices import cores
+from shoal.journal.pulse import SILENT, Pulse
+from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
-from shoal.observe.pulse import SILENT, Pulse
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.own.carry import digest_of
 from shoal.own.code import Code
@@ -26,11 +27,10 @@ from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place, gpu_shared
 from shoal.parallel.ticks import ticks_of
 from shoal.spec.flops import CONVENTION
-from shoal.spec.hf_folder import notes_of
+from shoal.spec.hf.folder import notes_of
 from shoal.spec.identity import identity
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
-from shoal.track.rundir import RunDir
 from shoal.train.evaluate import Evaluator
 from shoal.train.open_data import open_own, open_together
 from shoal.train.optim import Optimizers

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
-from shoal.checkpoint import peers
+from shoal.checkpoint.error_text import not_saved
 from shoal.checkpoint.interval import Cadence, shown
 from shoal.checkpoint.ledger import Fenced
 from shoal.checkpoint.saver import Event
 from shoal.checkpoint.saving import SaveError
-from shoal.checkpoint.words import not_saved
+from shoal.parallel import agree
 
 Tell = Callable[..., None]
 AGAIN_S = 10.0  # after a failed save
@@ -179,7 +179,7 @@ class Saves:
         """Saves what is not saved yet, and returns when it is published. `must`: raises when that fails, everywhere."""
         self._hear(self._write.finish())
         self._end_if_fenced()
-        if peers.from_rank_0(int(self._last == step)):
+        if agree.from_rank_0(int(self._last == step)):
             self._all_saved = True  # told to stop right after a checkpoint
             self._hear(self._write.see_copied(step, hurry=not must))
             return
@@ -202,14 +202,14 @@ class Saves:
         self._write.set_aside()
 
     def _due(self, done: int) -> bool:
-        if peers.here()[0] > 0:
+        if agree.here()[0] > 0:
             return False
         now = time.monotonic()
         return now >= self._again_at if self._again_at is not None else self._cadence.due(done, now)
 
     def _end_if_fenced(self) -> None:
         """Collective."""
-        if replaced := peers.first_error(self._fenced):
+        if replaced := agree.first_error(self._fenced):
             raise Fenced(replaced[1])
 
     def _begin(self, step: int, upload: bool) -> None:

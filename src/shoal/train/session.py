@@ -23,12 +23,12 @@ from shoal.data.feed import Feed
 from shoal.data.windows import Batch
 from shoal.devices import cores
 from shoal.errors import SpecError
-from shoal.observe.pulse import SILENT, Pulse
+from shoal.journal.journal import Journal, Record
+from shoal.journal.pulse import SILENT, Pulse
+from shoal.journal.rundir import RunDir
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.journal import Journal, Record
-from shoal.track.rundir import RunDir
 from shoal.train import collect, loop
 from shoal.train.clock import timeline_of
 from shoal.train.numerics import Numerics, Past, Rewind

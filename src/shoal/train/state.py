@@ -22,7 +22,7 @@ from shoal.errors import CheckpointError, DataError
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.before import as_then
-from shoal.spec.history import differences
+from shoal.spec.begun import differences
 from shoal.spec.run import Run
 from shoal.train.changes import changes
 from shoal.train.optim import Optimizers

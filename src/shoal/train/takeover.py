@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from shoal.checkpoint import ledger, peers
+from shoal.checkpoint import ledger
+from shoal.checkpoint.error_text import words_of
 from shoal.checkpoint.find import published
 from shoal.checkpoint.interval import Cadence, Seen
 from shoal.checkpoint.memory.nodes import Tier, join_memory
@@ -16,12 +17,12 @@ from shoal.checkpoint.memory.tier import Memory, memory_folder
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Folder, Store, store_of
-from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, SetupError, TransientError
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
+from shoal.parallel import agree
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
 from shoal.train.saves import Saves, Writer
 from shoal.train.state import State
 from shoal.train.training import Tell
@@ -56,7 +57,7 @@ def saves_of_first(run: Run, run_dir: RunDir, place: Place, state: State, step: 
 def restore(run: Run, run_dir: RunDir, state: State, tell: Tell, at_most: int | None = None) -> int | None:
     """The step of the newest good checkpoint (up to `at_most`), which the state is then filled with. Collective."""
     found = state.restore(_reached(stores_of_run(run, run_dir), tell), tell, at_most)
-    if found is None and peers.here()[0] == 0:
+    if found is None and agree.here()[0] == 0:
         _refuse_lost_history(run_dir)
     return None if found is None else found.step
 
@@ -162,16 +163,16 @@ def _claim(stores: Sequence[Store], from_step: int) -> int:
 def _by_rank_0(work: Callable[[], int]) -> int:
     """A number that rank 0 finds out, on every rank; what it raises all raise, and whether a retry can help is kept."""
     number, words = 0, None
-    if peers.here()[0] == 0:
+    if agree.here()[0] == 0:
         try:
             number = work()
         except Exception as e:  # whatever it is, the others must not wait for this rank
             hopeless = isinstance(e, SetupError) or (isinstance(e, OSError) and e.errno in _HOPELESS)
             words = f"{'!' if hopeless else ''}{words_of(e)}"
-    if failed := peers.first_error(words):
+    if failed := agree.first_error(words):
         kind = SetupError if failed[1].startswith("!") else TransientError
         raise kind(f"this start cannot take over the run's checkpoints: {failed[1].removeprefix('!').rstrip('.')}.")
-    return peers.from_rank_0(number)
+    return agree.from_rank_0(number)
 
 
 def _refuse_lost_history(run_dir: RunDir) -> None:

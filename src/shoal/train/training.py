@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.data.feed import Feed
-from shoal.observe.pulse import SILENT, Pulse
+from shoal.journal.pulse import SILENT, Pulse
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from shoal.decide.load import load
 from shoal.errors import DONE, SpecError, Stopped
+from shoal.journal.pulse import SILENT, Pulse
+from shoal.journal.rundir import RunDir
 from shoal.leaving import exit_code
-from shoal.observe.pulse import SILENT, Pulse
 from shoal.parallel.flight import flight_of
 from shoal.parallel.place import Place, join, leave
 from shoal.parallel.standing import standing
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 from shoal.train.session import Session
 
 Work = Callable[[RunDir, Run, Place, "StopFlag", Pulse], None]

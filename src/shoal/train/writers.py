@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from shoal.checkpoint import peers
+from shoal.checkpoint.error_text import not_saved
 from shoal.checkpoint.find import Skipped
 from shoal.checkpoint.interval import Cadence
 from shoal.checkpoint.memory.nodes import Tier
@@ -17,8 +17,8 @@ from shoal.checkpoint.saver import Event, Saver
 from shoal.checkpoint.saving import SaveError, save
 from shoal.checkpoint.setup import Setup
 from shoal.checkpoint.store import Store
-from shoal.checkpoint.words import not_saved
 from shoal.errors import ShoalError
+from shoal.parallel import agree
 from shoal.train.saves import Savable, Saves
 
 TICK_S = 0.01
@@ -45,14 +45,14 @@ class Background:
         return self._saver.uploading
 
     def begin(self, step: int, state: Savable, durable: bool, upload: bool) -> float:
-        extra = state.extra(step) if peers.here()[0] == 0 else {}
+        extra = state.extra(step) if agree.here()[0] == 0 else {}
         return self._saver.begin(step, state.tensors(), extra, durable, upload)
 
     def settle(self) -> None:
         self._saver.settle()
 
     def give_up(self) -> None:
-        if self._saver.saving is not None and peers.here()[0] == 0:
+        if self._saver.saving is not None and agree.here()[0] == 0:
             self._saver.give_up(self._saver.saving)
 
     def poll(self) -> list[Event]:
@@ -63,7 +63,7 @@ class Background:
 
     def see_through(self, step: int, hurry: bool) -> tuple[list[Event], str | None]:
         events = self._together(lambda: self._saver.saving is not None)
-        if failed := peers.first_error(_wrong(events, step)):
+        if failed := agree.first_error(_wrong(events, step)):
             return events, not_saved(step, *failed)
         return events + self.see_copied(step, hurry), None
 
@@ -79,7 +79,7 @@ class Background:
         while True:
             new = self._saver.poll()
             events += new
-            somebody_is_busy, somebody_failed = peers.anybody([busy(), any(e.kind == "failed" for e in new)])
+            somebody_is_busy, somebody_failed = agree.anybody([busy(), any(e.kind == "failed" for e in new)])
             if somebody_failed:
                 self.give_up()
             if not somebody_is_busy:

@@ -29,7 +29,7 @@ from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import Store, store_of
 from shoal.errors import CheckpointError, UsageError
-from shoal.spec.hf_folder import model_of_folder, notes_of
+from shoal.spec.hf.folder import model_of_folder, notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 from shoal.values import shown

@@ -15,11 +15,11 @@ from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.data.tokenizer import tokenizer_of as tokenizer_of_shards
 from shoal.errors import DataError, ShoalError, UsageError
+from shoal.journal.rundir import RunDir
 from shoal.model.hf import save_folder
 from shoal.spec.model import Model
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.track.rundir import RunDir
 
 NO_TOKENIZER = "none"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

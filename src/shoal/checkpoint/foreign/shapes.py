@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.locate import holds_checkpoints, place_of
 from shoal.errors import SpecError, UsageError
-from shoal.spec.hf_folder import model_of_config
+from shoal.spec.hf.folder import model_of_config
 from shoal.spec.model import Model
 
 _SOURCES = ("preset", "weights", "init")  # where a shape and its weights came from; no part of it

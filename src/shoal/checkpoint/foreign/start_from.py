@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shoal.checkpoint import peers
 from shoal.checkpoint.boxes import read_box
+from shoal.checkpoint.error_text import words_of
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.grids import Dims
 from shoal.checkpoint.loading import sent_by_rank_0
 from shoal.checkpoint.locate import MEMORY, Place, place_of
 from shoal.checkpoint.names import Name
-from shoal.checkpoint.words import words_of
 from shoal.errors import CheckpointError, DataError, ShoalError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_weights as load_hf
 from shoal.model.init import Rows, clear_buffers, fill, fill_stack
+from shoal.parallel import agree
 from shoal.spec.shape import Shape
 
 _PREFIX = "model."
@@ -42,7 +42,7 @@ def load_weights(model: nn.Module | Sequence[nn.Module], where: str | os.PathLik
     found: Found | None = None
     try:
         place = place_of(str(where), Path.cwd())
-        if peers.here()[0] == 0:  # the others need not open it, nor look at the headers of all its files
+        if agree.here()[0] == 0:  # the others need not open it, nor look at the headers of all its files
             found, _ = place.without(MEMORY).take(lambda found: found, lambda words: None)
             check_fits(
                 {n.removeprefix(_PREFIX): e.shape for n, e in found.manifest.tensors.items() if n.startswith(_PREFIX)},
@@ -108,17 +108,17 @@ def _of_stack(found: Found, name: str, place: int) -> Rows:
 
 def _all_well(words: str | None) -> None:
     """All ranks go on, or all end with the same sentence."""
-    if failed := peers.first_error(words):
+    if failed := agree.first_error(words):
         raise CheckpointError(failed[1])
 
 
 def _of_rank_0(place: Place, found: Found | None) -> Found:
     """What rank 0 has found is what all take: a run that is still saving may have published another one meanwhile."""
-    tier = peers.text_from_rank_0("" if found is None else place.tier_of(found.store))
-    folder = peers.text_from_rank_0("" if found is None else found.folder)
-    step = peers.from_rank_0(0 if found is None else found.name.step)
-    term = peers.from_rank_0(0 if found is None else found.name.term)
-    sent = peers.bytes_from_rank_0(b"" if found is None else found.manifest.data)
+    tier = agree.text_from_rank_0("" if found is None else place.tier_of(found.store))
+    folder = agree.text_from_rank_0("" if found is None else found.folder)
+    step = agree.from_rank_0(0 if found is None else found.name.step)
+    term = agree.from_rank_0(0 if found is None else found.name.term)
+    sent = agree.bytes_from_rank_0(b"" if found is None else found.manifest.data)
     if found is not None:
         return found
     store = next((each.store for each in place.tiers if each.name == tier), None)

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint import peers
+from shoal.checkpoint.error_text import words_of
 from shoal.checkpoint.find import Found
 from shoal.checkpoint.memory import keeper
 from shoal.checkpoint.memory.neighbour import Peer
 from shoal.checkpoint.memory.ram import Hold
 from shoal.checkpoint.memory.tier import Memory, forget, hold, memory_folder, open_folder, settle
 from shoal.checkpoint.store import Store
-from shoal.checkpoint.words import words_of
+from shoal.parallel import agree
 from shoal.ways import own_address
 
 
@@ -73,8 +73,8 @@ class Tier:
 def join_memory(run: Path) -> Tier | str:
     """Collective. Where the memory of a node cannot be used nobody's is, and the reason comes back on all ranks."""
     node, first = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")) == 0
-    nodes = sorted({int(text) for text in peers.texts(str(node))})
-    token = bytes.fromhex(peers.texts(secrets.token_hex(32))[0])
+    nodes = sorted({int(text) for text in agree.texts(str(node))})
+    token = bytes.fromhex(agree.texts(secrets.token_hex(32))[0])
     held, started, words = None, None, None
     try:
         if first:
@@ -83,9 +83,9 @@ def join_memory(run: Path) -> Tier | str:
                 started = keeper.start(held.folder, token, own_address(os.environ["MASTER_ADDR"]))
     except Exception as e:  # whatever it is, the others must not wait for this rank
         words = words_of(e)
-    if failed := peers.first_error(words):
+    if failed := agree.first_error(words):
         return f"the memory of the node of rank {failed[0]} cannot be used: {failed[1]}"
-    said = peers.texts(f"{node} {started.address}" if started is not None else "")
+    said = agree.texts(f"{node} {started.address}" if started is not None else "")
     addresses = {int(text.split()[0]): text.split()[1] for text in said if text}
     held = held or hold(memory_folder(run, node))
     return Tier(held.folder, token, addresses, node, first, held, started)

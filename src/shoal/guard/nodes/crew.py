@@ -14,16 +14,16 @@ from shoal import ways
 from shoal.errors import SetupError, SpecError, TransientError
 from shoal.guard.begin import write_spec
 from shoal.guard.crew import Decision, Ready
-from shoal.guard.islands import HandsHere
+from shoal.guard.island_agents import HandsHere
 from shoal.guard.nodes.group import NodeGroup, Seat
 from shoal.guard.nodes.head import Head, Node
-from shoal.guard.nodes.islands import NodeHands
+from shoal.guard.nodes.island_agents import NodeHands
 from shoal.guard.nodes.talk import FLEET_HOST
 from shoal.guard.signals import Signals
 from shoal.guard.workers import Share, threads_for
+from shoal.journal.rundir import RunDir
 from shoal.spec import dump
 from shoal.spec.run import Run
-from shoal.track.rundir import RunDir
 
 COME_S = 600.0  # for as many as are needed
 SETTLE_S = 20.0  # for the rest, once there are enough

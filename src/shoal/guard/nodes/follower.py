@@ -18,12 +18,12 @@ from pathlib import Path
 from shoal import wire
 from shoal.errors import TRANSIENT, TransientError
 from shoal.guard.classify import classify
-from shoal.guard.islands import HandsHere
+from shoal.guard.island_agents import HandsHere
 from shoal.guard.nodes.inbox import Inbox
 from shoal.guard.nodes.share import RunningShare, sees
 from shoal.guard.nodes.talk import EVERY_S, FLEET_HOST, HELLO, LOST, Line, Message
 from shoal.guard.signals import Signals, signal_name
-from shoal.track.rundir import RunDir
+from shoal.journal.rundir import RunDir
 
 FIND_S = 600.0  # node 0 may still be waiting for its machine, or for another one
 TRY_S = 5.0

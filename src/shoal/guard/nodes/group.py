@@ -10,10 +10,10 @@ from pathlib import Path
 
 from shoal.guard.flights import WAIT_S, Flight, ask
 from shoal.guard.nodes.head import Head, Node
-from shoal.guard.nodes.kernels import Kernels
+from shoal.guard.nodes.process_states import Kernels
 from shoal.guard.nodes.talk import Message, unpacked
 from shoal.guard.workers import Death, Share, Workers, end, log_file
-from shoal.observe.pulse_file import PulseFolder
+from shoal.journal.pulse_file import PulseFolder
 
 START_S = 60.0  # for the agents to start their processes
 LEAVE_S = 3.0  # a newcomer waits so long for others before the group is asked to make room

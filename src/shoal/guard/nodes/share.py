@@ -12,9 +12,9 @@ from shoal.guard.nodes.talk import EVERY_S, Line, Message, packed
 from shoal.guard.signs import Kernel
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.workers import Share, Workers, log_file, threads_for
-from shoal.observe.pulse_file import SIZE, news, pulse_file
+from shoal.journal.pulse_file import SIZE, news, pulse_file
+from shoal.journal.rundir import RunDir
 from shoal.plain_file import open_plain
-from shoal.track.rundir import RunDir
 
 RANKS_PER_S = 4000.0  # that node 0 reads of; more ranks tell it less often
 MOST_LOG_BYTES = 256 * 1024  # of one rank in one message

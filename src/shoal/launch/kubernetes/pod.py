@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path, PurePosixPath
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT
+from shoal.journal.rundir import RunDir
 from shoal.launch.kubernetes import names
 from shoal.launch.kubernetes.names import Manifest
 from shoal.launch.request import PORT, Request
 from shoal.observe.prometheus import PORT as METRICS_PORT
-from shoal.track.rundir import RunDir
 
 BUNDLE_AT, CODE_AT = "/shoal/bundle", "/shoal/code"
 TAR = "bundle.tar.gz"

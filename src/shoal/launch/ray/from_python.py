@@ -13,13 +13,13 @@ from shoal.decide.load import load
 from shoal.errors import SetupError, needs_extra
 from shoal.guard.history import History
 from shoal.guard.signals import Signals
+from shoal.journal.rundir import RunDir
+from shoal.journal.rundir import workspace as the_workspace
 from shoal.launch.ray.checks import check
 from shoal.launch.ray.round import Stop
 from shoal.launch.ray.submission import job_id
 from shoal.launch.send import checked, request_of
 from shoal.spec import Run
-from shoal.track.rundir import RunDir
-from shoal.track.rundir import workspace as the_workspace
 
 
 @contextmanager

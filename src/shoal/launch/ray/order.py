@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import TRANSIENT, WRONG_ENVIRONMENT
+from shoal.journal.rundir import RunDir
 from shoal.launch.request import Request
-from shoal.track.rundir import RunDir
 from shoal.wire import text_of
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.errors import DONE, TOLD_TO_STOP, TRANSIENT, WRONG_ENVIRONMENT, WRONG_USAGE
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
 from shoal.launch.slurm import notes
 from shoal.launch.slurm.notes import Notes
-from shoal.track.rundir import RunDir
-from shoal.track.told import told
 
 NEVER_AGAIN = (WRONG_USAGE, WRONG_ENVIRONMENT)
 # Slurm itself waits for two minutes. A node that is given the job again within the second in which it was told to end

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.observe.words import size
 from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
-from shoal.spec.mesh_rules import EXPERTS
+from shoal.readable import size
+from shoal.spec.mesh.rules import EXPERTS
 from shoal.spec.shape import Shape
 
 # Multiples that clusters come in.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.observe.words import size
 from shoal.plan.memory import MODES
 from shoal.plan.review.finding import HURTS, Finding, Severity, costing, percent
 from shoal.plan.review.own_mesh import NAMES
 from shoal.plan.review.subject import Subject
 from shoal.plan.search import priced
+from shoal.readable import size
 from shoal.spec.mesh import Layout, Sizes
-from shoal.spec.mesh_rules import CONTEXT, FIXED
+from shoal.spec.mesh.rules import CONTEXT, FIXED
 
 # Of the memory that may be filled: above the one activations dominate it, above the other nothing more fits in.
 DOMINATES, FULL = 0.5, 0.9

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.observe.words import short
-from shoal.plan.parts import held
 from shoal.plan.review.finding import Finding, costing, percent
 from shoal.plan.review.subject import Subject
+from shoal.plan.stage_parts import held
+from shoal.readable import short
 
 ITERATIONS = 5  # of shoal.train.muon
 

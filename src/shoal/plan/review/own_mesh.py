@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shoal.plan.explain import against, words
 from shoal.plan.review.finding import Finding, costing, faster
 from shoal.plan.review.subject import Subject
-from shoal.spec.mesh_rules import AXES
+from shoal.spec.mesh.rules import AXES
 
 NAMES = (*AXES, "ep", "micro_batch", "schedule", "cp_method", "recompute", "reduce")
 

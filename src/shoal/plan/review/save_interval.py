@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.observe.words import duration, size
 from shoal.plan.review.finding import HURTS, Finding, Severity, costing, percent
 from shoal.plan.review.subject import Subject
 from shoal.plan.verdict import SAVED_BYTES, save_s
+from shoal.readable import duration, size
 from shoal.spec.duration import seconds as seconds_of
 from shoal.spec.duration import written
 

@@ -10,7 +10,7 @@ from shoal.plan.failures import FailureRate
 from shoal.plan.restarts import Style
 from shoal.plan.review.every_rule import Reviewed, review
 from shoal.spec.mesh import Layout, Sizes, divisors
-from shoal.spec.mesh_rules import FIXED
+from shoal.spec.mesh.rules import FIXED
 from shoal.spec.mixers import KINDS, widest_tp
 
 SIZES = (8, 64, 512, 4096)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.observe.words import size
 from shoal.plan.explain import words
 from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
+from shoal.readable import size
 from shoal.spec.mesh import Layout, Sizes
-from shoal.spec.mesh_rules import FIXED, Broken
+from shoal.spec.mesh.rules import FIXED, Broken
 from shoal.spec.shape import Shape, round_up
 
 

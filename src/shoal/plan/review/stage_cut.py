@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.observe.words import short, size
 from shoal.plan.collectives import hand_over
 from shoal.plan.review.finding import Finding, Severity, costing, percent, traffic_costing
 from shoal.plan.review.subject import Subject
 from shoal.plan.search import cases_of, priced, waited
 from shoal.plan.traffic import Step, step_of, traffic
 from shoal.plan.verdict import SAVED_BYTES
-from shoal.spec.mesh_rules import broken
+from shoal.readable import short, size
+from shoal.spec.mesh.rules import broken
 from shoal.spec.stages import layer_costs, stage_count, stages_of, stretches
 
 # Layers more or fewer that are tried for stages that are alike.

@@ -34,7 +34,7 @@ class Routed:
 @dataclass(frozen=True)
 class Family:
     architecture: str
-    fields: Mapping[str, Verdict]  # of its config.json, beside those that all have (`shoal.spec.hf_fields`)
+    fields: Mapping[str, Verdict]  # of its config.json, beside those that all have (`shoal.spec.hf.fields`)
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: hidden_size / heads
     has_head_dim: bool = True  # whether the class has that key; it is read wherever it is

@@ -1,7 +1,0 @@
-"""A wide area network on one machine: namespaces, NATs, delay, loss and cuts. docs/decisions/039."""
-
-from shoal.fleet.emulate.nat import Nat
-from shoal.fleet.emulate.possible import possible
-from shoal.fleet.emulate.wan import Counters, Link, Site, Wan
-
-__all__ = ["Counters", "Link", "Nat", "Site", "Wan", "possible"]

@@ -1,0 +1,1 @@
+"""What a Hugging Face folder says of a model: its config.json, read and written."""
