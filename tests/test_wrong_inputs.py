@@ -74,7 +74,7 @@ def a_run_with_another_seed(folder: Path) -> None:
 def a_running_run(folder: Path) -> None:
     """Holds the run's lock, as its supervisor would."""
     code = """
-import time; from pathlib import Path; from shoal.guard import lock; from shoal.journal.rundir import RunDir
+import time; from pathlib import Path; from shoal.journal import lock; from shoal.journal.rundir import RunDir
 with lock.hold(RunDir(Path("runs/demo"))):
     Path("runs/demo/journal.jsonl").touch()
     print("held", flush=True)

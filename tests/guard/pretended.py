@@ -22,7 +22,7 @@ COMPUTES_S = 1.0  # between two looks at a rank that computes
 PRELUDE = """
 import ctypes, os, sys, threading, time
 from pathlib import Path
-from shoal.observe import pulse as pulses
+from shoal.journal import pulse as pulses
 pulses.SAMPLE_S = 0.2
 pulse = pulses.Pulse(Path(sys.argv[1]), int(sys.argv[2]))
 def ready(): Path(sys.argv[1], f"ready-{sys.argv[2]}").write_text(str(time.monotonic()))
