@@ -73,7 +73,7 @@ class Fading(Hook):
     def start(self, model, step):
         self.model = model
 
-    def update(self, at):
+    def update(self, at, targets):
         self.seen += 1
         for _, p in self.model.named_parameters():
             if p.grad is not None:

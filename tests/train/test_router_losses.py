@@ -64,7 +64,7 @@ def pull(run: Run, place: Place, whole: Batch) -> float:
             p.detach().zero_()
     for place_of, layer in sparse_layers(model.decoders):
         layer.excess.copy_(torch.linspace(-0.5, 0.5, 4) * (1 + place_of))
-    known = Amount(*place.sum_of_batch(*amount(model.shape, batches)))
+    known = Amount(*place.sum_of_batch(*amount(model, batches)))
     model.backward(batches, token_weight=known.token_weight)
     for name, p in model.named_parameters():
         if name.startswith("head") and p.grad is not None:
