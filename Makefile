@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
-	@echo "make test           lint and all tests that need no cluster (about 18 minutes on 2 cores)"
+	@echo "make test           lint and all tests that need no cluster (about 20 minutes on 2 cores)"
 	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 20 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Slurm, Ray, Kubernetes)"
 	@echo "make test-gpu       everything that wants a GPU; one card is enough (15 minutes; ONLY=matrix,drills for some of it)"
