@@ -297,6 +297,7 @@ def test_start_values_of_an_own_block(tmp_path: Path) -> None:
     mine = of_code(tmp_path, code, **{"own.block": "ours:B"})
     usual = here(make_run(tmp_path / "data", name="usual", **{"train.steps": 1}), tmp_path)
     assert losses_of(mine)[0] == losses_of(usual)[0]  # multiplied by one
+    assert next(r for r in journal.records(mine.journal_file) if r["kind"] == "start")["peak_flops"] is None  # no MFU
     params = [next(r["params"] for r in journal.records(d.journal_file) if r["kind"] == "start") for d in (mine, usual)]
     assert params[0] == params[1] + 64
 
@@ -391,6 +392,18 @@ def test_what_is_carried_is_what_is_imported(tmp_path: Path) -> None:
         carry(run, RunDir(tmp_path / "runs" / "x"))
 
 
+def test_secrets_and_links_that_lead_out_do_not_travel(tmp_path: Path) -> None:
+    package, outside = tmp_path / "here" / "pack", tmp_path / "id_rsa"
+    package.mkdir(parents=True)
+    outside.write_text("a secret of the machine")
+    for name in ("__init__.py", "a.txt", ".env", "server.key"):
+        (package / name).write_text("")
+    (package / "out").symlink_to(outside)
+    (package / "in").symlink_to(package / "a.txt")
+    run = make_run(tmp_path, **{"own.objective": "pack:loss", "own.folder": str(tmp_path / "here")})
+    assert list(files_of(run, tmp_path / "here")) == ["pack/__init__.py", "pack/a.txt", "pack/in"]
+
+
 @pytest.mark.parametrize("policy", ["keep", "take", "refuse"])
 def test_code_that_has_changed_since_a_run_began(tmp_path: Path, policy: str) -> None:
     file, run_dir = tmp_path / "a.py", RunDir(tmp_path / "runs" / "x")
@@ -398,7 +411,9 @@ def test_code_that_has_changed_since_a_run_began(tmp_path: Path, policy: str) ->
     run = make_run(tmp_path, **{"own.objective": "a:loss", "own.folder": str(tmp_path), "own.changed": policy})
     assert carry(run, run_dir) is None
     file.write_text("def loss(): return 2\n")
-    assert carry(run, run_dir) is None  # no checkpoint yet: a mistake is mended, and the run goes on with it
+    said = carry(run, run_dir)  # no checkpoint yet: a mistake is mended, and the run goes on with it
+    assert said is not None
+    assert "the new ones are taken" in said
     assert load_code(run, run_dir.code).objective() == 2
     (run_dir.checkpoints / "step").mkdir(parents=True)
     file.write_text("def loss(): return 3\n")

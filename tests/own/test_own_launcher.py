@@ -141,7 +141,7 @@ def test_what_it_does_wrong_is_one_sentence_that_shows_its_line(
     assert main(["launch", str(file), "own.launcher=cards:Lacks", *there]) == WRONG_ENVIRONMENT
     assert "own.launcher cards:Lacks has no submit(): it needs render, submit" in capsys.readouterr().err
     assert main(["launch", str(file), "own.launcher=cards:Boards", *there]) == WRONG_USAGE
-    assert "cards has no `Boards`; did you mean Board?" in capsys.readouterr().err
+    assert "cards has no `Boards`; there is `Board`" in capsys.readouterr().err
     assert main(["launch", str(file), "own.launcher=cards:Odd", *there]) == WRONG_ENVIRONMENT
     assert "submit() gave str where a shoal.launch.job.Job is needed" in capsys.readouterr().err
     line = CODE.splitlines().index("        return {job.id: 1 / 0 for job in jobs}") + 1

@@ -87,7 +87,7 @@ def test_what_a_router_sends_is_what_the_even_spread_would_be_or_close(data: Pat
 
 def test_counting_changes_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = trained(data, tmp_path / "counted", 2, dp_shard=2, recompute="selective")
-    monkeypatch.setattr("shoal.train.own_hooks.due", lambda *args, **more: False)
+    monkeypatch.setattr("shoal.train.builtin_hooks.due", lambda *args, **more: False)
     plain = trained(data, tmp_path / "plain", 2, dp_shard=2, recompute="selective")
     assert [r["kind"] for r in records(plain.journal_file)].count("traffic") == 0
     assert (losses_of(counted) == losses_of(plain)).all()

@@ -14,7 +14,7 @@ from shoal.errors import Stopped
 from shoal.journal.rundir import RunDir
 from shoal.parallel.place import join
 from shoal.spec import dump
-from shoal.train import own_hooks
+from shoal.train import builtin_hooks
 from shoal.train.hooks import Hook, Moment
 from shoal.train.worker import work
 from tests.train.tiny import make_data, make_run
@@ -62,7 +62,7 @@ class Seen(Hook):
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(own_hooks, "Garbage", Seen)
+    monkeypatch.setattr(builtin_hooks, "Garbage", Seen)
     return make_data(tmp_path / "data")
 
 

@@ -29,11 +29,11 @@ from shoal.parallel.place import Place
 from shoal.spec.run import Run
 from shoal.train.amount import flops_fields
 from shoal.train.balance import Counts, nudge
+from shoal.train.builtin_hooks import builtin_hooks
 from shoal.train.clock import Clock, Timeline
 from shoal.train.hooks import Hooks, Moment
 from shoal.train.numerics import NotFinite, Numerics, Past, Rewind
 from shoal.train.optim import Optimizers
-from shoal.train.own_hooks import own_hooks
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.schedule import rates
@@ -89,7 +89,7 @@ class Island:
         self.total = self.flat.empty()
         self.numerics = Numerics(self.run.guard, self.state.skips, self.say, good_before=self.good_before)
         around = self.poison, self.numerics, self.pulse, self.evaluate, lambda: self.saves
-        self.hooks = own_hooks(self.run, self.model, *around, users=self.state.own.hooks)
+        self.hooks = builtin_hooks(self.run, self.model, *around, users=self.state.own.hooks)
         self.rate = rates(self.run, self.state.own.schedule)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
 

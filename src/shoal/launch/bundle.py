@@ -6,7 +6,6 @@ has a bundle of that name needs nothing else.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import io
 import os
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from shoal.errors import SetupError, UsageError
+from shoal.own.files import travels
 
 MOST_BYTES = 64 * 2**20
-_NEVER = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", ".shoal", "*.pyc", ".env", "*.pem", "*.key")
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def _files(folder: Path) -> Iterator[Path]:
     tracked = _known_to_git(folder)
     paths = list(folder.rglob("*")) if tracked is None else [folder / name for name in tracked]
     for path in sorted(paths):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(fnmatch.fnmatch(part, never) for part in parts for never in _NEVER):
+        if path.is_file() and travels(path, folder):
             yield path
 
 

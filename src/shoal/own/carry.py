@@ -36,7 +36,7 @@ def carry(run: Run, run_dir: RunDir, near: Path | None = None) -> str | None:
     if run.checkpoint.local and not any(run_dir.checkpoints.glob("*")):
         shutil.rmtree(run_dir.code)  # nothing was computed with it yet that the run goes on from
         _write(_found(run, folder), run_dir.code)
-        return None
+        return f"own code has changed ({_differ(had, now)}); nothing is saved yet, and the new ones are taken"
     said = f"own code has changed since the run began ({_differ(had, now)})"
     if run.own.changed == "refuse":
         raise SpecError(

@@ -102,7 +102,7 @@ def _object(key: str, name: str) -> Any:
         if not hasattr(thing, part):
             known = [n for n in vars(thing) if not n.startswith("_")] if hasattr(thing, "__dict__") else []
             near = closest(part, known)
-            hint = f"; did you mean {near}?" if near else "."
+            hint = f"; there is `{near}`." if near else "."
             raise SpecError(f"{key} names {name}: {module_name} has no `{part}`{hint}")
         thing = getattr(thing, part)
     return thing

@@ -7,6 +7,7 @@ answer. What it cannot answer is installed on the machine, or missing; whoever i
 from __future__ import annotations
 
 import ast
+import fnmatch
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -18,7 +19,8 @@ from shoal.spec.run import Run
 
 MOST_BYTES = 16 << 20
 MOST_FILES = 2000
-_NEVER = ("__pycache__", ".git", ".venv")
+# What never travels with code: what is made anew, what is large, and what is secret.
+NEVER = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", ".shoal", "*.pyc", ".env", "*.pem", "*.key")
 
 
 def files_of(run: Run, folder: Path) -> dict[str, bytes]:
@@ -72,8 +74,16 @@ def _of_top(folder: Path, top: str) -> Iterator[Path]:
 
 def _inside(folder: Path, pattern: str) -> list[Path]:
     """Its files; what has too many of them is found out by whoever reads them."""
-    found = (p for p in folder.rglob(pattern) if p.is_file() and not set(_NEVER) & set(p.relative_to(folder).parts))
+    found = (p for p in folder.rglob(pattern) if p.is_file() and travels(p, folder))
     return sorted(islice(found, MOST_FILES + 1))
+
+
+def travels(path: Path, folder: Path) -> bool:
+    """Whether a file of a folder of code goes along: none that should not, and no link that leads out of it."""
+    parts = path.relative_to(folder).parts
+    if any(fnmatch.fnmatch(part, never) for part in parts for never in NEVER):
+        return False
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _read(path: Path) -> bytes:

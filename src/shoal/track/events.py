@@ -20,6 +20,7 @@ from shoal.journal.journal import Record, read
 from shoal.observe.router import STEP_METRICS
 from shoal.observe.throughput import mfu, tokens_per_s
 
+MOST_NAME = 200  # letters of an own metric's name: MLflow takes 250
 SAME_LOSS = 1e-4  # relative; other layouts and other machines round differently, a changed run differs by more
 _PLAIN = re.compile(r"[^A-Za-z0-9_./ -]")  # all that MLflow takes in a name, but these
 Kind = Literal["open", "start", "metrics", "failure", "close"]
@@ -81,7 +82,9 @@ class Reader:
             case "eval":
                 return self._metrics(t, int(record["step"]), "eval_loss", _eval_values(record))
             case "metrics":
-                values = {f"own/{_PLAIN.sub('_', name)}": float(value) for name, value in record["values"].items()}
+                values = {
+                    f"own/{_PLAIN.sub('_', name)[:MOST_NAME]}": float(value) for name, value in record["values"].items()
+                }
                 return Event("metrics", t, int(record["step"]), values, again=self._known(int(record["step"])))
             case "start":
                 self._start = record

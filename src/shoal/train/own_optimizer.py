@@ -74,7 +74,7 @@ class OwnOptimizer(Optimizers):
         return [name for p, name in self._names.items() if not held.get(p) and name in self._like]
 
     def forget_state(self, names: object) -> None:
-        wanted = set(names) if isinstance(names, list) else set()
+        wanted = {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
         for p, name in self._names.items():
             if name in wanted:
                 self.parts[0].state.pop(p, None)

@@ -70,10 +70,11 @@ class Parts:
             "precision": run.train.precision,
             "total": run.steps,
             "flops_convention": CONVENTION,
-            "peak_flops": peak_flops(device, str(run.train.precision)),
+            # What an own block computes is not known, and a share of the peak would be made up.
+            "peak_flops": None if run.own.block else peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **({"notes": notes} if (notes := notes_of(run.model.weights)) else {}),
-            **_through_memory(run, shape, device),
+            **({} if run.own.block else _through_memory(run, shape, device)),
             **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }

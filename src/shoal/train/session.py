@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -183,8 +184,7 @@ class Session:
         """The guard of a run that goes on from `step`, as the one of a run that was never interrupted. Collective."""
         past, skips = Past.of_journal(self.run_dir.journal_file, step), self._state.skips
         skips.resume(skips.spans, step, [*past.spans, *(heard or [])])
-        before = lambda step: good_before(self.run, self.run_dir, step)  # noqa: E731
-        return Numerics(self.run.guard, skips, self._tell, past, before)
+        return Numerics(self.run.guard, skips, self._tell, past, partial(good_before, self.run, self.run_dir))
 
     def _go_back(self, cause: Rewind) -> None:
         """The state, what it has left out and its saves, as they were before a spike. Collective."""

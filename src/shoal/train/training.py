@@ -10,6 +10,7 @@ from shoal.journal.pulse import SILENT, Pulse
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.spec.run import Run
+from shoal.train.builtin_hooks import Traffic, builtin_hooks
 from shoal.train.checked import asked_for
 from shoal.train.clock import Timeline
 from shoal.train.exchange import Exchange
@@ -17,7 +18,6 @@ from shoal.train.hooks import Hook, Hooks
 from shoal.train.numerics import Numerics
 from shoal.train.optim import Optimizers
 from shoal.train.own import NOTHING, Own
-from shoal.train.own_hooks import Traffic, own_hooks
 from shoal.train.poison import Poison
 from shoal.train.saves import Saves
 from shoal.train.schedule import rates
@@ -64,7 +64,7 @@ class Training:
         traffic, saves = Traffic(self.run, self.place, self.tell), lambda: self.saves
         around = self.poison, self.numerics, self.pulse, self.evaluate, saves
         users = [*self.own.hooks, self.said, *asked_for(self.run, self.place)]
-        self.hooks = own_hooks(self.run, self.model, *around, traffic, users)
+        self.hooks = builtin_hooks(self.run, self.model, *around, traffic, users)
         self.step = Step(self.run, self.model, self.optimizers, self.hooks)
         self.rate = rates(self.run, self.own.schedule)
 

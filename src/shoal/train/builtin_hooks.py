@@ -115,7 +115,7 @@ class Garbage(Hook):
         collect.after(step)
 
 
-def own_hooks(
+def builtin_hooks(
     run: Run,
     model: Laid,
     poison: Poison,
