@@ -111,8 +111,10 @@ class Relays:
                     self._event("relay_up", at=url)
                     asker = asyncio.ensure_future(self._ask(url, peer, at))
                     try:
-                        while await asyncio.wait_for(reader.readline(), 3 * WATCH_S):
-                            pass
+                        line = b"first"
+                        while line:
+                            async with asyncio.timeout(3 * WATCH_S):
+                                line = await reader.readline()
                     finally:
                         asker.cancel()
             except (OSError, ValueError, TimeoutError, iroh.IrohError) as e:

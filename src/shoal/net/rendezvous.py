@@ -60,7 +60,8 @@ class Rendezvous:
             self._endpoint = None
         if self._task is not None:  # it ends by itself then; one that is cancelled keeps iroh's socket open
             with suppress(TimeoutError, iroh.IrohError):
-                await asyncio.wait_for(self._task, 1)
+                async with asyncio.timeout(1):
+                    await self._task
         for task in self._callers:
             task.cancel()
 

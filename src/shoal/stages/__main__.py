@@ -178,8 +178,7 @@ async def train(
     relays = tuple(dict.fromkeys(url for address in _own_first(identity.id, addresses) for url in address.relays))
     far = any(address.relays or address.direct for address in addresses.values())  # else TCP alone, and no iroh
     options: dict[str, Any] = {"host": host, "port": port, "quic": far, "relays": relays[:MOST_RELAYS]}
-    admit = lambda peer, proof: peer in addresses  # noqa: E731
-    endpoint = connect(identity, admit, event, silent_s=silent_s, **options)
+    endpoint = connect(identity, lambda peer, proof: peer in addresses, event, silent_s=silent_s, **options)
     await endpoint.start()
     for other, address in addresses.items():
         endpoint.know(other, address)

@@ -277,10 +277,9 @@ class Fetch:
 
     async def _wait(self, timeout_s: float) -> None:
         self._moved.clear()
-        try:
-            await asyncio.wait_for(self._moved.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
 
 
 def read_shown(answer: Message) -> Shown:

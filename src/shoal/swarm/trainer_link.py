@@ -76,7 +76,8 @@ class Trainer:
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), LEAVE_S)
+                async with asyncio.timeout(LEAVE_S):
+                    await process.wait()
             self.kill()
             await process.wait()
         await self.close()

@@ -56,7 +56,8 @@ async def _serve(args: argparse.Namespace) -> int:
     last = 0
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), EVERY_S)
+            async with asyncio.timeout(EVERY_S):
+                await stop.wait()
         now = relay.counters.bytes
         if now != last:
             share = f"{relay.counters.dropped:,} of {relay.counters.packets:,} packets dropped"
