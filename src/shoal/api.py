@@ -98,9 +98,12 @@ def make_model(run: Run, tokenizer_vocab: int | None = None) -> Decoder:
     model.vocab_size is `auto`."""
     import torch
 
+    from shoal.errors import SpecError
     from shoal.model.decoder import Decoder
     from shoal.spec.shape import shape_of
 
+    if run.own.computes:
+        raise SpecError(f"the model is own code ({run.own.computes}): `shoal.session` makes it, of the run's copy.")
     with torch.device("meta"):
         decoder = Decoder(shape_of(run.model, tokenizer_vocab))
     decoder.to_empty(device="cpu")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.data.tokenizer import Tokenizer
     from shoal.model.decoder import Block, Decoder
+    from shoal.own.code import Code
     from shoal.spec.run import Run
     from shoal.spec.shape import Shape
 
@@ -103,9 +104,9 @@ def _of_run(run_dir: RunDir, args: argparse.Namespace) -> tuple[Decoder, Tokeniz
         chosen = load_tokenizer(args.tokenizer, start=args.start, special=args.special)
     else:
         chosen = tokenizer_of_data(spec, args.start, args.special)
-    model = _on_meta(shape_of(spec.model, chosen.vocab_size), _block(spec, run_dir, args.own_code))
+    code = _own_code(spec, run_dir, args.own_code)
     found, tensors = _weights(run_dir, args.step)
-    model.load_state_dict(tensors, assign=True)
+    model = _made(spec, shape_of(spec.model, chosen.vocab_size), code, tensors)
     return model, chosen, found
 
 
@@ -136,18 +137,31 @@ def _of_folder(folder: Path, args: argparse.Namespace) -> tuple[Decoder, Tokeniz
     return model, load_tokenizer(args.tokenizer or folder, start=args.start, special=args.special)
 
 
-def _block(spec: Run, run_dir: RunDir, own_code: bool) -> type[Block] | None:
-    """Of a model with blocks of somebody's own: from the run's copy of their code, which runs only if asked to."""
-    if spec.own.block is None:
-        return None
-    if not own_code:
-        raise UsageError(
-            f"the blocks of run '{run_dir.name}' are own code ({spec.own.block}): read {run_dir.code}, and give "
-            "--own-code to run it."
-        )
+def _own_code(spec: Run, run_dir: RunDir, own_code: bool) -> Code:
+    """Of a model that is somebody's own: the run's copy of its code, which runs only if asked to."""
+    from shoal.own.code import NONE
     from shoal.own.code import load as load_code
 
-    return load_code(spec, run_dir.code).block
+    if spec.own.computes is None:
+        return NONE
+    if not own_code:
+        raise UsageError(
+            f"the model of run '{run_dir.name}' is own code ({spec.own.computes}): read {run_dir.code}, and give "
+            "--own-code to run it."
+        )
+    return load_code(spec, run_dir.code)
+
+
+def _made(spec: Run, shape: Shape, code: Code, tensors: dict[str, torch.Tensor]) -> Decoder:
+    if code.model is None:
+        model = _on_meta(shape, code.block)
+        model.load_state_dict(tensors, assign=True)
+        return model
+    from shoal.model.own_model import OwnModel, maker
+
+    own = OwnModel(maker(code.model, spec), shape)
+    own.fill(tensors)
+    return own.eval()
 
 
 def _on_meta(shape: Shape, block: type[Block] | None = None) -> Decoder:

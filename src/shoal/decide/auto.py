@@ -57,7 +57,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
             f"model.vocab_size is {shape.vocab_size:,}, but the data's tokenizer has {tokenizer_vocab:,} tokens: "
             "use auto, or prepare the data with the model's tokenizer."
         )
-    if run.model.weights is None:
+    unknown = run.own.model is not None  # the shape is none, but for its vocabulary
+    if run.model.weights is None and not unknown:
         choose("model.init", run.model.init, *rule_of(run.model, run.train.optimizer.name))
     if run.model.experts is not None:
         rate, loss, why = balancing(run.model)
@@ -79,7 +80,8 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         refuse_schedule(layout.schedule)
     world = layout.sizes.world
     here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world * islands))
-    _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))
+    if not unknown:
+        _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))
     shared = f"{cores} core{'s' * (cores > 1)} for {here} process{'es' * (here > 1)}"
     threads = choose("resources.threads", run.resources.threads, max(1, cores // here), shared)
     precision = choose(
@@ -97,7 +99,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     kernels = choose("train.kernels", run.train.kernels, *kernels_for(device))
     refuse_what_these_cannot(device, precision, kernels)
     settled = {"precision": precision, "compile": compiled, "kernels": kernels}
-    model = with_balancing(with_rule(run.model, run.train.optimizer.name))
+    model = run.model if unknown else with_balancing(with_rule(run.model, run.train.optimizer.name))
     closed = run.model_copy(
         update={
             "model": model.model_copy(update={"vocab_size": vocab}),
@@ -111,7 +113,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"reduce": reduce})})
     recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
-    if device == "cuda":
+    if device == "cuda" and not unknown:
         # Where windows at once are ours to choose, a restart that ran out of memory takes fewer of them.
         fewer = [1] if run.mesh.micro_batch == "auto" else []
         meshes = [closed.mesh.model_copy(update={"micro_batch": n}) for n in (layout.micro_batch, *fewer)]
@@ -124,6 +126,8 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
         return False, "a CPU gains nothing by it"
     if run.model.experts is not None:
         return False, "experts gain little by it"
+    if run.own.model is not None:
+        return False, "whether own.model can be is not known"
     if schedule == "zbv":
         return False, "zbv takes a block's backward pass in two halves"
     return True, "a GPU"
@@ -132,6 +136,8 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
 def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:
     if run.mesh.recompute != "auto":
         return run.mesh.recompute
+    if run.own.model is not None:
+        return choices.choose("mesh.recompute", "auto", "none", "what own.model holds is not known")
     from shoal.plan.memory import choose_recompute, memory_budget
 
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
@@ -147,6 +153,8 @@ def _reduce(run: Run, shape: Shape, choices: Choices, here: int) -> str:
         return named
     if named != "auto":
         return named
+    if run.own.model is not None:
+        return "step"
     from shoal.plan.memory import choose_reduce, memory_budget
 
     way, why = choose_reduce(run, shape, memory_budget(run.resources.device, here))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.index import fingerprint_in, index_in
-from shoal.errors import DataError, SetupError, ShoalError
+from shoal.errors import DataError, SetupError, ShoalError, SpecError
 from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry, digest_of
 from shoal.plain_file import read_object
@@ -58,6 +58,8 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     from shoal.plan.expect import expected
 
     try:
+        if run.own.model is not None:
+            raise SpecError(f"what own.model {run.own.model} computes is not known")
         shape = shape_of(run.model)
         plan = expected(run, shape, [run_dir.workspace / "hardware"], documents_of(run, shape, run_dir.workspace))
     except (ShoalError, ArithmeticError) as e:

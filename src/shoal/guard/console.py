@@ -57,7 +57,7 @@ class Console:
     def _next(self, status: str, history: History) -> list[str]:
         report, resume = command("report", self.run_dir), command("resume", self.run_dir)
         if status == "done":
-            sample = command("sample", self.run_dir, "--own-code" if self.run.own.block else "")
+            sample = command("sample", self.run_dir, "--own-code" if self.run.own.computes else "")
             return [f"{report}: where the time went", f"{sample}: what it learnt"]
         # A session that could not write its own end (a full disk) has left the code of the one before it.
         close = None if history.open else history.last_close

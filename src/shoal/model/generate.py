@@ -34,7 +34,7 @@ def generate(
         raise UsageError(
             f"the prompt has token {worst[0]}, but the model knows {model.shape.vocab_size}: use its own tokenizer."
         )
-    device = model.embed.weight.device
+    device = next(model.parameters()).device
     generator = torch.Generator("cpu").manual_seed(seed)
     whole = list(ids)
     for _ in range(max_new_tokens):

@@ -19,7 +19,7 @@ def sparse_layers(decoders: Iterable[nn.Module]) -> Iterator[tuple[int, MixtureO
     """The mixtures of some stretches of one model, each with its place among all sparse layers."""
     for decoder in decoders:
         for number, block in decoder.blocks.items():  # type: ignore[operator, union-attr]  # a Decoder
-            if isinstance(block.ffn, MixtureOfExperts):
+            if isinstance(getattr(block, "ffn", None), MixtureOfExperts):
                 yield int(number) - block.ffn.spec.dense_layers, block.ffn
 
 

@@ -59,7 +59,11 @@ def install(head: Head, objective: Objective) -> None:
 def _loss(head: Head, objective: Objective, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     logits = head.logits(hidden, weight)
     with torch.autocast(logits.device.type, enabled=False):
-        found = objective.loss(logits.float(), targets)
+        return checked(objective.loss(logits.float(), targets))
+
+
+def checked(found: Any) -> Tensor:
+    """What an own loss gave, if it is one number that a gradient comes from."""
     if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise SpecError(f"own.objective gave {what}; it must give one number, the sum over all targets.")
@@ -68,4 +72,4 @@ def _loss(head: Head, objective: Objective, hidden: Tensor, weight: Tensor, targ
     return found
 
 
-__all__ = ["NO_TARGET", "Objective", "install", "objective_of"]
+__all__ = ["NO_TARGET", "Objective", "checked", "install", "objective_of"]

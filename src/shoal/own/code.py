@@ -20,6 +20,7 @@ from shoal.spec.run import Run
 class Code:
     """What a run names, imported; None where it names nothing."""
 
+    model: Callable[..., Any] | None = None
     block: type[Any] | None = None
     objective: Any = None
     optimizer: Callable[..., Any] | None = None
@@ -49,6 +50,7 @@ def load(run: Run, folder: Path) -> Code:
         if not callable(thing):
             raise SpecError(f"{key}: {run.own.objects[key]} is {type(thing).__name__}, not a class or a function.")
     return Code(
+        found.get("own.model"),
         found.get("own.block"),
         found.get("own.objective"),
         found.get("own.optimizer"),

@@ -16,8 +16,9 @@ from shoal.model import documents, fp8
 from shoal.model.attention import attention_mask, one_kind_of_mask
 from shoal.model.decoder import Block, Decoder
 from shoal.model.objective import install, objective_of
+from shoal.model.own_model import OwnModel, digest, maker
 from shoal.own.code import NONE, Code
-from shoal.parallel import context, expert, recompute, tensor
+from shoal.parallel import agree, context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
@@ -39,6 +40,8 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     would wait while it compiles for that one, too. Without documents it is made for none, which is faster.
     """
     kernels.allow(run.train.kernels != "plain")
+    if code.model is not None:
+        return _own(run, place, several, code)
     shape = shape_of(run.model)
     bf16 = run.train.precision != "fp32"
     method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
@@ -80,6 +83,34 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     return Laid(place, tuple(decoders), module, method, pipeline, tied, **about)
 
 
+def _own(run: Run, place: Place, several: bool, code: Code) -> Laid:
+    """A whole model of somebody's own, over dp_replicate and dp_shard."""
+    assert code.model is not None
+    bf16, objective = run.train.precision != "fp32", objective_of(code.objective, run)
+    model = OwnModel(maker(code.model, run), shape_of(run.model), objective)
+    if several and not model.keeps_apart:
+        raise SpecError(
+            f"own.model {run.own.model} takes no `documents`, and rows of this data hold several: give its forward "
+            "that argument ([batch, seq], a number for each document), or set data.mask_documents=false."
+        )
+    if len(set(agree.texts(str(digest(model))))) > 1:
+        raise SpecError(
+            f"own.model {run.own.model} starts with other numbers in other processes: draw them from torch's "
+            "generator, which is seeded, and from nothing else."
+        )
+    recompute.apply(model, cast(recompute.Mode, run.mesh.recompute), random=True)
+    if run.train.compile is True:
+        for block in model.blocks.values():
+            block.compile(options=same_bits())
+    if bf16 and not sharded(place):
+        _autocast(model, place.device)
+    shard(model, place, bf16)
+    model.to(place.device)
+    each = run.mesh.reduce == "micro_batch"
+    about: dict[str, Any] = {"objective": objective, "one_mask": several, "reduce_each": each}
+    return Laid(place, (model,), replicate(model, place), "ring", **about)
+
+
 def _block(code: Code) -> type[Block]:
     if code.block is None:
         return Block
@@ -107,7 +138,7 @@ def _split(decoder: Decoder, run: Run, place: Place) -> None:
     fast = place.device.type == "cuda" and run.train.kernels != "plain" and run.train.precision != "fp32"
     if fast and place.sizes.cp == 1:
         documents.apply(decoder)
-    recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute))
+    recompute.apply(decoder, cast(recompute.Mode, run.mesh.recompute), random=run.own.block is not None)
     if run.train.compile is True:
         for block in decoder.blocks.values():
             block.compile(options=same_bits())

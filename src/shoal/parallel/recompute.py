@@ -11,8 +11,8 @@ deterministic. What each mode keeps, in numbers a token, is written down in `sho
 
 Only `forward` of the block's instance changes: no module is wrapped and no parameter gets another name. FSDP's hooks
 and `block.compile()` stand outside it, so a recomputation finds the parameters that backward has gathered anyway, and
-the compiler sees the recomputation and fuses it. Nothing random happens in a block, so no RNG state is kept. torch runs
-the recomputation under the forward's own autocast state.
+the compiler sees the recomputation and fuses it. Nothing random happens in Shoal's blocks, so no RNG state is kept for
+them. torch runs the recomputation under the forward's own autocast state.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ COLLECTIVES = {
 }
 
 
-def apply(decoder: Decoder, mode: Mode) -> None:
-    """Make every block recompute. After tensor, expert and context parallelism, before compiling and sharding; once."""
+def apply(decoder: Decoder, mode: Mode, random: bool = False) -> None:
+    """Make every block recompute. After tensor, expert and context parallelism, before compiling and sharding; once.
+    `random`: something in a block of somebody's own may be, such as dropout; what it drew is drawn again."""
     if mode == "none":
         return
     for block in decoder.blocks.values():
-        block.forward = _recomputed(block, _contexts(block, mode))
+        block.forward = _recomputed(block, _contexts(block, mode), random)
 
 
 def _contexts(block: nn.Module, mode: Mode) -> Contexts | None:
@@ -66,19 +67,19 @@ def _contexts(block: nn.Module, mode: Mode) -> Contexts | None:
     return _attention_alone if mode == "attention" else None
 
 
-def _recomputed(block: nn.Module, contexts: Contexts | None) -> Callable[..., Tensor]:
+def _recomputed(block: nn.Module, contexts: Contexts | None, random: bool) -> Callable[..., Any]:
     plain = block.forward
     tensor_parallel = any(isinstance(p, DTensor) for p in block.parameters())
 
-    def forward(x: Tensor, beside: tuple[Any, ...], *padding: Tensor) -> Tensor:
-        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
         if contexts is not None:
             settings["context_fn"] = contexts
         elif tensor_parallel and torch.compiler.is_compiling():
             # The compiler keeps RNG state for attention that it computes again, dropout or not, and torch 2.13 then
             # loses count of what a graph with DTensors has saved.
             settings["context_fn"] = _attention_alone
-        return checkpoint(plain, x, beside, *padding, **settings)
+        return checkpoint(plain, *args, **kwargs, **settings)
 
     return forward
 
@@ -132,5 +133,5 @@ def _partial(left: Tensor) -> bool:
 def _last_width(block: nn.Module) -> int | None:
     """Rows of the matrix that ends the block. None for a mixture of experts, where the experts' results are weighed by
     the router, whose gradient needs them."""
-    down = getattr(block.ffn, "down", None)
+    down = getattr(getattr(block, "ffn", None), "down", None)
     return down.in_features if isinstance(down, nn.Linear) else None

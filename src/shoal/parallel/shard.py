@@ -49,7 +49,7 @@ def shard(decoder: Decoder, place: Place, bf16: bool) -> None:
             # The last one's backward pass comes next: what would be thrown away is gathered again at once.
             again = block is not blocks[-1]
             fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=left_out, reshard_after_forward=again)
-        if decoder.last and not decoder.shape.tie_embeddings:
+        if decoder.last and not decoder.shape.tie_embeddings and isinstance(getattr(decoder, "head", None), nn.Module):
             # Gathered while blocks compute, and their gradients leave while they do: what is left to the whole decoder
             # is gathered before the first block and reduced after it, beside nothing. A tied head stays there, with the
             # embedding that it reads.

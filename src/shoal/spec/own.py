@@ -24,6 +24,9 @@ class Own(Strict):
     """Your own code, as `module:object`: modules beside the run file, in `launch.code`, or installed. It is copied into
     the run directory and goes on from there."""
 
+    model: Object | None = Field(
+        None, description="The whole model: a torch module, made with the run, that turns tokens into logits."
+    )
     block: Object | None = Field(
         None, description="A class in the place of the model's block: a subclass of `shoal.Block`."
     )
@@ -57,9 +60,16 @@ class Own(Strict):
     )
 
     @property
+    def computes(self) -> str | None:
+        """The code whose work, and memory, no shape tells."""
+        return self.model or self.block
+
+    @property
     def objects(self) -> dict[str, str]:
         """Each that trains, by the key that names it. (A launcher does not, and stays where it is.)"""
-        single = {key: getattr(self, key) for key in ("block", "objective", "optimizer", "schedule", "data", "loop")}
+        single = {
+            key: getattr(self, key) for key in ("model", "block", "objective", "optimizer", "schedule", "data", "loop")
+        }
         named = {f"own.{key}": value for key, value in single.items() if value is not None}
         return named | {f"own.hooks.{i}": value for i, value in enumerate(self.hooks)}
 

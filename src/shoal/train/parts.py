@@ -51,7 +51,7 @@ class Parts:
     optimizers: Optimizers
     state: State
     own: Own = NOTHING
-    params: int = 0  # of a model with blocks of somebody's own; else its shape knows
+    params: int = 0  # of a model that is not Shoal's, or its blocks; else its shape knows
 
     def load_weights(self) -> None:
         """Those that a new run starts from."""
@@ -70,11 +70,11 @@ class Parts:
             "precision": run.train.precision,
             "total": run.steps,
             "flops_convention": CONVENTION,
-            # What an own block computes is not known, and a share of the peak would be made up.
-            "peak_flops": None if run.own.block else peak_flops(device, str(run.train.precision)),
+            # What own code computes is not known, and a share of the peak would be made up.
+            "peak_flops": None if run.own.computes else peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **({"notes": notes} if (notes := notes_of(run.model.weights)) else {}),
-            **({} if run.own.block else _through_memory(run, shape, device)),
+            **({} if run.own.computes else _through_memory(run, shape, device)),
             **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }
@@ -115,6 +115,8 @@ def _opened(run_dir: RunDir, run: Run, code: Code) -> tuple[AnyWindows, Sequence
 
 
 def _params(model: Laid, code: Code) -> int:
+    if code.model is not None:
+        return sum(p.numel() for p in model.decoders[0].parameters())
     if code.block is None:
         return 0
     with torch.device("meta"):

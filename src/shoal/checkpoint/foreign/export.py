@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from shoal.checkpoint.find import Found
-from shoal.checkpoint.foreign.shapes import fields_of_weights, model_of, refuse_own_block
+from shoal.checkpoint.foreign.shapes import fields_of_weights, model_of, refuse_own_model
 from shoal.checkpoint.loading import read_full
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
@@ -53,7 +53,7 @@ def export(
     """Writes the weights of `found`. `tokenizer` names another than the data's, or is `none`; `dtype` casts;
     `drop_biases` leaves out those of routers that the class has no place for."""
     model = of.model if isinstance(of, Run) else of
-    refuse_own_block(of.own.block if isinstance(of, Run) else None, found.where)
+    refuse_own_model(of.own.computes if isinstance(of, Run) else None, found.where)
     like = _folder_it_came_from(found, model) if tokenizer is None else None
     chosen, vocab_size = None, None
     if like is None and tokenizer != NO_TOKENIZER:

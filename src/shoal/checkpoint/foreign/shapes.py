@@ -21,7 +21,7 @@ def model_of(found: Found) -> Model | None:
     """The model section that is in a checkpoint's manifest; None where none is."""
     spec = found.extra.get("spec")
     own = spec.get("own") if isinstance(spec, Mapping) else None
-    refuse_own_block(own.get("block") if isinstance(own, Mapping) else None, found.where)
+    refuse_own_model(own.get("model") or own.get("block") if isinstance(own, Mapping) else None, found.where)
     fields = spec.get("model") if isinstance(spec, Mapping) else None
     if not isinstance(fields, Mapping):
         return None
@@ -35,11 +35,11 @@ def model_of(found: Found) -> Model | None:
         ) from e
 
 
-def refuse_own_block(block: object, where: object) -> None:
+def refuse_own_model(code: object, where: object) -> None:
     """Without its code nobody can say what such a model computes, and no class of Hugging Face's computes it."""
-    if block:
+    if code:
         raise SpecError(
-            f"the blocks of {where} are own code ({block}), which no other model class computes: it cannot be exported "
+            f"the model of {where} is own code ({code}), which no other model class computes: it cannot be exported "
             "or started from; train on with it, or sample from its run with --own-code."
         )
 

@@ -1,0 +1,173 @@
+"""A whole model of somebody's own: any torch module that turns tokens into logits, with the surface of a decoder.
+
+It is built on the CPU in every process, from the run's seed, so that its start values are those that its own
+constructor gives it, whatever the layout; FSDP then keeps a process's part. So a process needs memory for the whole
+once, at the start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shoal.errors import SpecError
+from shoal.model.decoder import Decoder
+from shoal.model.head import NO_TARGET
+from shoal.model.init import fill
+from shoal.model.objective import Objective, checked
+from shoal.spec.run import Run
+from shoal.spec.shape import Shape
+
+TOLD = ("positions", "documents")  # what a model is told besides tokens, if its forward has a place for it
+
+
+class OwnModel(Decoder):
+    """`net` inside of what Shoal asks of a model. Its parameters keep their names, behind `net.`."""
+
+    def __init__(self, make: Callable[[], nn.Module], shape: Shape, objective: Objective | None = None) -> None:
+        nn.Module.__init__(self)  # nothing of a decoder's is built
+        self.net = make()
+        self._make, self._objective, self.shape = make, objective, shape
+        self.first = self.last = True
+        self.passes, self.timer = None, None
+        blocks = blocks_of(self.net)
+        self.layers = range(len(blocks))
+        # Past torch's registration: they are the net's, by the names that it gives them.
+        object.__setattr__(self, "blocks", nn.ModuleDict({str(i): block for i, block in enumerate(blocks)}))
+        self._told = told_to(self.net)
+        for block in blocks:
+            block.register_forward_pre_hook(self._enter)
+            block.register_forward_hook(self._leave)
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether it is told which document a token is of."""
+        return "documents" in self._told
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        targets: Tensor | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        if positions is None and "positions" in self._told:
+            positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        given = {"positions": positions, "documents": documents}
+        logits = self.net(x, **{name: given[name] for name in self._told})
+        wanted = (*x.shape, self.shape.vocab_size)
+        if not isinstance(logits, Tensor) or logits.shape != wanted:
+            gave = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise SpecError(f"own.model gave {gave} of tokens {tuple(x.shape)}; it must give logits {wanted}.")
+        if targets is None:
+            return logits
+        with torch.autocast(logits.device.type, enabled=False):
+            if self._objective is not None:
+                return checked(self._objective.loss(logits.float(), targets))
+            rows = logits.float().flatten(0, -2)
+            return F.cross_entropy(rows, targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
+
+    def init_weights(self, seed: int) -> None:
+        """As they were made."""
+        for (_, mine), (_, fresh) in zip(_tensors(self.net), _tensors(self._make()), strict=True):
+            if isinstance(mine, DTensor):
+                fill(mine, partial(_rows, fresh.detach()))
+            else:
+                mine.detach().copy_(fresh.detach())
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """With what a checkpoint holds of it; a matrix that has two names in the net is saved once."""
+        held: dict[str, Tensor] = dict(self.named_parameters())
+        held |= {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
+        if wrong := sorted(held.keys() ^ tensors.keys()):
+            raise SpecError(f"own.model and the checkpoint do not have the same tensors: {wrong[0]} is in one alone.")
+        for name, mine in held.items():
+            if mine.shape != tensors[name].shape:
+                raise SpecError(
+                    f"own.model: {name} has shape {tuple(mine.shape)}, and {tuple(tensors[name].shape)} was saved."
+                )
+            mine.detach().copy_(tensors[name])
+
+    def _enter(self, block: nn.Module, args: Any) -> None:
+        if self.timer is not None:
+            self.timer.enter()
+
+    def _leave(self, block: nn.Module, args: Any, given: Any) -> None:
+        if self.timer is not None:
+            self.timer.leave()
+        first = given[0] if isinstance(given, tuple) and given else given
+        if self.passes is not None and isinstance(first, Tensor):
+            self.passes(first)
+
+
+def maker(make: Callable[[Run], Any], run: Run) -> Callable[[], nn.Module]:
+    """Makes the net of a run: the same numbers in every process, and each time."""
+
+    def made() -> nn.Module:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(run.seed)
+            net = make(run)
+        if not isinstance(net, nn.Module):
+            raise SpecError(f"own.model must be a torch.nn.Module, or make one; it made {type(net).__name__}.")
+        if net.training is False:
+            net.train()
+        for name, p in net.named_parameters():
+            if p.device.type != "cpu" or p.dtype != torch.float32:
+                raise SpecError(
+                    f"own.model: {name} is {p.dtype} on {p.device}; make it float32 on the CPU "
+                    "(train.precision says in what it computes)."
+                )
+        if not any(p.requires_grad for p in net.parameters()):
+            raise SpecError("own.model has no parameter to train.")
+        return net
+
+    return made
+
+
+def blocks_of(net: nn.Module) -> list[nn.Module]:
+    """What is sharded, recomputed and compiled one by one: its `blocks`, else the largest list of modules in it, else
+    the net as one."""
+    named = getattr(net, "blocks", None)
+    if isinstance(named, nn.ModuleDict):
+        return list(named.values())
+    if isinstance(named, nn.ModuleList | list | tuple) and named and all(isinstance(b, nn.Module) for b in named):
+        return list(named)
+    lists = sorted((_numbers(m), i) for i, m in enumerate(net.modules()) if isinstance(m, nn.ModuleList) and len(m))
+    return list(list(net.modules())[lists[-1][1]].children()) if lists else [net]
+
+
+def _rows(whole: Tensor, shape: torch.Size, rows: slice) -> Tensor:
+    return whole[rows]
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def told_to(net: nn.Module) -> tuple[str, ...]:
+    """Which of `TOLD` its forward takes, by name."""
+    known = inspect.signature(net.forward).parameters
+    return tuple(name for name in TOLD if name in known)
+
+
+def digest(model: nn.Module) -> int:
+    """Of all numbers of a model that is not laid out yet, as they lie in memory."""
+    found = xxhash.xxh3_64()
+    for name, tensor in _tensors(model):
+        found.update(name.encode())
+        found.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.intdigest() >> 12  # as much as float64 holds
+
+
+def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
