@@ -43,9 +43,9 @@ class OwnModel(Decoder):
         # Past torch's registration: they are the net's, by the names that it gives them.
         object.__setattr__(self, "blocks", nn.ModuleDict({str(i): block for i, block in enumerate(blocks)}))
         self._told = told_to(self.net)
-        for block in blocks:
-            block.register_forward_pre_hook(self._enter)
-            block.register_forward_hook(self._leave)
+        for block in blocks:  # a compiled block has its hooks inside it; these are not compiled
+            block.register_forward_pre_hook(torch.compiler.disable(self._enter))
+            block.register_forward_hook(torch.compiler.disable(self._leave))
 
     @property
     def keeps_apart(self) -> bool:
