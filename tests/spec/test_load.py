@@ -208,3 +208,7 @@ def test_a_resolved_file_loads_after_its_weights_are_gone() -> None:
     run = read(GOOD + "model: {weights: smol}\n").run
     (folder / "config.json").unlink()
     assert read(dump(run)).run == run
+    resolved = dump(run)
+    assert "  mamba:" in resolved
+    older = "".join(line for line in resolved.splitlines(keepends=True) if not line.startswith("  mamba:"))
+    assert read(older).run == run  # written before there were such models

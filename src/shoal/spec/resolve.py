@@ -34,6 +34,10 @@ _FIXED_BY_WEIGHTS = (
 )  # fmt: skip
 
 
+# Names that resolved files of earlier versions lack: each had what is its default now, but for `init`.
+_LATER = ("init", "mamba")
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A run, and where each of its values came from (`run.yaml:12`, `command line`, `preset tiny`, `default` …)."""
@@ -126,9 +130,11 @@ def _base(stated: Layer, of_checkpoint: OfCheckpoint | None) -> Layer:
     the weights it once started from are gone or a later Shoal has another preset of that name.
     """
     model = stated.values.get("model")
-    if not isinstance(model, dict) or all(name in model for name in Model.model_fields):
+    if not isinstance(model, dict):
         return Layer()
-    if all(name in model for name in Model.model_fields if name != "init"):
+    if all(name in model for name in Model.model_fields if name not in _LATER):
+        if "init" in model:
+            return Layer()
         # A resolved file from before there were rules for the start values: it began by the only one there was.
         origin = Origin("before model.init", "model.init")
         return layer({"model": {"init": "auto" if model["weights"] else "normal"}}, lambda _: origin)
