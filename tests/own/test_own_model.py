@@ -14,7 +14,8 @@ from shoal.cli.main import main
 from shoal.errors import WRONG_USAGE, ShoalError, SpecError, Stopped
 from shoal.journal import journal
 from shoal.journal.rundir import RunDir
-from shoal.spec.own_rules import closed_by_own, own_rules
+from shoal.spec.own_rules import closed_by_own
+from shoal.spec.rules import broken
 from shoal.spec.run import Run
 from tests.own.test_own_code import here
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
@@ -66,6 +67,11 @@ class Net(nn.Module):
 class Deaf(Net):
     def forward(self, tokens):
         return super().forward(tokens, torch.arange(tokens.shape[1])[None].expand_as(tokens))
+
+
+class Ahead(Net):
+    def forward(self, tokens, positions, documents):
+        return super().forward(tokens, positions, documents).roll(-1, 1)
 
 
 class Half(Net):
@@ -179,9 +185,13 @@ def test_what_it_learnt_can_be_looked_at_and_not_exported(
 
 
 WRONG = {
-    "takes no documents": ({"own.model": "net:Deaf"}, "takes no `documents`, and rows of this data hold several"),
+    "takes no documents": (
+        {"own.model": "net:Deaf"},
+        "does not keep documents apart, and rows of this data hold several: give its forward",
+    ),
+    "looks ahead": ({"own.model": "net:Ahead"}, "sees those after it, and would learn to copy them"),
     "half": ({"own.model": "net:Half"}, "is torch.bfloat16 on cpu; make it float32"),
-    "other logits": ({"own.model": "net:Odd"}, r"shape \(16, 32, 5\) of tokens \(16, 32\); it must give logits"),
+    "other logits": ({"own.model": "net:Odd"}, r"shape \(2, 16, 5\) of tokens \(2, 16\); it must give logits"),
     "no module": ({"own.model": "net:none"}, "must be a torch.nn.Module, or make one; it made int"),
 }
 
@@ -220,7 +230,7 @@ def test_start_values_that_differ_between_processes_are_found(folder: Path) -> N
     ],
 )
 def test_what_has_no_effect_is_refused(folder: Path, changes: dict[str, Any], says: str) -> None:
-    assert any(says in sentence for _, sentence in own_rules(asked(folder, "rules", **changes)))
+    assert any(says in sentence for _, sentence in broken(asked(folder, "rules", **changes)))
 
 
 def test_nothing_is_planned_for_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +253,7 @@ def test_it_begins_anew_with_the_numbers_that_it_began_with(folder: Path) -> Non
     """As an island does that starts over."""
     import torch
 
-    from shoal.model.own_model import OwnModel, digest, maker
+    from shoal.model.own_model import BySignature, OwnModel, digest, maker
     from shoal.spec.shape import shape_of
 
     class Net(torch.nn.Module):
@@ -252,7 +262,7 @@ def test_it_begins_anew_with_the_numbers_that_it_began_with(folder: Path) -> Non
             self.blocks = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
 
     run = asked(folder, "anew", model={"vocab_size": 64})
-    model = OwnModel(maker(Net, run), shape_of(run.model))
+    model = OwnModel(maker(Net, run), shape_of(run.model), BySignature())
     before = digest(model)
     model.net.blocks(torch.ones(4, 3))  # which moves the averages of the norm
     torch.nn.init.zeros_(model.net.blocks[0].weight)

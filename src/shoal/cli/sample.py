@@ -153,13 +153,13 @@ def _own_code(spec: Run, run_dir: RunDir, own_code: bool) -> Code:
 
 
 def _made(spec: Run, shape: Shape, code: Code, tensors: dict[str, torch.Tensor]) -> Decoder:
-    if code.model is None:
+    if spec.foreign is None:
         model = _on_meta(shape, code.block)
         model.load_state_dict(tensors, assign=True)
         return model
-    from shoal.model.own_model import OwnModel, maker
+    from shoal.model.foreign import made
 
-    own = OwnModel(maker(code.model, spec), shape)
+    own = made(spec, shape, code)
     own.fill(tensors)
     return own.eval()
 

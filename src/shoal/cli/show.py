@@ -181,8 +181,8 @@ def _short(value: Any) -> str:
 
 
 def _size(run: Run) -> str:
-    if run.own.model is not None:
-        return f"parameters: those of own.model {run.own.model}, counted when it is trained"
+    if run.foreign is not None:
+        return f"parameters: those of {run.foreign}, counted when it is trained"
     shape = _shape(run)
     if shape is None:
         return "parameters: not known until data.train is prepared, since model.vocab_size is auto"

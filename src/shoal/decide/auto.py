@@ -57,7 +57,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
             f"model.vocab_size is {shape.vocab_size:,}, but the data's tokenizer has {tokenizer_vocab:,} tokens: "
             "use auto, or prepare the data with the model's tokenizer."
         )
-    unknown = run.own.model is not None  # the shape is none, but for its vocabulary
+    unknown = run.foreign is not None  # the shape is none, but for its vocabulary
     if run.model.weights is None and not unknown:
         choose("model.init", run.model.init, *rule_of(run.model, run.train.optimizer.name))
     if run.model.experts is not None:
@@ -126,8 +126,8 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
         return False, "a CPU gains nothing by it"
     if run.model.experts is not None:
         return False, "experts gain little by it"
-    if run.own.model is not None:
-        return False, "whether own.model can be is not known"
+    if run.foreign is not None:
+        return False, "whether a model that is not Shoal's can be is not known"
     if schedule == "zbv":
         return False, "zbv takes a block's backward pass in two halves"
     return True, "a GPU"
@@ -136,8 +136,8 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
 def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:
     if run.mesh.recompute != "auto":
         return run.mesh.recompute
-    if run.own.model is not None:
-        return choices.choose("mesh.recompute", "auto", "none", "what own.model holds is not known")
+    if run.foreign is not None:
+        return choices.choose("mesh.recompute", "auto", "none", "what a model that is not Shoal's holds is not known")
     from shoal.plan.memory import choose_recompute, memory_budget
 
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
@@ -153,7 +153,7 @@ def _reduce(run: Run, shape: Shape, choices: Choices, here: int) -> str:
         return named
     if named != "auto":
         return named
-    if run.own.model is not None:
+    if run.foreign is not None:
         return "step"
     from shoal.plan.memory import choose_reduce, memory_budget
 

@@ -58,8 +58,8 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     from shoal.plan.expect import expected
 
     try:
-        if run.own.model is not None:
-            raise SpecError(f"what own.model {run.own.model} computes is not known")
+        if run.foreign is not None:
+            raise SpecError(f"what {run.foreign} computes is not known")
         shape = shape_of(run.model)
         plan = expected(run, shape, [run_dir.workspace / "hardware"], documents_of(run, shape, run_dir.workspace))
     except (ShoalError, ArithmeticError) as e:

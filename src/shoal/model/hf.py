@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,9 +114,7 @@ def save_folder(
     casts; left out, tensors keep theirs. `drop_biases`: those that the class cannot hold are left out, not refused.
     The folder appears whole or not at all.
     """
-    folder = Path(folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty: name a new folder, or remove it first.")
+    folder = new_folder(folder)
     for name, size in tensors_of(shape).items():
         if name not in tensors or tensors[name].shape != size:
             found = list(tensors[name].shape) if name in tensors else "missing"
@@ -124,13 +122,27 @@ def save_folder(
     _refuse_what_would_be_lost(shape, tensors, drop_biases)
     stored = str(dtype or tensors["embed.weight"].dtype).removeprefix("torch.")
     config = to_hf(shape) | {"dtype": stored, "torch_dtype": stored}
+    with whole_or_none(folder) as work:
+        config |= save_tokenizer(work, shape, tokenizer, Path(like) if like else None)
+        _write_json(work / "config.json", config)
+        _save_tensors(work, pieces(shape), tensors, dtype, shard_bytes)
+
+
+def new_folder(folder: str | os.PathLike[str]) -> Path:
+    folder = Path(folder).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty: name a new folder, or remove it first.")
+    return folder
+
+
+@contextmanager
+def whole_or_none(folder: Path) -> Iterator[Path]:
+    """A place to write it, which becomes the folder when all is written."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     try:
         work.mkdir()
-        config |= save_tokenizer(work, shape, tokenizer, Path(like) if like else None)
-        _write_json(work / "config.json", config)
-        _save_tensors(work, pieces(shape), tensors, dtype, shard_bytes)
+        yield work
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A whole model of somebody's own: any torch module that turns tokens into logits, with the surface of a decoder.
+"""A model that is not Shoal's: any torch module that turns tokens into logits, with the surface of a decoder.
 
 It is built on the CPU in every process, from the run's seed, so that its start values are those that its own
 constructor gives it, whatever the layout; FSDP then keeps a process's part. So a process needs memory for the whole
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,28 +29,40 @@ from shoal.spec.shape import Shape
 TOLD = ("positions", "documents")  # what a model is told besides tokens, if its forward has a place for it
 
 
+class Way(Protocol):
+    """How a net is asked."""
+
+    called: str  # the key of the run file that names it
+
+    def logits(self, net: nn.Module, tokens: Tensor, positions: Tensor, documents: Tensor | None) -> Any:
+        """Of tokens [batch, seq]: [batch, seq, vocab]."""
+        ...
+
+    def loss(
+        self, net: nn.Module, tokens: Tensor, positions: Tensor, documents: Tensor | None, targets: Tensor
+    ) -> Tensor | None:
+        """The sum of cross-entropy without holding all logits; None where it is taken from them."""
+        ...
+
+
 class OwnModel(Decoder):
     """`net` inside of what Shoal asks of a model. Its parameters keep their names, behind `net.`."""
 
-    def __init__(self, make: Callable[[], nn.Module], shape: Shape, objective: Objective | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], nn.Module], shape: Shape, way: Way, objective: Objective | None = None
+    ) -> None:
         nn.Module.__init__(self)  # nothing of a decoder's is built
         self.net = make()
-        self._make, self._objective, self.shape = make, objective, shape
+        self._make, self._way, self._objective, self.shape = make, way, objective, shape
         self.first = self.last = True
         self.passes, self.timer = None, None
         blocks = blocks_of(self.net)
         self.layers = range(len(blocks))
         # Past torch's registration: they are the net's, by the names that it gives them.
         object.__setattr__(self, "blocks", nn.ModuleDict({str(i): block for i, block in enumerate(blocks)}))
-        self._told = told_to(self.net)
         for block in blocks:  # a compiled block has its hooks inside it; these are not compiled
             block.register_forward_pre_hook(torch.compiler.disable(self._enter))
             block.register_forward_hook(torch.compiler.disable(self._leave))
-
-    @property
-    def keeps_apart(self) -> bool:
-        """Whether it is told which document a token is of."""
-        return "documents" in self._told
 
     def forward(
         self,
@@ -60,14 +72,17 @@ class OwnModel(Decoder):
         targets: Tensor | None = None,
         padding: Tensor | None = None,
     ) -> Tensor:
-        if positions is None and "positions" in self._told:
+        if positions is None:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
-        given = {"positions": positions, "documents": documents}
-        logits = self.net(x, **{name: given[name] for name in self._told})
+        if targets is not None and self._objective is None:
+            summed = self._way.loss(self.net, x, positions, documents, targets)
+            if summed is not None:
+                return summed
+        logits = self._way.logits(self.net, x, positions, documents)
         wanted = (*x.shape, self.shape.vocab_size)
         if not isinstance(logits, Tensor) or logits.shape != wanted:
             gave = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise SpecError(f"own.model gave {gave} of tokens {tuple(x.shape)}; it must give logits {wanted}.")
+            raise SpecError(f"{self._way.called} gave {gave} of tokens {tuple(x.shape)}; it must give logits {wanted}.")
         if targets is None:
             return logits
         with torch.autocast(logits.device.type, enabled=False):
@@ -78,7 +93,11 @@ class OwnModel(Decoder):
 
     def init_weights(self, seed: int) -> None:
         """As they were made."""
-        for (_, mine), (_, fresh) in zip(_tensors(self.net), _tensors(self._make()), strict=True):
+        self.take(self._make())
+
+    def take(self, other: nn.Module) -> None:
+        """The numbers of another net of the same kind, which is whole and on the CPU."""
+        for (_, mine), (_, fresh) in zip(_tensors(self.net), _tensors(other), strict=True):
             if isinstance(mine, DTensor):
                 fill(mine, partial(_rows, fresh.detach()))
             else:
@@ -89,12 +108,13 @@ class OwnModel(Decoder):
         held: dict[str, Tensor] = dict(self.named_parameters())
         held |= {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
         if wrong := sorted(held.keys() ^ tensors.keys()):
-            raise SpecError(f"own.model and the checkpoint do not have the same tensors: {wrong[0]} is in one alone.")
+            raise SpecError(
+                f"{self._way.called} and the checkpoint do not have the same tensors: {wrong[0]} is in one alone."
+            )
         for name, mine in held.items():
             if mine.shape != tensors[name].shape:
-                raise SpecError(
-                    f"own.model: {name} has shape {tuple(mine.shape)}, and {tuple(tensors[name].shape)} was saved."
-                )
+                shapes = f"{tuple(mine.shape)}, and {tuple(tensors[name].shape)} was saved"
+                raise SpecError(f"{self._way.called}: {name} has shape {shapes}.")
             mine.detach().copy_(tensors[name])
 
     def _enter(self, block: nn.Module, args: Any) -> None:
@@ -107,6 +127,19 @@ class OwnModel(Decoder):
         first = given[0] if isinstance(given, tuple) and given else given
         if self.passes is not None and isinstance(first, Tensor):
             self.passes(first)
+
+
+class BySignature:
+    """As its forward asks for it: tokens, and by their names positions and documents."""
+
+    called = "own.model"
+
+    def logits(self, net: nn.Module, tokens: Tensor, positions: Tensor, documents: Tensor | None) -> Any:
+        given = {"positions": positions, "documents": documents}
+        return net(tokens, **{name: given[name] for name in told_to(net)})
+
+    def loss(self, *args: Any) -> None:
+        return None
 
 
 def maker(make: Callable[[Run], Any], run: Run) -> Callable[[], nn.Module]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from shoal import kernels
 from shoal.errors import SpecError
-from shoal.model import documents, fp8
+from shoal.model import documents, foreign, fp8
 from shoal.model.attention import attention_mask, one_kind_of_mask
 from shoal.model.decoder import Block, Decoder
 from shoal.model.objective import install, objective_of
-from shoal.model.own_model import OwnModel, digest, maker
+from shoal.model.own_model import digest
+from shoal.model.seen import seen
 from shoal.own.code import NONE, Code
 from shoal.parallel import agree, context, expert, recompute, tensor
 from shoal.parallel.laid import Laid
@@ -40,8 +41,8 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     would wait while it compiles for that one, too. Without documents it is made for none, which is faster.
     """
     kernels.allow(run.train.kernels != "plain")
-    if code.model is not None:
-        return _own(run, place, several, code)
+    if run.foreign is not None:
+        return _foreign(run, place, several, code)
     shape = shape_of(run.model)
     bf16 = run.train.precision != "fp32"
     method = cast(context.Method, run.mesh.cp_method)  # stays open where no sequence is shared
@@ -83,20 +84,26 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     return Laid(place, tuple(decoders), module, method, pipeline, tied, **about)
 
 
-def _own(run: Run, place: Place, several: bool, code: Code) -> Laid:
-    """A whole model of somebody's own, over dp_replicate and dp_shard."""
-    assert code.model is not None
+def _foreign(run: Run, place: Place, several: bool, code: Code) -> Laid:
+    """A model that is not Shoal's, over dp_replicate and dp_shard."""
     bf16, objective = run.train.precision != "fp32", objective_of(code.objective, run)
-    model = OwnModel(maker(code.model, run), shape_of(run.model), objective)
-    if several and not model.keeps_apart:
+    shape = shape_of(run.model)
+    model = foreign.made(run, shape, code, objective)
+    tokens_see = seen(model, run.data.seq_len)
+    if tokens_see.after and objective is None:
+        raise SpecError(f"a token of {run.foreign} sees those after it, and would learn to copy them: mask them.")
+    if several and tokens_see.before:
+        hint = "give its forward the argument `documents` ([batch, seq], a number for each), or " * (
+            code.model is not None
+        )
         raise SpecError(
-            f"own.model {run.own.model} takes no `documents`, and rows of this data hold several: give its forward "
-            "that argument ([batch, seq], a number for each document), or set data.mask_documents=false."
+            f"{run.foreign} does not keep documents apart, and rows of this data hold several: {hint}set "
+            "data.mask_documents=false."
         )
     if len(set(agree.texts(str(digest(model))))) > 1:
         raise SpecError(
-            f"own.model {run.own.model} starts with other numbers in other processes: draw them from torch's "
-            "generator, which is seeded, and from nothing else."
+            f"{run.foreign} starts with other numbers in other processes: draw them from torch's generator, which is "
+            "seeded, and from nothing else."
         )
     recompute.apply(model, cast(recompute.Mode, run.mesh.recompute), random=True)
     if run.train.compile is True:

@@ -51,6 +51,7 @@ _CUT = "peers are not islands: set fleet.islands to 1, and name the peers of eac
 _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
 _CODE = No("a charter brings no code to other people's machines; leave it out, or train with `shoal train`")
+_ANY = No("peers train the families that Shoal has; take model.weights, or train it with `shoal train`")
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
@@ -68,6 +69,8 @@ REFUSED: dict[Driver, Table] = {
     },
     "swarm": {
         "own": _CODE,
+        "model.hf": _ANY,
+        "model.hf_config": _ANY,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -93,6 +96,8 @@ REFUSED: dict[Driver, Table] = {
     },
     "stages": {
         "own": _CODE,
+        "model.hf": _ANY,
+        "model.hf_config": _ANY,
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),

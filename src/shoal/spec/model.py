@@ -74,6 +74,14 @@ class Model(Strict):
         None,
         description="What to start from, shape and weights: a Hugging Face folder, a checkpoint, or a run's folder.",
     )
+    hf: LocalPath | None = Field(
+        None,
+        description="A Hugging Face folder of any causal model: its class in transformers is trained as it is "
+        "(docs/guide/hf-models.md). For the families that Shoal has, `weights` is faster and knows more meshes.",
+    )
+    hf_config: Annotated[str, Field(max_length=1 << 18)] | None = Field(
+        None, description="What config.json of `hf` says; written by Shoal when a run begins."
+    )
     family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba"] = Field(
         "llama", description="The Hugging Face architecture that weights are read from and written to."
     )

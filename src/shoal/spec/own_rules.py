@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shoal.spec.foreign_rules import ONE_MODEL
 from shoal.spec.mesh.rules import Broken
-from shoal.spec.model import Model
 from shoal.spec.run import Data, Run
 from shoal.spec.schedule import Schedule
 
 _NOT_CUT = ("tp", "cp")  # axes that cut a block in ways that only Shoal's own parts know
-_ONE_MODEL = ("pp", "tp", "cp", "ep")  # and a whole model
 
 
 def own_rules(run: Run) -> Iterator[Broken]:
     own, train = run.own, run.train
-    if own.model is not None:
-        yield from _own_model(run)
     if own.block is not None:
         for axis in _NOT_CUT:
             if getattr(run.mesh, axis) not in (1, "auto"):
@@ -67,42 +64,6 @@ def own_rules(run: Run) -> Iterator[Broken]:
         yield (f"own.{name}",), f"own.{name} has no effect where `own` names no code: leave it out"
 
 
-def _own_model(run: Run) -> Iterator[Broken]:
-    own, usual = run.own.model, Model()
-    for name in Model.model_fields:
-        if name not in ("vocab_size", "max_seq_len") and getattr(run.model, name) != getattr(usual, name):
-            yield (
-                (f"model.{name}", "own.model"),
-                f"model.{name} has no effect with own.model {own}, which is the whole model: leave it out "
-                "(own.settings hold values of its own)",
-            )
-    for axis in _ONE_MODEL:
-        if getattr(run.mesh, axis) not in (1, "auto"):
-            yield (
-                (f"mesh.{axis}", "own.model"),
-                f"own.model {own} is not cut over mesh.{axis}: take dp_shard or dp_replicate",
-            )
-    if run.own.block is not None:
-        yield ("own.block", "own.model"), f"own.block has no effect with own.model {own}: leave one of them out"
-    if run.train.precision == "fp8":
-        yield ("train.precision", "own.model"), f"own.model {own} is not computed in fp8: take bf16"
-    if run.train.z_loss:
-        yield (
-            ("train.z_loss", "own.model"),
-            f"train.z_loss is of Shoal's own head, which own.model {own} does not have: write it into own.objective",
-        )
-    if run.train.optimizer.name == "muon":
-        yield (
-            ("train.optimizer.name", "own.model"),
-            f"which matrices of own.model {own} Muon may turn is not known: take adamw, or own.optimizer",
-        )
-    if not run.train.optimizer.decay_embeddings:
-        yield (
-            ("train.optimizer.decay_embeddings", "own.model"),
-            f"which matrices of own.model {own} are embeddings is not known: leave it out, or take own.optimizer",
-        )
-
-
 def _own_data(run: Run) -> Iterator[Broken]:
     own, data, usual = run.own.data, run.data, Data()
     if data.train:
@@ -127,11 +88,12 @@ def _own_data(run: Run) -> Iterator[Broken]:
 
 
 def closed_by_own(run: Run) -> Run:
-    """The run with what its own code leaves no choice about: a block is not cut, a row is whole."""
+    """The run with what its own code leaves no choice about: a block is not cut, nor is a model that is not Shoal's,
+    and a row is whole."""
     shut = [axis for axis in _NOT_CUT if run.own.block or (axis == "cp" and run.own.objective)]
-    if run.own.model:
+    if run.foreign:
         # Of its size nothing is known here, and sharding always saves memory.
         both = run.mesh.dp_replicate == run.mesh.dp_shard == "auto"
-        shut = [*_ONE_MODEL, *(["dp_replicate"] if both else [])]
+        shut = [*ONE_MODEL, *(["dp_replicate"] if both else [])]
     chosen = {axis: 1 for axis in shut if getattr(run.mesh, axis) == "auto"}
     return run.model_copy(update={"mesh": run.mesh.model_copy(update=chosen)}) if chosen else run

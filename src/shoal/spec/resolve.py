@@ -35,7 +35,7 @@ _FIXED_BY_WEIGHTS = (
 
 
 # Names that resolved files of earlier versions lack: each had what is its default now, but for `init`.
-_LATER = ("init", "mamba")
+_LATER = ("init", "mamba", "hf", "hf_config")
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ def _base(stated: Layer, of_checkpoint: OfCheckpoint | None) -> Layer:
         # A resolved file from before there were rules for the start values: it began by the only one there was.
         origin = Origin("before model.init", "model.init")
         return layer({"model": {"init": "auto" if model["weights"] else "normal"}}, lambda _: origin)
+    if isinstance(model.get("hf"), str) and model["hf"]:
+        return _of_any_model(File(model["hf"]), stated)
     name, weights = model.get("preset"), model.get("weights")
     if isinstance(name, str) and isinstance(weights, str):
         raise SpecError(
@@ -155,6 +157,21 @@ def _base(stated: Layer, of_checkpoint: OfCheckpoint | None) -> Layer:
         _same_shape(model, shape, stated)
         return layer({"model": shape}, lambda _: origin)
     return Layer()
+
+
+def _of_any_model(folder: File, stated: Layer) -> Layer:
+    """What the config of a model that is not Shoal's says of it."""
+    from shoal.spec.hf.any_model import fields_of
+
+    where = _said(stated, "hf")
+    try:
+        fields = fields_of(folder)
+    except SpecError as e:
+        raise SpecError(f"{where}: {e}") from None
+    except ShoalError as e:
+        raise SetupError(f"{where}: {e}") from None
+    origin = Origin("hf config.json", str(folder / "config.json"))
+    return layer({"model": fields}, lambda _: origin)
 
 
 def _shape_of_weights(folder: File, where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.families import FAMILIES
+from shoal.spec.foreign_rules import foreign_rules
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh.refusal import refusal
 from shoal.spec.mesh.rules import Broken, Work
@@ -333,4 +334,5 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _layout,
     _tracking,
     own_rules,
+    foreign_rules,
 )

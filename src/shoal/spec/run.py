@@ -366,6 +366,13 @@ class Run(Strict):
         return self.train.steps
 
     @property
+    def foreign(self) -> str | None:
+        """The model that is not Shoal's, by the key that names it: of its shape nothing is known but its vocabulary."""
+        if self.own.model is not None:
+            return f"own.model {self.own.model}"
+        return f"model.hf {self.model.hf}" if self.model.hf is not None else None
+
+    @property
     def shard(self) -> int:
         """Windows that an island computes at once: the whole batch, where there is only one."""
         return self.train.batch if self.fleet.islands == 1 else self.train.batch // int(self.fleet.shards)

@@ -41,7 +41,7 @@ def read_fields(run: Run, shape: Shape, batch: int, known: Amount) -> dict[str, 
 
 def flops_fields(run: Run, shape: Shape, tokens: float, pairs: float) -> dict[str, float]:
     """For the record of a step on so many tokens, of all processes. Nothing where own code computes it."""
-    if run.own.computes:
+    if run.own.computes or run.foreign:
         return {}
     counted = step_flops(shape, tokens, pairs, str(run.mesh.recompute))
     return {"flops": counted.model, "hardware_flops": counted.hardware}

@@ -18,6 +18,7 @@ from shoal.devices import cores
 from shoal.journal.pulse import SILENT, Pulse
 from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
+from shoal.model.own_model import OwnModel
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.own.carry import digest_of
 from shoal.own.code import Code
@@ -55,6 +56,10 @@ class Parts:
 
     def load_weights(self) -> None:
         """Those that a new run starts from."""
+        if self.run.model.hf:
+            from shoal.model.hf_any import load_weights as load_any
+
+            load_any(self.model.decoders[0], self.run.model.hf)
         if self.run.model.weights:
             from shoal.checkpoint.foreign.start_from import load_weights
 
@@ -71,10 +76,10 @@ class Parts:
             "total": run.steps,
             "flops_convention": CONVENTION,
             # What own code computes is not known, and a share of the peak would be made up.
-            "peak_flops": None if run.own.computes else peak_flops(device, str(run.train.precision)),
+            "peak_flops": None if run.own.computes or run.foreign else peak_flops(device, str(run.train.precision)),
             "windows": [int(n) for n in self.windows.sizes],
             **({"notes": notes} if (notes := notes_of(run.model.weights)) else {}),
-            **({} if run.own.computes else _through_memory(run, shape, device)),
+            **({} if run.own.computes or run.foreign else _through_memory(run, shape, device)),
             **({"cores": mine} if (mine := os.environ.get(cores.CORES)) else {}),
             **({"sharing": shared} if (shared := gpu_shared(self.place)) else {}),
         }
@@ -115,7 +120,7 @@ def _opened(run_dir: RunDir, run: Run, code: Code) -> tuple[AnyWindows, Sequence
 
 
 def _params(model: Laid, code: Code) -> int:
-    if code.model is not None:
+    if isinstance(model.decoders[0], OwnModel):
         return sum(p.numel() for p in model.decoders[0].parameters())
     if code.block is None:
         return 0

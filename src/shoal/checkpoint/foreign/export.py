@@ -61,6 +61,11 @@ def export(
         vocab_size = chosen.vocab_size
     shape = shape_of(model, vocab_size)
     cast = DTYPES[dtype] if dtype else None
+    if isinstance(of, Run) and of.model.hf is not None:
+        from shoal.model.hf_any import save_folder as save_any
+
+        save_any(folder, of, shape, read_full(found), chosen, like, cast)
+        return
     save_folder(folder, shape, read_full(found), chosen, like, cast, drop_biases=drop_biases)
 
 
@@ -68,7 +73,7 @@ def _folder_it_came_from(found: Found, model: Model) -> str | None:
     """The Hugging Face folder that a run or an import started from, if it is still there: its tokenizer is the right
     one."""
     imported = found.extra.get("imported")
-    for folder in (model.weights, imported.get("from") if isinstance(imported, dict) else None):
+    for folder in (model.weights, model.hf, imported.get("from") if isinstance(imported, dict) else None):
         if isinstance(folder, str) and (Path(folder) / "config.json").is_file():
             return folder
     return None

@@ -76,9 +76,9 @@ def is_here(device: Device) -> bool:
 
 def wanted(args: argparse.Namespace) -> tuple[Run, Shape]:
     run = with_steps(load(args.file, args.overrides or ()).run, workspace(args.workspace))
-    if run.own.model is not None:
+    if run.foreign is not None:
         raise SpecError(
-            f"what own.model {run.own.model} computes and holds is not known, so nothing can be planned: train it for "
+            f"what {run.foreign} computes and holds is not known, so nothing can be planned: train it for "
             "some steps and look at `shoal report`."
         )
     known = None if run.model.vocab_size != "auto" else _vocabulary(run, workspace(args.workspace))
