@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal.net.api import PeerId
+from shoal.spec.cut import MOST_MICRO_BATCHES, MOST_PEERS
 from shoal.values import items, name, real, table, whole
 
 MOST_COUNT = 1 << 40  # of terms, plans, eras and steps
-MOST_PEERS, MOST_ROUTES = 1000, 1 << 16
+MOST_ROUTES = MOST_MICRO_BATCHES
 MOST_SUM = 1e300  # of squares or losses: a run that diverges is no lie
 MOST_SETS = 1000  # of held-out data
 TRAIN = MOST_COUNT  # the phase of a step in which it is taken; held-out data is measured before it
