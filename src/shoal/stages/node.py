@@ -88,10 +88,14 @@ async def live(config: NodeConfig, run: Run, make: Callable[[int], Made], tell: 
         tasks.keep("the ear for commands", lambda: hear_commands(config, roster, end.stop, end.fail))
         tasks.keep("the status", lambda: _show_for_ever(config, view))
         try:
-            layout = await end.unless_told(seats.settled())
-            work, fingerprint = await asyncio.to_thread(make, layout.stage_of(endpoint.id))
-            view.peer = peer_of(run, endpoint, layout.stages, work, tell, fingerprint)
-            await take_steps(view.peer, end)
+            layout, stage = await end.unless_told(seats.settled())
+            work, fingerprint = await asyncio.to_thread(make, stage)
+            peer = view.peer = peer_of(run, endpoint, (seats.layout or layout).stages, work, tell, fingerprint)
+            peer.late = layout.late(endpoint.id)
+            peer.puzzled = lambda by: tasks.spawn(seats.learn_from(by))
+            seats.grown = lambda layout: peer.settle(layout.stages)
+            tasks.keep("the look for newcomers", seats.follow)
+            await take_steps(peer, end)
         except Told:
             raise end.error or Stopped("stopped before the first step; started again, it goes on.") from None
         finally:

@@ -131,6 +131,12 @@ class Plan:
         return [m for m, route in enumerate(self.routes) if route[stage] == peer]
 
 
+def in_turn(layout: Layout) -> list[list[PeerId]]:
+    """The first peers of all stages, then the second ones, and so on: the order in which peers lead."""
+    most = max(len(peers) for peers in layout)
+    return [[peers[i] for peers in layout if i < len(peers)] for i in range(most)]
+
+
 def dealt(micro_batches: int, stages: Sequence[Sequence[PeerId]], seconds: Mapping[PeerId, float]) -> Routes:
     """Micro-batches to the peers of each stage, in turn, as often as they are fast. `seconds`: of one micro-batch;
     a peer not measured yet counts as its stage's fastest."""

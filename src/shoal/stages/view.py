@@ -61,7 +61,7 @@ class View:
         if who != self._endpoint.id and (link is None or link.way is None):
             return "away"
         if stage is None:
-            return "no stage" if self._seats.layout is not None else "waits"
+            return "waits for a stage"
         if plan is None:
             return "waits"
         return "computes" if who in plan.members else "fetches its state" if who in plan.learners else "waits"

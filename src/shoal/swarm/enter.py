@@ -22,9 +22,7 @@ from shoal.swarm.charter import INPUTS, MOST_CHARTER, Charter, Input, Where, cov
 from shoal.swarm.config import NodeConfig
 from shoal.swarm.gossip import CHARTER, Gossip
 from shoal.swarm.invite import Invitation
-from shoal.swarm.layout import LAYOUT, MOST_LAYOUT, read_layout
 from shoal.swarm.roster import Roster
-from shoal.values import BadValue
 
 REACH_S = 30.0  # for any of the invitation's peers to answer
 Say = Callable[[str], None]
@@ -132,8 +130,6 @@ async def enter(
             await gossip.ask(peer)
         agreed = False
         try:
-            if charter.stages > 1:
-                await _has_place(roster.me.id, charter, endpoint, peer)
             agreed = await agree(charter, len(roster.members()) - 1)
         finally:
             if not agreed:
@@ -147,14 +143,6 @@ async def enter(
             return {i.place: await _bring(i, config, blobs, roster, look_in, say, allowed) for i in charter.inputs}
         finally:
             await blobs.close()
-
-
-async def _has_place(me: PeerId, charter: Charter, endpoint: Endpoint, peer: PeerId) -> None:
-    """SetupError for who comes too late to a model that is cut, before anything is fetched."""
-    with contextlib.suppress(Unreachable, Refused, BadValue):  # a node asks again, and others
-        layout = read_layout(await endpoint.ask(peer, Message(LAYOUT), REACH_S, MOST_LAYOUT), charter)
-        if layout is not None:
-            layout.stage_of(me)
 
 
 async def _at_once(charter: Charter, peers: int) -> bool:

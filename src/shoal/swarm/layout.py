@@ -1,14 +1,15 @@
-"""Who holds which stage of a model that is cut over peers: a list that the organiser signs once, before the first step.
+"""Who holds which stage of a model that is cut over peers: a list that the organiser signs before the first step, and
+signs again with more peers at its end when somebody comes later.
 
-The sum of siblings' gradients, the lead's turn and what is more than half rest on it, so it never changes. Nobody says
-of itself which stage it holds: a peer asks the others for the list, and believes what the organiser has signed. So any
-member can pass it on, and the organiser's machine is not needed after that.
+Nobody says of itself which stage it holds: a peer asks the others for the list, and believes what the organiser has
+signed. So any member can pass it on. Nobody in it ever moves or goes: the order in which siblings' gradients are
+summed, the lead's turn and what is more than half rest on it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from shoal.plain_file import read_plain
 from shoal.spec.cut import MOST_PEERS
 from shoal.swarm.charter import Charter
 from shoal.swarm.signed import Forged, check, sign
-from shoal.values import BadValue, items, name, read_object, text
+from shoal.values import BadValue, items, name, read_object, text, whole
 
-LAYOUT = "layout"  # the question for it; the answer has no body where nobody knows it yet
+LAYOUT = "layout"  # the question for it; the answer has no body where nothing newer is known
 MOST_LAYOUT = 1 << 18
 Stages = tuple[tuple[PeerId, ...], ...]
 
@@ -29,48 +30,68 @@ Stages = tuple[tuple[PeerId, ...], ...]
 @dataclass(frozen=True)
 class SignedLayout:
     stages: Stages
+    first: tuple[int, ...]  # of each stage: how many were there before the first step
     signature: str
 
     @classmethod
-    def new(cls, swarm: str, organiser: Identity, stages: Stages) -> SignedLayout:
-        return cls(stages, sign("layout", _body(swarm, stages), organiser))
+    def new(cls, swarm: str, organiser: Identity, peers: Sequence[PeerId], stages: int) -> SignedLayout:
+        """In turn: the first peer in the first stage, and so on; with more peers than stages some have siblings."""
+        seated = tuple(tuple(peers[stage::stages]) for stage in range(stages))
+        return cls._signed(swarm, organiser, seated, tuple(map(len, seated)))
+
+    def with_more(self, swarm: str, organiser: Identity, added: Mapping[PeerId, int]) -> SignedLayout:
+        """`added`: who comes later, and the stage of each."""
+        grown = ((*stage, *(p for p, at in added.items() if at == i)) for i, stage in enumerate(self.stages))
+        return self._signed(swarm, organiser, tuple(grown), self.first)
+
+    @classmethod
+    def _signed(cls, swarm: str, organiser: Identity, stages: Stages, first: tuple[int, ...]) -> SignedLayout:
+        return cls(stages, first, sign("layout", _body(swarm, stages, first), organiser))
 
     def to_bytes(self) -> bytes:
-        return canonical({"stages": self.stages, "signature": self.signature})
+        return canonical({"stages": self.stages, "first": self.first, "signature": self.signature})
 
     @classmethod
     def of(cls, data: bytes | memoryview, charter: Charter) -> SignedLayout:
         """BadValue for what the organiser of that swarm has not signed, or what is no layout of its model."""
         s = read_object(data, most_bytes=MOST_LAYOUT)
-        found = tuple(
-            tuple(name(peer) for peer in items(stage, MOST_PEERS)) for stage in items(s.get("stages"), MOST_PEERS)
-        )
+        stages = tuple(tuple(map(name, items(one, MOST_PEERS))) for one in items(s.get("stages"), MOST_PEERS))
+        first = tuple(whole(n, MOST_PEERS) for n in items(s.get("first"), MOST_PEERS))
         signature = text(s.get("signature"), 128)
         try:
-            check("layout", _body(charter.swarm, found), charter.organiser, signature)
+            check("layout", _body(charter.swarm, stages, first), charter.organiser, signature)
         except Forged as e:
             raise BadValue(str(e)) from None
-        peers = [peer for stage in found for peer in stage]
-        if len(found) != charter.stages or not all(found) or not len(set(peers)) == len(peers) <= MOST_PEERS:
-            raise BadValue(f"a layout that does not give each of {charter.stages} stages peers of its own")
-        return cls(found, signature)
-
-    def stage_of(self, peer: PeerId) -> int:
-        """SetupError for somebody who holds none."""
-        found = next((i for i, stage in enumerate(self.stages) if peer in stage), None)
-        if found is None:
-            raise SetupError(
-                f"the model of this swarm is cut over {sum(map(len, self.stages))} peers that were settled before this "
-                "one came, and nobody can be added: ask the organiser for another swarm."
-            )
+        found = cls(stages, first, signature)
+        whole_cut = len(stages) == len(first) == charter.stages
+        if not whole_cut or not all(0 < n <= len(peers) for n, peers in zip(first, stages, strict=True)):
+            raise BadValue(f"a layout that does not give each of {charter.stages} stages a peer")
+        if not len(set(found.peers)) == len(found.peers) <= MOST_PEERS:
+            raise BadValue(f"a layout with a peer in two places, or with more than {MOST_PEERS}")
         return found
+
+    @property
+    def peers(self) -> list[PeerId]:
+        return [peer for stage in self.stages for peer in stage]
+
+    def stage_of(self, peer: PeerId) -> int | None:
+        return next((i for i, stage in enumerate(self.stages) if peer in stage), None)
+
+    def late(self, peer: PeerId) -> bool:
+        """It came after the first step: the beginning is no state of its own."""
+        return not any(peer in stage[:n] for n, stage in zip(self.first, self.stages, strict=True))
+
+    def extends(self, before: SignedLayout) -> bool:
+        """The same with more peers. What does not is older, or a second beginning that nobody can go by."""
+        kept = all(new[: len(old)] == old for new, old in zip(self.stages, before.stages, strict=True))
+        return kept and self.first == before.first and len(self.peers) > len(before.peers)
 
     def save(self, file: Path) -> None:
         part = file.with_name(f".{file.name}.{os.getpid()}")
         with open(part, "wb") as f:
             f.write(self.to_bytes())
             f.flush()
-            os.fsync(f.fileno())  # the organiser must not sign another after a power cut
+            os.fsync(f.fileno())  # the organiser must not begin a second one after a power cut
         part.rename(file)
 
     @classmethod
@@ -86,15 +107,10 @@ class SignedLayout:
             ) from None
 
 
-def seated(peers: Sequence[PeerId], stages: int) -> Stages:
-    """In turn: the first peer in the first stage, and so on; with more peers than stages some have siblings."""
-    return tuple(tuple(peers[first::stages]) for first in range(stages))
-
-
 def read_layout(answer: Message, charter: Charter) -> SignedLayout | None:
-    """Of a peer that was asked; None: it does not know."""
+    """Of a peer that was asked; None: it knows none, or none with more peers."""
     return SignedLayout.of(answer.body, charter) if len(answer.body) else None
 
 
-def _body(swarm: str, stages: Stages) -> dict[str, object]:
-    return {"swarm": swarm, "stages": stages}
+def _body(swarm: str, stages: Stages, first: tuple[int, ...]) -> dict[str, object]:
+    return {"swarm": swarm, "stages": stages, "first": first}

@@ -68,7 +68,8 @@ def _write(run: Run, config: NodeConfig) -> str:
         *([wandb] if track.wandb != "off" else []),
         *(["TensorBoard"] if track.tensorboard else []),
     ]
-    trackers = f"; its numbers also to {', '.join(named)}" if named else "; its numbers to no tracker"
+    mirrored = named and stages == 1  # a stage's journal is mirrored nowhere
+    trackers = f"; its numbers also to {', '.join(named)}" if mirrored else "; its numbers to no tracker"
     return f"{config.run_dir.path}: keys, data, journal, {run.checkpoint.keep} checkpoints of {saved}{trackers}"
 
 

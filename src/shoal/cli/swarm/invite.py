@@ -27,11 +27,6 @@ def run(args: argparse.Namespace) -> int:
     from shoal.swarm.roster import Roster
 
     config = find(args.run, args.workspace)
-    if config.layout_file.exists():
-        raise UsageError(
-            f"the model of {config.run_dir.name} is cut over peers that are settled, and nobody can be added: who was "
-            "in comes back by `shoal swarm join RUN`."
-        )
     roster = Roster.load(config.roster_file, Identity.load(config.identity_file))
     me = roster.entry(roster.me.id)
     others = [e for e in roster.others().values() if e.address.direct or e.address.tcp or e.address.relays]
