@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from shoal.cli.main import main as cli
 from shoal.errors import SetupError, Stopped
 from shoal.net.api import Message, Refused, Unreachable
 from shoal.net.identity import Identity
+from shoal.spec import dump, load
+from shoal.stages.layers import StageLayers
 from shoal.stages.report import Report
 from shoal.stages.routes import Plan
 from shoal.swarm.control import tell
@@ -26,7 +30,9 @@ from shoal.swarm.layout import LAYOUT, SignedLayout
 from shoal.swarm.roster import Roster
 from shoal.values import BadValue
 from tests.stages.admitted import Cut
+from tests.stages.test_layers import CPU, a_run
 from tests.stages.toy import alone
+from tests.train.tiny import make_data, train_on
 
 
 def right(cut: Cut, steps: int, *who: str) -> None:
@@ -356,3 +362,39 @@ def test_a_layout_is_what_the_organiser_has_signed_for_this_swarm_and_this_cut(t
     file.write_text(json.dumps(moved))
     with pytest.raises(SetupError, match=r"layout\.json is not what the swarm's organiser has signed"):
         SignedLayout.load(file, charter)
+
+
+def test_a_real_model_over_invited_peers_has_the_bits_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(1)  # as the plain run
+    data, saved = make_data(tmp_path / "data"), {"checkpoint": {"every": 3}}
+    stages = {"count": 2, "activations": "fp32"}
+    (tmp_path / "run.yaml").write_text(dump(a_run(data, **saved, **{"swarm.stages": stages})))
+    cut = Cut(tmp_path, peers=2, file=tmp_path / "run.yaml")
+    fingerprints: list[str] = []
+
+    def make(who: str, stage: int) -> Any:
+        config = cut.config(who)
+        work = StageLayers(load(config.run).run, stage, config.run_dir.path, CPU)
+        fingerprints.append(work.fingerprint)
+        return work, work.fingerprint
+
+    cut.make = make
+
+    async def main() -> None:
+        async with cut.running("b"):
+            assert await cut.ended("founder", "b") == {"founder": None, "b": None}
+
+    asyncio.run(main())
+    assert len(set(fingerprints)) == 1
+    folders = [str(cut.config(who).run_dir.path) for who in ("b", "founder")]
+    plain = train_on(a_run(data, **{"checkpoint.every": 3}), tmp_path / "plain", 1)
+    for step in (3, 6):
+        whole = tmp_path / f"whole-{step}"
+        assert cli(["checkpoint", "join", *folders, str(whole), "--step", str(step)]) == 0
+        assert cli(["checkpoint", "diff", f"{whole}@{step}", f"{plain.path}@{step}"]) == 0  # moments too
+    assert cut.word("status", "tiny", who="b") == 0
+    said = capsys.readouterr().out
+    assert "tiny: step 6 of 6, 2 stages, 2 peers, loss " in said
+    assert "this peer is not running" in said
