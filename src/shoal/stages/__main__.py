@@ -1,4 +1,5 @@
-"""A peer of a model that is cut over peers (`swarm.stages`).
+"""A peer of a model that is cut over peers (`swarm.stages`), with peers that a file names. `shoal swarm create` and
+`join` are the way for people; this is the layer below, for benchmarks and to try a cut out on one machine.
 
     python -m shoal.stages local RUN.yaml --counts 1,2,1 --folder FOLDER      all peers on this machine
     python -m shoal.stages key peer.key                                       makes a key, prints its id
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
         print(Identity.at(args.file).id)
         return 0
     if args.verb == "local":
-        more = [f"swarm.stages.count={len(args.counts)}", *overrides]
+        more = [f"swarm.stages.count={len(args.counts)}", "swarm.peers=2", *overrides]  # the counts say how many
         return exit_code(lambda: run_here(args.file, args.counts, args.folder, more))
     return exit_code(lambda: _run(args, overrides))
 

@@ -89,6 +89,7 @@ async def live(config: NodeConfig, run: Run, make: Callable[[int], Made], tell: 
         tasks.keep("the status", lambda: _show_for_ever(config, view))
         try:
             layout, stage = await end.unless_told(seats.settled())
+            print(f"this peer holds stage {stage + 1} of {len(layout.stages)}", flush=True)
             work, fingerprint = await asyncio.to_thread(make, stage)
             peer = view.peer = peer_of(run, endpoint, (seats.layout or layout).stages, work, tell, fingerprint)
             peer.late = layout.late(endpoint.id)

@@ -26,7 +26,7 @@ class View:
         commit = peer.plan.commit if peer is not None and peer.plan is not None else None
         stages = layout.stages if layout is not None else ()
         stage = {p: i + 1 for i, peers in enumerate(stages) for p in peers}
-        members = dict.fromkeys([*stage, *(p for p in self._roster.summary() if p in self._roster.members())])
+        members = dict.fromkeys([*stage, *self._roster.members()])
         return {
             "time": time.time(),
             "self": self._endpoint.id,
