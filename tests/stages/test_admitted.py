@@ -29,7 +29,7 @@ from shoal.swarm.invite import Admission
 from shoal.swarm.layout import LAYOUT, SignedLayout
 from shoal.swarm.roster import Roster
 from shoal.values import BadValue
-from tests.stages.admitted import Cut
+from tests.stages.admitted import LIMIT_S, Cut
 from tests.stages.test_layers import CPU, a_run
 from tests.stages.toy import alone
 from tests.train.tiny import make_data, train_on
@@ -39,6 +39,12 @@ def right(cut: Cut, steps: int, *who: str) -> None:
     weights, _ = alone(2, cut.micro_batches, steps)
     for name in who:
         assert cut.toys[name].w == pytest.approx(weights[cut.toys[name].stage], abs=1e-12)
+
+
+def revoke(cut: Cut, who: str) -> None:
+    organiser = Identity.load(cut.config("founder").organiser_file)
+    new = revocation(cut.charter.swarm, organiser, "peer", cut.id(who), [], time.time())
+    tell(cut.config("founder"), "revoke", revocation=new.to_json())
 
 
 def test_peers_that_came_by_invitation_take_the_steps_of_one_process(tmp_path: Path) -> None:
@@ -152,9 +158,7 @@ def test_who_is_revoked_is_gone_for_the_others_and_does_not_come_back(tmp_path: 
     async def main() -> None:
         async with cut.running("b", "c"):
             await cut.until(lambda: len(cut.seen("step", "c")) >= 2)
-            organiser = Identity.load(cut.config("founder").organiser_file)
-            new = revocation(cut.charter.swarm, organiser, "peer", cut.id("c"), [], time.time())
-            tell(cut.config("founder"), "revoke", revocation=new.to_json())
+            revoke(cut, "c")
             ended = await cut.ended("c")
             assert "the organiser has revoked this peer" in str(ended["c"])
             cut.start("c")
@@ -212,21 +216,36 @@ async def talking(cut: Cut, who: str) -> AsyncIterator[Any]:
         yield endpoint
 
 
+async def asking(endpoint: Any, peer: str) -> None:
+    """For as long as there are answers."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            await endpoint.ask(peer, Message("where"), 5.0)
+            await asyncio.sleep(0.02)
+
+
 def test_a_stage_is_nobodys_own_word(tmp_path: Path) -> None:
     """A member makes up a layout in which it holds the first stage; then it acts as another stage than its own."""
 
-    cut = Cut(tmp_path, peers=3, steps=6)
+    cut = Cut(tmp_path, peers=3, steps=200, crawl_after=0)
 
     async def main() -> None:
         async with cut.running("b"):
             assert await cut.join("liar") == 0
             me = Identity.load(cut.config("liar").identity_file)
             mine = SignedLayout.new(cut.charter.swarm, me, [me.id, cut.id("b"), cut.id("founder")], 2)
+            organiser = Identity.load(cut.config("founder").organiser_file)
+            second = SignedLayout.new(cut.charter.swarm, organiser, [me.id, cut.id("b"), cut.id("founder")], 2)
             asked: list[str] = []
+            later: set[str] = set()
 
             async def answer(peer: str, message: Message) -> Message:
+                """First its own layout, then that it waits, then a second beginning: signed, but no longer true."""
+                if message.fields["known"]:
+                    later.add(peer)
+                    return Message(LAYOUT, {}, second.to_bytes())
                 asked.append(peer)
-                return Message(LAYOUT, {"waits": True}, mine.to_bytes() if len(set(asked)) < 2 else b"")
+                return Message(LAYOUT, {}, mine.to_bytes() if len(set(asked)) < 2 else b"")
 
             async with talking(cut, "liar") as endpoint:
                 endpoint.on(LAYOUT, answer, 0)
@@ -241,7 +260,7 @@ def test_a_stage_is_nobodys_own_word(tmp_path: Path) -> None:
                 routed = Plan(9, 9, 1, 0, tuple(layout.peers), ((cut.id("b"), me.id),) * 4, {}, None, me.id)
                 for to, message, why in (
                     ("b", Message("grad", where, b"x" * 8), "no message for this stage"),
-                    ("founder", Message("act", where, b"x" * 8), "no message for this stage"),
+                    ("founder", Message("grad", where, b"x" * 8), "no message for this stage"),
                     ("b", Message("part", {"era": 1, "step": 0, "of": [0]}, b"x" * 8), "no sibling"),
                     ("b", Message("state", {"era": 1, "least": 0}), "no sibling"),
                     ("b", Message("plan", {"plan": routed.to_json()}), "for this layout"),
@@ -249,6 +268,15 @@ def test_a_stage_is_nobodys_own_word(tmp_path: Path) -> None:
                 ):
                     with pytest.raises(Refused, match=why):
                         await endpoint.ask(cut.id(to), message)
+                await cut.until(lambda: {cut.id("founder"), cut.id("b")} <= later)
+                assert (await endpoint.ask(cut.id("b"), Message("where"))).kind == "here"
+                revoke(cut, "liar")
+                with pytest.raises((Refused, Unreachable)):
+                    await asking(endpoint, cut.id("b"))
+                assert not any(task.done() for task in cut.tasks.values())
+                for who in ("founder", "b"):
+                    known = SignedLayout.of(cut.config(who).layout_file.read_bytes(), cut.charter)
+                    assert known.stages == layout.stages
         named = (
             (cut.config("founder").folder / "events.jsonl").read_text(),
             (cut.config("b").folder / "events.jsonl").read_text(),
@@ -290,7 +318,7 @@ def test_a_forged_admission_gets_no_link_and_no_stage(tmp_path: Path) -> None:
             assert entry is not None
             there = replace(config, folder=tmp_path / "stranger", port=0)
             async with visit(there, roster, heard) as (endpoint, _):
-                endpoint.on(LAYOUT, lambda peer, message: asyncio.sleep(0, Message(LAYOUT, {"waits": True})), 0)
+                endpoint.on(LAYOUT, lambda peer, message: asyncio.sleep(0, Message(LAYOUT)), 0)
                 endpoint.know(cut.id("founder"), entry.address)
                 await cut.until(lambda: heard.of("link_denied"))
                 with pytest.raises(Unreachable):

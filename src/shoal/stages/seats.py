@@ -84,7 +84,7 @@ class Seats:
         answers = await asyncio.gather(*map(self._ask, here))
         for _, found in answers:
             self._take(found)
-        waiting = [p for p, (waits, _) in zip(here, answers, strict=True) if waits]
+        waiting = [p for p, (answered, _) in zip(here, answers, strict=True) if answered]
         if self.layout is not None:
             self._add(waiting)
             if not self._is_seated():
@@ -118,16 +118,15 @@ class Seats:
         self.grown(found)
 
     async def _ask(self, peer: PeerId) -> tuple[bool, SignedLayout | None]:
-        """Whether it waits for a stage, and what it knows more. Who only visits has no answer to this question."""
+        """Whether it has answered, and what it knows more. Who only visits has no answer to this question."""
         question = Message(LAYOUT, {"known": 0 if self.layout is None else len(self.layout.peers)})
-
-        def read(answer: Message) -> tuple[bool, SignedLayout | None]:
-            return answer.fields.get("waits") is True and peer in self._roster, read_layout(answer, self._charter)
-
         try:
-            return await self._answers.ask(peer, question, read, most_body=MOST_LAYOUT)
+            found = await self._answers.ask(
+                peer, question, lambda answer: read_layout(answer, self._charter), most_body=MOST_LAYOUT
+            )
         except (Unreachable, Refused):
             return False, None
+        return peer in self._roster, found  # it may have been revoked meanwhile
 
     async def _on_layout(self, peer: PeerId, message: Message) -> Message:
         try:
@@ -138,7 +137,7 @@ class Seats:
             raise Refused("not a member")
         newer = self.layout is not None and len(self.layout.peers) > known
         body = self.layout.to_bytes() if self.layout is not None and newer else b""
-        return Message(LAYOUT, {"waits": not self._is_seated()}, body)
+        return Message(LAYOUT, {}, body)
 
     def _say(self, text: str) -> None:
         if text != self._said:
