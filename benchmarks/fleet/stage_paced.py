@@ -18,8 +18,9 @@ import torch
 from shoal import wire
 from shoal.net.identity import Identity
 from shoal.spec import load
-from shoal.stages.__main__ import journaled, peers_of, train
+from shoal.stages.__main__ import peers_of, train
 from shoal.stages.layers import StageLayers
+from shoal.stages.training import journaled
 
 
 class Paced(StageLayers):

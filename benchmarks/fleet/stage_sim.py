@@ -16,9 +16,10 @@ from pathlib import Path
 from shoal import wire
 from shoal.net.identity import Identity
 from shoal.spec.run import Run
-from shoal.stages.__main__ import journaled, peers_of, train
+from shoal.stages.__main__ import peers_of, train
 from shoal.stages.report import Measured
 from shoal.stages.routes import Commit, Sums
+from shoal.stages.training import journaled
 
 
 class Simulated:

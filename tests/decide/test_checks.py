@@ -91,7 +91,7 @@ def test_a_model_cut_over_peers_is_not_quietly_trained_whole() -> None:
     stages = whole.swarm.stages.model_copy(update={"count": 4})
     cut = whole.model_copy(update={"swarm": whole.swarm.model_copy(update={"stages": stages})})
     trainable(whole)
-    with pytest.raises(SpecError, match=r"swarm\.stages\.count is 4: .*shoal\.stages"):
+    with pytest.raises(SpecError, match=r"swarm\.stages\.count is 4: .*shoal swarm create"):
         trainable(cut)
 
 

@@ -219,12 +219,12 @@ def agreed(folder: Path) -> Target:
     return file_target(folder / "agreed.json", texts_of(good), lambda path: agreed_file.read(path, C))
 
 
-def charter_held() -> dict[str, Any]:
+def charter_held(**swarm: Any) -> dict[str, Any]:
     from shoal.spec import Run
     from shoal.swarm.charter import Charter, Input
     from shoal.swarm.proposal import values_of
 
-    run = Run.model_validate({"name": "demo", "data": {"train": "x"}, "train": {"steps": 9}})
+    run = Run.model_validate({"name": "demo", "data": {"train": "x"}, "train": {"steps": 9}, "swarm": swarm})
     values = values_of(run)
     values["data"]["train"][0]["path"] = "inputs/0-x"
     one = Charter("demo", identity(1).id, 1, values, (Input("inputs/0-x", "f", "ab" * 32, 1, 2),))
@@ -247,7 +247,41 @@ def charter(folder: Path) -> Target:
         if Charter.of(again, hashlib.sha256(again).hexdigest()) != found:
             raise Finding("a charter that is another after a round trip")
 
-    return Target(texts_of(charter_held()), read, (SetupError,))
+    return Target(texts_of(charter_held(), charter_held(stages={"count": 2})), read, (SetupError,))
+
+
+@reader("layout", "swarm.layout", quick=300, share=60)
+def layout(folder: Path) -> Target:
+    """Signed or not: the organiser, too, may have another version."""
+    from shoal.errors import SetupError
+    from shoal.net.identity import canonical
+    from shoal.swarm.charter import Charter
+    from shoal.swarm.layout import SignedLayout
+    from shoal.swarm.signed import sign
+
+    text = canonical(charter_held(stages={"count": 2}))
+    held, organiser = Charter.of(text, hashlib.sha256(text).hexdigest()), identity(1)
+    file, good = folder / "layout.json", {"stages": [[A, B], [C]], "first": [1, 1]}
+
+    def generate(rng: Random) -> bytes:
+        made = mutated(rng, good) if rng.random() < 0.7 else dict(good)
+        if not isinstance(made, dict) or rng.random() < 0.2:
+            return damaged(rng, encoded(made))
+        signature: Any = ""
+        with suppress(ValueError, TypeError, RecursionError):
+            body = {"swarm": held.swarm, "stages": made.get("stages"), "first": made.get("first")}
+            signature = sign("layout", body, organiser)
+        return encoded({**made, "signature": signature if rng.random() < 0.9 else edge(rng)})
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        found = SignedLayout.load(file, held)
+        if found is None or len(found.stages) != 2 or not all(found.stages) or len(set(found.peers)) < len(found.peers):
+            raise Finding("a layout without a peer for each stage, or with one in two places")
+        if SignedLayout.of(found.to_bytes(), held) != found:
+            raise Finding("a layout that is another after a round trip")
+
+    return Target(generate, read, (SetupError,))
 
 
 @reader("invitation", "swarm.invite", "swarm.signed", quick=300, share=60)

@@ -19,7 +19,7 @@ from tests.swarm.test_hostile import Shore
 SOURCE = Path(shoal.__file__).parent
 # Where tasks are made by hand, and who hears of their failures there.
 BY_HAND = {
-    ("stages/__main__.py", "train"): "waited for, and what it raises ends the peer",
+    ("stages/training.py", "unless_told"): "waited for, and what it raises ends the peer",
     ("net/tasks.py", "keep"): "this is the one place",
     ("net/tasks.py", "spawn"): "this is the one place",
     ("net/carrier.py", "_run"): "a failure closes the link, with its reason",
@@ -163,7 +163,7 @@ def test_a_node_obeys_and_shows_itself_again_after_either_has_failed(
         monkeypatch.setattr(start, "status", some("status", {}))
         config: Any = type("Config", (), {"status_file": tmp_path / "status.json"})()
         works: dict[str, Any] = {
-            "the ear for commands": lambda: start._obey(config, shore.roster, node),
+            "the ear for commands": lambda: start.hear_commands(config, shore.roster, node.leave, node.fail),
             "the status": lambda: start._show_for_ever(config, node, None),  # type: ignore[arg-type]
         }
         monkeypatch.setattr(start, "_show", lambda config, node, event: start.status(node, []))

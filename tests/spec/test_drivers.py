@@ -32,20 +32,23 @@ BEGINS: dict[Driver, tuple[str, ...]] = {
         "shoal.track.mirror",
     ),
     "swarm": ("shoal.swarm.trainer.worker", "shoal.decide.length", "shoal.swarm.start", "shoal.track.mirror"),
+    "cut": ("shoal.stages.node",),
     "stages": ("shoal.stages.__main__",),
 }
 PLAIN = ("shoal.train.loop", "shoal.train.saves", "shoal.train.numerics", "shoal.train.takeover", "shoal.train.replay")
+CUT = (
+    *(module for module in PLAIN if module != "shoal.train.saves"),
+    "shoal.train.worker",
+    "shoal.parallel.build",
+    "shoal.guard",
+    "shoal.swarm",
+)
 NOT_IN: dict[Driver, tuple[str, ...]] = {
     "loop": ("shoal.islands.worker", "shoal.islands", "shoal.guard.island"),
     "islands": ("shoal.swarm.trainer.worker", "shoal.swarm", "shoal.stages"),
     "swarm": (*PLAIN, "shoal.islands.worker", "shoal.guard.supervise", "shoal.guard.crew", "shoal.stages"),
-    "stages": (
-        *(module for module in PLAIN if module != "shoal.train.saves"),
-        "shoal.train.worker",
-        "shoal.parallel.build",
-        "shoal.guard",
-        "shoal.swarm",
-    ),
+    "cut": CUT,
+    "stages": CUT,
 }
 BY_PROPERTY = {"checkpoint.remote": ("run", "remote_checkpoints"), "train.steps": ("run", "steps")}  # of `Run`
 # The rules of the file and the table itself look at names without obeying them.

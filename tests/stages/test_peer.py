@@ -62,7 +62,10 @@ def test_a_peer_lost_in_the_middle_of_a_step_costs_its_micro_batches_again_and_n
         def before(what: str, m: int) -> None:
             time.sleep(0.003)
             toy = pond.toys[victim]
-            if toy.step == 2 and what == "backward" and len(toy.grads) == 1:  # one is summed, others are under way
+            reached = (
+                toy.step == 2 and what == "backward" and len(toy.grads) == 1
+            )  # one is summed, others are under way
+            if reached and not hit.is_set():  # once: nothing of the victim changes any more
                 loop.call_soon_threadsafe(hit.set)
                 time.sleep(1.0)  # it does no more before it is killed, however busy the machine is
 

@@ -20,12 +20,12 @@ from shoal.cli.swarm import join
 from shoal.errors import DataError, SetupError, SpecError, UsageError
 from shoal.net.identity import Identity, canonical
 from shoal.spec import Run, load
-from shoal.spec.drivers import refusals
+from shoal.spec.drivers import obeyed, refusals
 from shoal.spec.names import Name
 from shoal.swarm.charter import FORMAT, Charter, Input, covers, write_charter
 from shoal.swarm.enter import enter
 from shoal.swarm.invite import Admission
-from shoal.swarm.proposal import OWN, PLACE, PROPOSED, TIME, WORD, not_own, values_of
+from shoal.swarm.proposal import CUT, PLACE, STAGES, TIME, WHOLE, WORD, Table, not_own, values_of
 from shoal.swarm.roster import Roster
 from tests.spec.settings import LEAVES, another, changes, least, put
 from tests.swarm.test_cli import LOCAL, served
@@ -58,9 +58,24 @@ def whole() -> dict[str, Any]:
     return values
 
 
-def proposed(**changes: Any) -> dict[str, Any]:
+@cache
+def cut() -> dict[str, Any]:
+    """The same of a model that is cut over peers."""
+    run = {
+        "name": "fishes",
+        "model": {"rope_scaling": {"kind": "llama3", "factor": 2.0, "original_max_seq_len": 64}},
+        "data": {"train": [{"path": PLACES[0]}], "eval": [{"path": PLACES[1]}], "skip": [4]},
+        "train": {"steps": 9},
+        "swarm": {"peers": 3, "stages": {"count": 2}},
+    }
+    values = values_of(Run.model_validate(run))
+    values["data"]["train"][0]["path"], values["data"]["eval"][0]["path"] = PLACES[0], PLACES[1]
+    return values
+
+
+def proposed(table: Table = WHOLE, **changes: Any) -> dict[str, Any]:
     """With changes by dotted names."""
-    values = copy.deepcopy(whole())
+    values = copy.deepcopy(cut() if table is CUT else whole())
     for name, value in changes.items():
         put(values, name, value)
     return values
@@ -102,6 +117,8 @@ def kinds(annotation: Any) -> Iterator[Any]:
 
 def test_a_charter_of_the_closed_set_is_read() -> None:
     assert read(proposed()).run["train"]["steps"] == 9
+    assert read(proposed()).stages == 1
+    assert read(proposed(CUT)).stages == 2
 
 
 def test_a_charter_of_before_there_was_packing_means_chopped_windows(tmp_path: Path) -> None:
@@ -111,15 +128,17 @@ def test_a_charter_of_before_there_was_packing_means_chopped_windows(tmp_path: P
     assert read(values).local(tmp_path / "charter", {}, []).data.packing == "chop"
 
 
+@pytest.mark.parametrize("table", [WHOLE, CUT], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", LEAVES, ids=lambda n: n.dotted)
-def test_every_name_of_the_run_file_is_proposed_or_refused(name: Name) -> None:
+def test_every_name_of_the_run_file_is_proposed_or_refused(name: Name, table: Table) -> None:
     """A name that was added to the run file is refused until `proposal` has it."""
-    if name.dotted in PROPOSED:
+    if name.dotted in table.proposed:
         assert name.dotted in {n.dotted for n in LEAVES}
         return
-    said = refused(proposed(**{name.dotted: another(name)}))
-    assert repr(name.dotted) in said
+    said = refused(proposed(table, **{name.dotted: another(name)}))
     assert "each peer's own" in said
+    if not name.dotted.startswith("swarm.stages"):  # with which it is another table's charter, and much is wrong
+        assert repr(name.dotted) in said
 
 
 def test_names_that_are_none_and_empty_sections_are_refused() -> None:
@@ -134,8 +153,9 @@ def test_names_that_are_none_and_empty_sections_are_refused() -> None:
 def test_the_table_names_nothing_else_and_no_value_in_it_is_free_text() -> None:
     """So no charter can name a path, an address, or code to import."""
     known = {n.dotted: n for n in LEAVES}
-    assert PROPOSED.keys() <= known.keys()
-    for name, range in PROPOSED.items():
+    assert WHOLE.proposed.keys() | CUT.proposed.keys() <= known.keys()
+    assert STAGES.keys() <= set(obeyed("cut"))
+    for name, range in (*WHOLE.proposed.items(), *CUT.proposed.items()):
         found = set(kinds(known[name].field.annotation))
         if str in found:
             assert range is not WORD, name  # a range of numbers lets no text through
@@ -144,23 +164,54 @@ def test_the_table_names_nothing_else_and_no_value_in_it_is_free_text() -> None:
             assert range[0] < range[1], name
 
 
-def test_every_number_has_a_range() -> None:
-    for name, range in PROPOSED.items():
+@pytest.mark.parametrize("table", [WHOLE, CUT], ids=["whole", "cut"])
+def test_every_number_has_a_range(table: Table) -> None:
+    for name, range in table.proposed.items():
         if range in (WORD, PLACE):
             continue
         dotted = name.replace("*", "0")
         for value in (
             ("9999 d", "1e9 s", "x" * 1000) if range is TIME else (range[1] * 2 + 1, -1, 10**300, True, "x", [[]])
         ):
-            why, long = refused(proposed(**{dotted: value})), type(value) is int and value >= 10**19
+            why, long = refused(proposed(table, **{dotted: value})), type(value) is int and value >= 10**19
             assert ("digits" if long else dotted.rpartition(".")[2]) in why, (name, value)
-    assert "is not there" in refused({k: v for k, v in proposed().items() if k != "seed"})
+    assert "is not there" in refused({k: v for k, v in proposed(table).items() if k != "seed"})
     assert "train.steps" in refused(proposed(**{"train.steps": "9"}))
     wide = {"model.dim": 1 << 17, "model.ffn_dim": 1 << 20, "model.layers": 4096}
     assert "parameters" in refused(proposed(**wide))
     assert "tokens" in refused(proposed(**{"train.steps": 10**9, "train.batch": 1 << 20}))
     for odd in (None, [], 3, "name: x", {"train": []}, {"train": None}):
         refused(odd)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"swarm.stages.count": 1}, "from 2 to"),
+        ({"swarm.stages.count": "2"}, "swarm.stages.count is 2, and must be"),
+        ({"swarm.stages.count": 10**9}, "from 2 to"),
+        ({"swarm.stages": {}}, "swarm.stages"),
+        ({"swarm.stages": [2]}, "swarm.stages"),
+        ({"swarm.stages": None}, "swarm.stages"),
+        ({"swarm.stages.count": 3, "swarm.peers": 2}, "needs a peer for each"),
+        ({"swarm.stages.count": 30, "swarm.peers": 40}, "layers: lower it"),
+        ({"swarm.stages.rank": 1 << 16}, "does not fit into a model of"),
+        ({"swarm.stages.activations": "fp64"}, "swarm.stages.activations is not what it should be"),
+        ({"model.tie_embeddings": True}, "tie_embeddings to false"),
+        ({"train.precision": "fp8"}, "fp32 or bf16"),
+        ({"mesh.micro_batch": 5}, "mesh.micro_batch 5"),
+        ({"train.batch": 1 << 22}, "micro-batches"),
+        ({"checkpoint.every": "30 s"}, "checkpoint.every"),
+        ({"data.skip": [-1]}, "data.skip"),
+        ({"data.skip": [3, "x"]}, "data.skip"),
+        ({"swarm.round": "60 s"}, "'swarm.round'"),
+        ({"model.weights": PLACES[2]}, "'model.weights'"),
+        ({"model.experts": {"count": 2, "top_k": 2, "ffn_dim": 8}}, "'model.experts.count'"),
+        ({"checkpoint.remote": "s3://theirs/x"}, "'checkpoint.remote'"),
+    ],
+)
+def test_a_hostile_charter_of_a_cut_model_is_refused(changes: dict[str, Any], words: str) -> None:
+    assert words in refused(proposed(CUT, **changes))
 
 
 @pytest.mark.parametrize("path", HOSTILE_PATHS)
@@ -353,12 +404,18 @@ def test_a_joiner_sees_what_it_will_do_and_may_say_no(
 
 def test_what_a_joiner_sets_for_itself_has_its_effect_or_is_refused(tmp_path: Path) -> None:
     for name in LEAVES:
-        usual, changed = Run.model_validate(least(name)), Run.model_validate(next(changes(name))[1])
-        told = [
-            *(n for n, _ in refusals(changed, "swarm")),
-            *([not_own(changed, usual)] if not_own(changed, usual) else []),
-        ]
-        assert (told == []) == (name.dotted in OWN), (name.dotted, told)
+        for table, more in ((WHOLE, {}), (CUT, {"swarm.stages.count": 2})):
+            begun = [copy.deepcopy(values) for values in (least(name), next(changes(name))[1])]
+            for values in begun:
+                if name.dotted not in more:
+                    for dotted, value in more.items():
+                        put(values, dotted, value)
+            usual, changed = map(Run.model_validate, begun)
+            told = [
+                *(n for n, _ in refusals(changed, table.driver)),
+                *([not_own(changed, usual)] if not_own(changed, usual) else []),
+            ]
+            assert (told == []) == (name.dotted in table.own), (name.dotted, told)
     charter, _ = write_charter(load(run_file(tmp_path / "home")).run, ORGANISER, None)
     for override in ("train.steps=10", "model.preset=tiny", "guard.hang=off", "launch.nodes=2", "track={x: 1}"):
         with pytest.raises(UsageError, match=override.partition("=")[0]):

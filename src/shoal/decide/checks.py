@@ -19,10 +19,10 @@ def trainable(run: Run, driver: Driver | None = None) -> None:
     problems = [f"{sentence}." for _, sentence in broken(run)] or [f"{s}." for _, s in refusals(run, driver)]
     if problems:
         raise SpecError("\n".join(problems))
-    if run.swarm.stages.count > 1 and driver != "stages":
+    if run.swarm.stages.count > 1 and driver not in ("cut", "stages"):
         raise SpecError(
-            f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `python -m "
-            "shoal.stages` (docs/guide/swarm.md); here every peer holds the whole model, so set it to 1."
+            f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `shoal swarm "
+            "create` (docs/guide/swarm.md); here the whole model is in one place, so set it to 1."
         )
     # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.
     to_hf(shape_of(run.model, tokenizer_vocab=1))

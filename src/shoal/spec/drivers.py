@@ -1,6 +1,7 @@
 """Which names of the run file each driver obeys. A name has its effect or is refused with a reason; none is ignored.
 
-A driver is what takes the steps: the plain loop, islands, a peer of a swarm, a stage of a model that is cut over peers.
+A driver is what takes the steps: the plain loop, islands, a peer of a swarm, a peer of a swarm whose model is cut, a
+stage whose peers a file names.
 The table says what each does not do, and what to do instead; everything else it must read (`tests/spec/test_drivers.py`
 looks for the place in its modules). Two sections are of other verbs and are no driver's business: `plan` is read by
 `shoal plan`, `launch` by `shoal launch`; `swarm` belongs to `shoal swarm` in the same way, so that a run file can be
@@ -17,11 +18,12 @@ from shoal.spec.layers import leaves
 from shoal.spec.names import Path, dotted, lookup, names
 from shoal.spec.run import Run
 
-Driver = Literal["loop", "islands", "swarm", "stages"]
+Driver = Literal["loop", "islands", "swarm", "cut", "stages"]
 CALLED: dict[Driver, str] = {
     "loop": "`shoal train` without islands",
     "islands": "training on islands",
     "swarm": "a peer of a swarm",
+    "cut": "a swarm whose model is cut over peers",
     "stages": "a model cut over peers",
 }
 # Sections and names that another verb reads, and that verb.
@@ -30,6 +32,7 @@ OTHERS: dict[Driver, dict[str, str]] = {
     "loop": {**_ALONE, "swarm": "shoal swarm", "own.launcher": "shoal launch"},
     "islands": {**_ALONE, "swarm": "shoal swarm", "own.launcher": "shoal launch"},
     "swarm": _ALONE,
+    "cut": _ALONE,
     "stages": _ALONE,
 }
 
@@ -90,8 +93,7 @@ REFUSED: dict[Driver, Table] = {
         "guard.rewinds": No("a swarm never goes back; leave it out"),
         "guard.replay": No("peers compare the digests of their weights after every round; leave it out"),
         "swarm.stages": No(
-            "a model cut over peers is trained by `python -m shoal.stages` (docs/guide/swarm.md); here every "
-            "peer holds the whole model"
+            "swarm.stages.count is 1, so every peer holds the whole model; leave it out, or set the count"
         ),
     },
     "stages": {
@@ -138,11 +140,23 @@ REFUSED: dict[Driver, Table] = {
         "swarm.keep": OBEYED,
     },
 }
+REFUSED["cut"] = REFUSED["stages"] | {
+    "mesh": No("a stage is one process; leave it out", (1,)),
+    "fleet": No("peers are not islands: set fleet.islands to 1 (swarm.peers says how many train)"),
+    "guard": No("nobody watches a stage: `shoal swarm join RUN` starts it again, and it goes on; leave it out"),
+    "track": No("a stage keeps a journal in runs/NAME and mirrors it nowhere; leave it out", (False,)),
+    "swarm.peers": OBEYED,
+}
 
 
 def driver_of(run: Run) -> Driver:
     """Who trains it where no other verb was asked for."""
     return "islands" if run.fleet.islands > 1 else "loop"
+
+
+def swarm_driver_of(run: Run) -> Driver:
+    """Who trains it with `shoal swarm`."""
+    return "cut" if run.swarm.stages.count > 1 else "swarm"
 
 
 def rule(name: str, driver: Driver) -> No | None:

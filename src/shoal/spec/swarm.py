@@ -39,7 +39,10 @@ class Stages(Strict):
 class Swarm(Strict):
     """Peers without a common store: rounds of training, and compressed exchanges between them."""
 
-    peers: Positive = Field(2, description="Peers that the first round waits for; more may come and go at any time.")
+    peers: Positive = Field(
+        2,
+        description="Peers that the first round (of a cut model: the first step) waits for; more may come at any time.",
+    )
     batch: Annotated[Positive | Auto, Says("`auto` or a count")] = Field(
         "auto", description="Windows in an inner step of a peer; `auto`: train.batch / peers, less for slow peers."
     )

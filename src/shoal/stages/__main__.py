@@ -1,4 +1,5 @@
-"""A peer of a model that is cut over peers (`swarm.stages`).
+"""A peer of a model that is cut over peers (`swarm.stages`), with peers that a file names. `shoal swarm create` and
+`join` are the way for people; this is the layer below, for benchmarks and to try a cut out on one machine.
 
     python -m shoal.stages local RUN.yaml --counts 1,2,1 --folder FOLDER      all peers on this machine
     python -m shoal.stages key peer.key                                       makes a key, prints its id
@@ -13,13 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +24,8 @@ from shoal import wire
 from shoal.decide.checks import trainable
 from shoal.decide.length import with_steps
 from shoal.decide.load import load
-from shoal.errors import SpecError, Stopped
+from shoal.errors import SpecError
 from shoal.guard.begin import write_spec
-from shoal.journal.journal import Journal
 from shoal.journal.rundir import RunDir
 from shoal.leaving import exit_code
 from shoal.net.api import Address, Event, PeerId
@@ -39,17 +33,16 @@ from shoal.net.endpoint import connect
 from shoal.net.identity import Identity
 from shoal.net.relay_url import MOST_RELAYS, is_relay
 from shoal.plain_file import read_plain
+from shoal.spec.cut import MOST_PEERS
 from shoal.spec.duration import seconds
 from shoal.spec.run import Run
 from shoal.spec.start_values import with_rule
 from shoal.stages.layers import StageLayers
 from shoal.stages.local import run_here
-from shoal.stages.peer import Peer
-from shoal.stages.routes import MOST_PEERS, Layout
-from shoal.stages.states import saves_at
+from shoal.stages.routes import Layout
+from shoal.stages.training import End, journaled, peer_of, take_steps
 from shoal.stages.work import Work
 from shoal.streams import steady
-from shoal.train.evaluate import evaluates_at
 from shoal.values import BadValue, items, name, read_json, shown, table, text
 
 
@@ -75,7 +68,7 @@ def main(argv: list[str]) -> int:
         print(Identity.at(args.file).id)
         return 0
     if args.verb == "local":
-        more = [f"swarm.stages.count={len(args.counts)}", *overrides]
+        more = [f"swarm.stages.count={len(args.counts)}", "swarm.peers=2", *overrides]  # the counts say how many
         return exit_code(lambda: run_here(args.file, args.counts, args.folder, more))
     return exit_code(lambda: _run(args, overrides))
 
@@ -143,25 +136,6 @@ def _own_first(me: PeerId, addresses: dict[PeerId, Address]) -> list[Address]:
     return [addresses[me], *addresses.values()]
 
 
-@contextlib.contextmanager
-def journaled(folder: Path, steps: int) -> Iterator[Event]:
-    """Events go to the journal of a peer, and what people wait for to its log."""
-    began, one_at_a_time = time.monotonic(), threading.Lock()  # saves are told by the thread that computes
-
-    def event(kind: str, **fields: Any) -> None:
-        with one_at_a_time:
-            journal.note(kind, at_s=round(time.monotonic() - began, 3), **fields)
-        if kind == "step":
-            print(f"step {fields['step']} of {steps}: loss {fields['loss']:.4f}", flush=True)
-        elif kind == "eval":
-            print(f"held-out loss after step {fields['step']}: {fields['loss']:.4f}", flush=True)
-        elif "text" in fields:
-            print(fields["text"], flush=True)
-
-    with contextlib.closing(Journal(folder / "journal.jsonl")) as journal:
-        yield event
-
-
 async def train(
     spec: Run,
     identity: Identity,
@@ -180,32 +154,10 @@ async def train(
     options: dict[str, Any] = {"host": host, "port": port, "quic": far, "relays": relays[:MOST_RELAYS]}
     endpoint = connect(identity, lambda peer, proof: peer in addresses, event, silent_s=silent_s, **options)
     await endpoint.start()
-    for other, address in addresses.items():
-        endpoint.know(other, address)
-    stages = spec.swarm.stages
-    options = {"silent_s": silent_s, "in_flight": stages.in_flight}
-    options |= {"due": saves_at(spec), "evaluates": partial(evaluates_at, spec)}
-    peer = Peer(endpoint, layout, work, spec.steps, fingerprint=fingerprint, event=event, **options)
-    event("start", step=0, stage=peer.stage, peers=sum(map(len, layout)), id=identity.id)
-    task = asyncio.ensure_future(peer.run())
-    told = False
-
-    def stop() -> None:
-        nonlocal told
-        told = True
-        task.cancel()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        if told:
-            work.save(peer.at)
-            raise Stopped(f"stopped after step {peer.at} of {spec.steps}; started again, it goes on from there.")
-        sent = {p[:8]: link.sent_bytes for p, link in endpoint.links().items()}
-        event("finished", step=peer.at, digest=work.digest(), sent=sent)
+        for other, address in addresses.items():
+            endpoint.know(other, address)
+        await take_steps(peer_of(spec, endpoint, layout, work, event, fingerprint), End())
     finally:
         await endpoint.close()
 

@@ -23,16 +23,19 @@ class Donor:
     """Serves the state to siblings. A snapshot is kept for those who come later, until it is too old for them."""
 
     def __init__(
-        self, endpoint: Endpoint, siblings: tuple[PeerId, ...], take: Callable[[], Awaitable[tuple[int, int, bytes]]]
+        self,
+        endpoint: Endpoint,
+        siblings: Callable[[], tuple[PeerId, ...]],
+        take: Callable[[], Awaitable[tuple[int, int, bytes]]],
     ) -> None:
-        """`take` gives the state as it is now, with its era and step."""
+        """`siblings`: as of now. `take` gives the state as it is now, with its era and step."""
         self._siblings, self._take = siblings, take
         self._snapshot: tuple[int, int, bytes, str] | None = None
         endpoint.on(STATE, self._on_state, 1 << 16)
         endpoint.on(PART, self._on_piece, 1 << 16)
 
     async def _on_state(self, peer: PeerId, message: Message) -> Message:
-        if peer not in self._siblings:
+        if peer not in self._siblings():
             raise Refused("no sibling")
         try:
             wanted = whole(message.fields.get("era")), whole(message.fields.get("least"))
@@ -47,7 +50,7 @@ class Donor:
         return Message(STATE, {"step": step, "bytes": len(data), "digest": digest})
 
     async def _on_piece(self, peer: PeerId, message: Message) -> Message:
-        if peer not in self._siblings:
+        if peer not in self._siblings():
             raise Refused("no sibling")
         at = message.fields.get("at")
         if self._snapshot is None or self._snapshot[3] != message.fields.get("digest"):

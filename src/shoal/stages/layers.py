@@ -27,6 +27,7 @@ from shoal.parallel.clip import clipping, squared
 from shoal.parallel.flat import Flat
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
+from shoal.spec.cut import obstacle
 from shoal.spec.identity import identity
 from shoal.spec.precision import problem
 from shoal.spec.run import Run
@@ -70,14 +71,12 @@ class StageLayers:
         )  # as any run states it that has begun
         self.run, self.device = run.model_copy(update={"model": model}), device
         run = self.run
-        _check(run, self.shape.tie_embeddings)
+        saves_at(run)
+        if wrong := obstacle(run):
+            raise SpecError(f"{wrong}.")
         self._windows = Windows.of(sources, run.data)
         self._order = Order(self._windows.sizes, [s.weight for s in run.data.train], run.seed)
         self._rows = 1 if run.mesh.micro_batch == "auto" else run.mesh.micro_batch
-        if run.train.batch % self._rows:
-            raise SpecError(
-                f"train.batch {run.train.batch} is no multiple of mesh.micro_batch {self._rows}: change one of them."
-            )
         self.micro_batches = run.train.batch // self._rows
         self._space = Space(self.shape, settings.rank, run.seed, device) if settings.rank else None
         self._squeeze = Squeeze(settings.activations, settings.rank or self.shape.dim)
@@ -334,12 +333,3 @@ class StageLayers:
 
     def _here(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-
-def _check(run: Run, tied: bool) -> None:
-    """What cannot be cut over peers, besides what `shoal.spec.drivers` refuses."""
-    saves_at(run)
-    if tied and run.swarm.stages.count > 1:
-        raise SpecError("swarm.stages cannot share an embedding between two peers: set model.tie_embeddings to false.")
-    if run.train.precision == "fp8":
-        raise SpecError("swarm.stages computes in fp32 or bf16: set train.precision to auto.")

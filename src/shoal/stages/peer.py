@@ -25,7 +25,7 @@ from shoal.stages.inbox import Inbox
 from shoal.stages.lead import Lead
 from shoal.stages.pending import MOST_PARTS, History, Share
 from shoal.stages.report import MOST_SECONDS, Ready, Report
-from shoal.stages.routes import TRAIN, Commit, Layout, Plan
+from shoal.stages.routes import TRAIN, Commit, Layout, Plan, in_turn
 from shoal.stages.running import Step
 from shoal.stages.sending import Sending
 from shoal.stages.work import Work
@@ -55,12 +55,14 @@ class Peer:
         data is measured then.
         `in_flight`: micro-batches that a peer of the first stage has begun and not finished; 0: no limit.
         `fingerprint`: of all that peers must agree on, the run and its data."""
-        self.endpoint, self.layout, self.work, self.steps = endpoint, layout, work, steps
+        self.endpoint, self.work, self.steps = endpoint, work, steps
         self.me, self.silent_s, self.event, self.fingerprint = endpoint.id, silent_s, event, fingerprint
-        self.roster = [p for peers in in_turn(layout) for p in peers]
+        self.changed = asyncio.Event()
+        self.settle(layout)
         self.stage = next(s for s, peers in enumerate(layout) if self.me in peers)
         self.first, self.last = self.stage == 0, self.stage == len(layout) - 1
-        self.known = set(self.roster)
+        self.late = False  # it came after the first step: the beginning is no state that others may go back to for it
+        self.puzzled: Callable[[PeerId], object] = lambda peer: None  # told of whose plan does not fit the layout
         self.answers = Answers(endpoint, event)
         self.born = secrets.token_hex(8)
         self.plan: Plan | None = None
@@ -75,7 +77,6 @@ class Peer:
         self._unsaved = False  # this state is due, and is measured first
         self._told = (0, -1)  # era and step of the last measurement that was told
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-stage")
-        self.changed = asyncio.Event()
         self.history = History()
         self.step: Step | None = None
         self._alone = False
@@ -87,7 +88,14 @@ class Peer:
         endpoint.on("plan", self.inbox.guarded(self._on_plan), 1 << 16)
         endpoint.on("report", self.inbox.guarded(self._on_report), 1 << 16)
         endpoint.on("where", self.inbox.guarded(self._on_where), 1 << 16)
-        Donor(endpoint, layout[self.stage], self._state)
+        Donor(endpoint, lambda: self.layout[self.stage], self._state)
+
+    def settle(self, layout: Layout) -> None:
+        """Who holds what. A newer one has more peers; nobody has moved."""
+        self.layout = layout
+        self.roster = [p for peers in in_turn(layout) for p in peers]
+        self.known = set(self.roster)
+        self.changed.set()
 
     async def run(self) -> None:
         """Until the last step counts."""
@@ -132,6 +140,7 @@ class Peer:
     async def _on_plan(self, peer: PeerId, message: Message) -> Message:
         plan = Plan.of_json(message.fields.get("plan"))
         if plan.lead != peer or not self.fits(plan):
+            self.puzzled(peer)
             raise Refused("a plan comes from its lead, and is for this layout and its steps")
         self.take(plan)
         return Message("ok")
@@ -173,7 +182,7 @@ class Peer:
             self.at,
             self._era,
             plan.order if plan else None,
-            tuple(self.work.saved()),
+            tuple(step for step in self.work.saved() if step or not self.late),
             self._lost,
             ready,
             min(self.seconds, MOST_SECONDS),
@@ -405,9 +414,3 @@ class Peer:
                 f"Stage {self.stage + 1} was sent something it cannot read in step {self.at + 1} ({e}): "
                 "its neighbours run another version or another run file; give all peers the same."
             ) from e
-
-
-def in_turn(layout: Layout) -> list[list[PeerId]]:
-    """The first peers of all stages, then the second ones, and so on: the order in which peers lead."""
-    most = max(len(peers) for peers in layout)
-    return [[peers[i] for peers in layout if i < len(peers)] for i in range(most)]

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal.net.api import Message, PeerId
-from shoal.stages.routes import MOST_COUNT, MOST_PEERS, MOST_ROUTES, MOST_SUM, Plan
+from shoal.spec.cut import MOST_PEERS
+from shoal.stages.routes import MOST_COUNT, MOST_ROUTES, MOST_SUM, Plan
 from shoal.values import flag, items, name, real, table, text, whole
 
 MOST_SAVED = 1000

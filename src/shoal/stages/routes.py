@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal.net.api import PeerId
+from shoal.spec.cut import MOST_MICRO_BATCHES, MOST_PEERS
 from shoal.values import items, name, real, table, whole
 
 MOST_COUNT = 1 << 40  # of terms, plans, eras and steps
-MOST_PEERS, MOST_ROUTES = 1000, 1 << 16
+MOST_ROUTES = MOST_MICRO_BATCHES
 MOST_SUM = 1e300  # of squares or losses: a run that diverges is no lie
 MOST_SETS = 1000  # of held-out data
 TRAIN = MOST_COUNT  # the phase of a step in which it is taken; held-out data is measured before it
@@ -128,6 +129,12 @@ class Plan:
     def mine(self, peer: PeerId, stage: int) -> list[int]:
         """The micro-batches of a peer, in order."""
         return [m for m, route in enumerate(self.routes) if route[stage] == peer]
+
+
+def in_turn(layout: Layout) -> list[list[PeerId]]:
+    """The first peers of all stages, then the second ones, and so on: the order in which peers lead."""
+    most = max(len(peers) for peers in layout)
+    return [[peers[i] for peers in layout if i < len(peers)] for i in range(most)]
 
 
 def dealt(micro_batches: int, stages: Sequence[Sequence[PeerId]], seconds: Mapping[PeerId, float]) -> Routes:

@@ -27,7 +27,7 @@ from shoal.net.identity import canonical
 from shoal.plain_file import read_plain
 from shoal.spec import Run, dump
 from shoal.spec.balancing import with_balancing
-from shoal.spec.drivers import refusals
+from shoal.spec.drivers import refusals, swarm_driver_of
 from shoal.spec.length import decay_steps, warmup_steps
 from shoal.spec.run import NAME_PATTERN
 from shoal.spec.start_values import with_rule
@@ -91,6 +91,11 @@ class Charter:
         return {i.folder for i in self.inputs if i.folder}
 
     @property
+    def stages(self) -> int:
+        """That the model is cut into; 1: every peer holds it."""
+        return int(self.run["swarm"].get("stages", {}).get("count", 1))
+
+    @property
     def places(self) -> list[str]:
         return [i.place for i in self.inputs]
 
@@ -134,15 +139,20 @@ class Charter:
             raise SetupError(f"the swarm's charter cannot be read ({e}); join again with an invitation.") from None
         return cls.of(data, hashlib.sha256(data).hexdigest())
 
+    def founded(self, run: Run) -> Run:
+        """Of a cut model: the founder's run, with what is alike in the words in which the others have it."""
+        agreed = proposal.run_of(self.name, self.run, {place: place for place in self.places})
+        return run.model_copy(update={"model": agreed.model, "train": agreed.train, "swarm": agreed.swarm})
+
     def local(self, file: Path, at: Mapping[str, Where], overrides: list[str]) -> Run:
         """The run as this peer trains it: what the charter proposes, this machine's folders, and its own choices."""
         here = {i.place: str(at.get(i.place) or i.address or file.parent / i.place) for i in self.inputs}
         proposed = proposal.run_of(self.name, self.run, here)
         mine = _overridden(proposed, overrides)
-        if problems := refusals(mine, "swarm"):
+        if problems := refusals(mine, swarm_driver_of(proposed)):
             raise UsageError("\n".join(f"{sentence}." for _, sentence in problems))
         if name := proposal.not_own(mine, proposed):
-            own = ", ".join(proposal.own_names())
+            own = ", ".join(proposal.own_names(proposed))
             raise UsageError(f"{name} is the same for all peers of a swarm, or has no effect; of your own are {own}.")
         return mine
 

@@ -49,6 +49,11 @@ class NodeConfig:
         return self.folder / "charter.json"
 
     @property
+    def layout_file(self) -> Path:
+        """Of a model that is cut over peers: who holds which stage, as the organiser has signed it."""
+        return self.folder / "layout.json"
+
+    @property
     def identity_file(self) -> Path:
         """This peer's secret key."""
         return self.folder / "peer.key"

@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.errors import DataError, SetupError, ShoalError, TransientError
 from shoal.net.api import Address, Endpoint, Event, Message, PeerId, Refused, Unreachable
-from shoal.net.endpoint import Peers, connect
+from shoal.net.endpoint import SILENT_S, Peers, connect
 from shoal.net.identity import Identity
 from shoal.readable import size
 from shoal.swarm.blobs import Blobs
@@ -42,7 +42,7 @@ class Heard:
         return [e for e in self.events if e["kind"] in kinds]
 
 
-def endpoint_of(config: NodeConfig, roster: Roster, event: Event) -> Peers:
+def endpoint_of(config: NodeConfig, roster: Roster, event: Event, silent_s: float = SILENT_S) -> Peers:
     """As this peer's configuration has it; not started."""
     return connect(
         roster.me,
@@ -53,6 +53,7 @@ def endpoint_of(config: NodeConfig, roster: Roster, event: Event) -> Peers:
         host=config.host,
         port=config.port,
         quic=not config.tcp_only,
+        silent_s=silent_s,
     )
 
 

@@ -9,12 +9,15 @@ path is the place of one of the charter's inputs, a word is one of a list, a tim
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from pydantic import ValidationError
 
-from shoal.spec.drivers import obeyed
+from shoal.spec.cut import MOST_PEERS, obstacle
+from shoal.spec.drivers import Driver, obeyed, swarm_driver_of
 from shoal.spec.duration import LONGEST_S, seconds
 from shoal.spec.layers import leaves
 from shoal.spec.names import Path, dotted, known_part, lookup
@@ -136,10 +139,58 @@ ADVISED: dict[str, Range] = {
     "eval.windows": (1, 10**9),
     "eval.precision": WORD,
 }
-PROPOSED = ALIKE | ADVISED
+# Of a model that is cut over peers, besides: its steps are those of one process, so nothing of them is a peer's own.
+STAGES: dict[str, Range] = {
+    "data.skip": (0, 10**9),
+    "mesh.micro_batch": (1, 1 << 24),
+    "checkpoint.every": (0, 10**9),
+    "swarm.peers": (2, MOST_PEERS),
+    "swarm.stages.count": (2, MOST_PEERS),
+    "swarm.stages.activations": WORD,
+    "swarm.stages.rank": (0, 1 << 17),
+    "swarm.stages.gradients": WORD,
+    "swarm.stages.in_flight": (0, 1 << 24),
+    "swarm.stages.save_every": (1, 10**9),
+}
 _SETTLED = ("name", "model.preset", "train.epochs", "train.tokens")  # a charter states what follows from them
-# What a peer chooses for itself: all that has an effect there and makes no other run. A charter states the whole shape.
-OWN = tuple(name for name in obeyed("swarm") if name not in ALIKE and name not in _SETTLED)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a charter holds, by how its swarm trains."""
+
+    driver: Driver
+    alike: Mapping[str, Range]
+    advised: Mapping[str, Range]
+
+    @cached_property
+    def proposed(self) -> dict[str, Range]:
+        return {**self.alike, **self.advised}
+
+    @cached_property
+    def own(self) -> tuple[str, ...]:
+        """What a peer chooses for itself: all that has an effect there and makes no other run. A charter states the
+        whole shape."""
+        return tuple(name for name in obeyed(self.driver) if name not in self.alike and name not in _SETTLED)
+
+    @cached_property
+    def sections(self) -> frozenset[str]:
+        return frozenset(name[:i] for name in self.proposed for i, letter in enumerate(name) if letter == ".")
+
+
+WHOLE = Table("swarm", ALIKE, ADVISED)
+CUT = Table("cut", {n: range for n, range in (ALIKE | ADVISED).items() if n in obeyed("cut")} | STAGES, {})
+PLACES = {name for name, range in ALIKE.items() if range is PLACE}
+
+
+def table_of(run: Run) -> Table:
+    return CUT if swarm_driver_of(run) == "cut" else WHOLE
+
+
+def _table_of_values(values: dict[str, Any]) -> Table:
+    """A charter says that the model is cut by having the section; what is in it is not looked at here."""
+    swarm = values.get("swarm")
+    return CUT if isinstance(swarm, dict) and "stages" in swarm else WHOLE
 
 
 class Unfit(Exception):
@@ -148,7 +199,8 @@ class Unfit(Exception):
 
 def values_of(run: Run) -> dict[str, Any]:
     """What of a run is proposed to others. The writer sends this and nothing else."""
-    return _nested((path, value) for path, value in _all_leaves(run) if key(path) in PROPOSED)
+    table = table_of(run).proposed
+    return _nested((path, value) for path, value in _all_leaves(run) if key(path) in table)
 
 
 def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
@@ -156,7 +208,8 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     out of its range, incomplete, or too large as a whole. `at`: where each input is here, by its place."""
     if not isinstance(values, dict):
         raise Unfit("its values are no section")
-    given = _checked(values, at)
+    table = _table_of_values(values)
+    given = _checked(values, at, table)
     given.setdefault(("data", "packing"), "chop")  # a charter of before there was a choice
     here = _nested((path, at[value] if key(path) in PLACES and value else value) for path, value in given.items())
     try:
@@ -164,7 +217,7 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     except ValidationError as e:
         wrong = tuple(e.errors(include_url=False, include_context=False, include_input=False)[0]["loc"])
         raise Unfit(f"{dotted(wrong) or 'it'} is not what it should be") from None
-    understood = {path: value for path, value in _all_leaves(run) if key(path) in PROPOSED}
+    understood = {path: value for path, value in _all_leaves(run) if key(path) in table.proposed}
     for path, value in understood.items():
         if key(path) not in PLACES and (path not in given or given[path] != value):
             was = (
@@ -175,22 +228,26 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
         raise Unfit("train.steps is not a number")
     if problems := broken(run):
         raise Unfit(problems[0][1])
+    if table is CUT:
+        _cuttable(run)
     _bounded(run)
     return run
 
 
-def own_names() -> list[str]:
+def own_names(run: Run) -> list[str]:
     """Sections and names that a peer sets for itself."""
-    sections = dict.fromkeys(n.partition(".")[0] for n in OWN)
-    whole = [s for s in sections if not any(k.startswith(f"{s}.") for k in PROPOSED)]
-    return [*whole, *(n for n in OWN if n.partition(".")[0] not in whole)]
+    table = table_of(run)
+    sections = dict.fromkeys(n.partition(".")[0] for n in table.own)
+    whole = [s for s in sections if not any(k.startswith(f"{s}.") for k in table.proposed)]
+    return [*whole, *(n for n in table.own if n.partition(".")[0] not in whole)]
 
 
 def not_own(run: Run, proposed: Run) -> str | None:
     """The first value that this run has otherwise than proposed, and that a peer cannot choose for itself."""
     mine, theirs = dict(_all_leaves(run)), dict(_all_leaves(proposed))
     changed = (path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
-    return next((dotted(path) for path in changed if key(path) not in OWN), None)
+    own = table_of(proposed).own
+    return next((dotted(path) for path in changed if key(path) not in own), None)
 
 
 def bounded_with(run: Run, vocabulary: int) -> None:
@@ -198,22 +255,18 @@ def bounded_with(run: Run, vocabulary: int) -> None:
     _bounded(run, vocabulary)
 
 
-PLACES = {name for name, range in PROPOSED.items() if range is PLACE}
-_SECTIONS = {name[:i] for name in PROPOSED for i, letter in enumerate(name) if letter == "."}
-
-
 def key(path: Path) -> str:
     return ".".join("*" if isinstance(part, int) else part for part in path)
 
 
-def _checked(values: Any, places: Container[str]) -> dict[Path, Any]:
-    for count, (path, value) in enumerate(_nodes(values)):
+def _checked(values: Any, places: Container[str], table: Table) -> dict[Path, Any]:
+    for count, (path, value) in enumerate(_nodes(values, table)):
         name = key(path)
         if count > MOST_VALUES:
             raise Unfit(f"it has more than {MOST_VALUES} values")
-        if name in PROPOSED:
-            _in_range(name, value, PROPOSED[name], places)
-        elif name not in _SECTIONS or not isinstance(value, dict | list) or not value:
+        if name in table.proposed:
+            _in_range(name, value, table.proposed[name], places)
+        elif name not in table.sections or not isinstance(value, dict | list) or not value:
             if lookup(path) is None:
                 raise Unfit(f"it sets {name[:100]!r}, which no charter can hold")
             first = next((known_part(inner) for inner, _ in leaves(value, path)), path)
@@ -221,15 +274,15 @@ def _checked(values: Any, places: Container[str]) -> dict[Path, Any]:
     return dict(leaves(values))
 
 
-def _nodes(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _nodes(value: Any, table: Table, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every section, item and value, from above."""
     if path:
         yield path, value
-    if key(path) in PROPOSED:
+    if key(path) in table.proposed:
         return
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for part, inner in items:
-        yield from _nodes(inner, (*path, part))
+        yield from _nodes(inner, table, (*path, part))
 
 
 def _in_range(name: str, value: Any, range: Range, places: Container[str]) -> None:
@@ -253,6 +306,14 @@ def _in_range(name: str, value: Any, range: Range, places: Container[str]) -> No
         # Compared as they are: a whole number of 400 digits is no float.
         if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
             raise Unfit(f"{name} is {shown(value)}, and must be from {least:g} to {most:g}")
+
+
+def _cuttable(run: Run) -> None:
+    peers, stages = run.swarm.peers, run.swarm.stages.count
+    if wrong := obstacle(run):
+        raise Unfit(wrong)
+    if peers < stages:
+        raise Unfit(f"swarm.peers is {peers}, and a model cut into {stages} stages needs a peer for each: raise it")
 
 
 def _bounded(run: Run, vocabulary: int = 1) -> None:

@@ -49,7 +49,7 @@ class Session:
 
 
 @contextmanager
-def session(journal_file: Path) -> Iterator[Session]:
+def session(journal_file: Path, done: str = "all samples are used") -> Iterator[Session]:
     one = Session(journal_file)
     try:
         yield one
@@ -59,4 +59,4 @@ def session(journal_file: Path) -> Iterator[Session]:
     except BaseException as e:
         one.close("failed", e.exit_code if isinstance(e, ShoalError) else TRANSIENT, str(e) or type(e).__name__)
         raise
-    one.close("done", DONE, "all samples are used")
+    one.close("done", DONE, done)

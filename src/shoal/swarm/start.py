@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.decide.checks import trainable
 from shoal.decide.load import load
-from shoal.errors import SetupError, Stopped
+from shoal.errors import SetupError, ShoalError, Stopped
 from shoal.guard import mirroring
 from shoal.journal.journal import Journal
 from shoal.journal.suggested import command
@@ -125,7 +125,7 @@ async def _run(config: NodeConfig, run: Run, life: Session) -> int:
             asyncio.get_running_loop().add_signal_handler(number, node.leave)
         gossip.watch(lambda changed: node.put_out(changed.gone))
         node.tasks.keep("the gossip", gossip.run)
-        node.tasks.keep("the ear for commands", lambda: _obey(config, roster, node))
+        node.tasks.keep("the ear for commands", lambda: hear_commands(config, roster, node.leave, node.fail))
         node.tasks.keep("the status", lambda: _show_for_ever(config, node, event))
         try:
             return await node.run()
@@ -139,15 +139,17 @@ async def _run(config: NodeConfig, run: Run, life: Session) -> int:
         await endpoint.close()
 
 
-async def _obey(config: NodeConfig, roster: Roster, node: Node) -> None:
+async def hear_commands(
+    config: NodeConfig, roster: Roster, leave: Callable[[], None], fail: Callable[[ShoalError], None]
+) -> None:
     """Once a second: what commands say. Apart from the status: nothing that others say may keep a node from obeying."""
     while True:
         if obey(config, roster):
-            node.leave()
+            leave()
         if (mine := roster.lies().get(roster.me.id)) is not None:
-            node.fail(SetupError(f"the others have put this peer out: it {mine.words()}."))
+            fail(SetupError(f"the others have put this peer out: it {mine.words()}."))
         elif roster.expelled:
-            node.fail(SetupError("the organiser has revoked this peer: nobody in the swarm talks to it any more."))
+            fail(SetupError("the organiser has revoked this peer: nobody in the swarm talks to it any more."))
         await asyncio.sleep(EVERY_S)
 
 
@@ -159,9 +161,13 @@ async def _show_for_ever(config: NodeConfig, node: Node, event: Log) -> None:
 
 
 def _show(config: NodeConfig, node: Node, event: Log) -> None:
+    write_status(config, status(node, list(event.recent)))
+
+
+def write_status(config: NodeConfig, said: dict[str, Any]) -> None:
     new = config.status_file.with_suffix(".new")
     with contextlib.suppress(OSError):  # a full disk is no reason to stop
-        new.write_text(json.dumps(status(node, list(event.recent))))
+        new.write_text(json.dumps(said))
         new.replace(config.status_file)
 
 

@@ -34,9 +34,16 @@ def _run(run: Run, config: NodeConfig) -> str:
     code = "with " + " ".join(config.trainer) if config.trainer else "with the Shoal that is installed here"
     return (
         f"a {m.family} of {count(_params(run))} parameters{more} ({m.layers} layers of {m.dim}), {count(run.steps)} "
-        f"steps of {train.batch} windows of {run.data.seq_len}, {count(tokens)} tokens by all peers, in rounds "
-        f"of {run.swarm.round}; {code}, no code comes over the network"
+        f"steps of {train.batch} windows of {run.data.seq_len}, {count(tokens)} tokens by all peers, {_how(run)}; "
+        f"{code}, no code comes over the network"
     )
+
+
+def _how(run: Run) -> str:
+    stages = run.swarm.stages.count
+    if stages == 1:
+        return f"in rounds of {run.swarm.round}"
+    return f"of which it computes one of {stages} stages of layers in every step"
 
 
 def _input(wanted: Input, here: Where | None) -> str:
@@ -50,7 +57,9 @@ def _input(wanted: Input, here: Where | None) -> str:
 
 
 def _write(run: Run, config: NodeConfig) -> str:
-    saved = size(_params(run) * WEIGHT_BYTES)
+    stages = run.swarm.stages.count
+    # Of a whole model the weights; a stage saves its part of them with two moments of the optimizer.
+    saved = size(_params(run) * WEIGHT_BYTES if stages == 1 else 3 * _params(run) * WEIGHT_BYTES // stages)
     track = run.track
     mlflow = f"MLflow at {track.mlflow}" if isinstance(track.mlflow, str) else "MLflow in the workspace"
     wandb = f"Weights & Biases ({track.wandb})"
@@ -59,11 +68,21 @@ def _write(run: Run, config: NodeConfig) -> str:
         *([wandb] if track.wandb != "off" else []),
         *(["TensorBoard"] if track.tensorboard else []),
     ]
-    trackers = f"; its numbers also to {', '.join(named)}" if named else "; its numbers to no tracker"
+    mirrored = named and stages == 1  # a stage's journal is mirrored nowhere
+    trackers = f"; its numbers also to {', '.join(named)}" if mirrored else "; its numbers to no tracker"
     return f"{config.run_dir.path}: keys, data, journal, {run.checkpoint.keep} checkpoints of {saved}{trackers}"
 
 
 def _send(run: Run, peers: int) -> str:
+    if run.swarm.stages.count > 1:
+        stages = run.swarm.stages
+        values = (stages.rank or run.model.dim) * run.data.seq_len * run.train.batch
+        return (
+            f"to {peers} peer{'s' * (peers != 1)} now, and to {run.swarm.peers} or more from the first step on: up to "
+            f"{count(values)} numbers of hidden states a step ({stages.activations}) and as many of their gradients, "
+            "its summed gradient and its state to peers of the same stage, the data, and this machine's addresses and "
+            "name"
+        )
     rule = Rule.of(run.swarm)
     part = codec(rule.codec, rule.chunk, rule.keep).most_bytes(-(-_params(run) // rule.fragments))
     return (

@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import replace
 
-from shoal.cli.swarm.shared import add_peer, free, keep, settled
+from shoal.cli.swarm.shared import add_peer, keep, refuse_helpers, settled, start
 from shoal.errors import UsageError
 from shoal.journal.suggested import command
 from shoal.readable import size
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.guard.begin import write_spec, writing
     from shoal.journal.rundir import RunDir, workspace
     from shoal.net.identity import Identity
+    from shoal.spec.drivers import swarm_driver_of
     from shoal.swarm.blob_folder import add_folder
     from shoal.swarm.blob_store import Store
     from shoal.swarm.charter import write_charter
@@ -55,11 +56,12 @@ def run(args: argparse.Namespace) -> int:
 
     expires = expiry(args.expires)
     spec = load(args.file, args.overrides).run
-    trainable(spec, "swarm")
+    trainable(spec, swarm_driver_of(spec))
     local_inputs(spec)
     spec = with_steps(spec, workspace(args.workspace))  # all peers go by the same number
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     config = settled(NodeConfig(folder_of(run_dir)), args)
+    refuse_helpers(config, spec.swarm.stages.count)
     if config.charter_file.exists():
         raise UsageError(
             f"run {spec.name} is a swarm already: {command('swarm join', run_dir)} starts this peer again, "
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         roster.announce(address)
         invitation = Invitation.new(swarm, organiser, spec.name, expires, {me.id: address})
         keep(config, invitation)
-        write_spec(run_dir, spec)
+        write_spec(run_dir, charter.founded(spec) if charter.stages > 1 else spec)
         config.save()
         config.charter_file.write_bytes(charter.to_bytes())  # last: now it is a swarm
     if args.json:
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         served = "which peers bring themselves" if args.no_data else f"served to peers that lack it ({size(data)})"
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(invitation.ticket.expires))
         print(f"swarm {spec.name} ({swarm[:12]}), with its data, {served}" if at else f"swarm {spec.name}")
+        if charter.stages > 1:
+            print(f"its model is cut into {charter.stages} stages; the first step waits for {spec.swarm.peers} peers")
         print(f"whoever has this line can join until {until}; on another machine:\n")
         print(f"shoal swarm join {invitation.line()}\n")
         print("`shoal swarm join -` or `@FILE` takes the line from the input or a file: it is a password")
@@ -110,6 +114,4 @@ def run(args: argparse.Namespace) -> int:
         print(f"{command('swarm status', run_dir)} shows who is in", flush=True)
     if args.no_start:
         return 0
-    from shoal.swarm.start import run_node
-
-    return run_node(free(config))
+    return start(config)

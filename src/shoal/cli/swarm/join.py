@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.swarm.shared import add_peer, find, free, is_line, keep, read_line, settled
+from shoal.cli.swarm.shared import add_peer, find, free, is_line, keep, read_line, refuse_helpers, settled, start
 from shoal.errors import SetupError, UsageError
 from shoal.journal.suggested import command
 
@@ -78,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{command('swarm join', run_dir)} starts this peer")
         return 0
     print(f"{command('swarm status', run_dir)} shows who is in, {command('swarm leave', run_dir)} ends it", flush=True)
-    from shoal.swarm.start import run_node
-
-    return run_node(free(config))
+    return start(config)
 
 
 def _enter(args: argparse.Namespace, invitation: Invitation, config: NodeConfig) -> bool:
@@ -125,6 +123,7 @@ def _look(args: argparse.Namespace, invitation: Invitation, config: NodeConfig) 
 def _show(args: argparse.Namespace, charter: Charter, config: NodeConfig, peers: int) -> None:
     """Also refuses, before anything is fetched, what this peer asked for and cannot have."""
     from shoal.decide.checks import trainable
+    from shoal.spec.drivers import swarm_driver_of
     from shoal.swarm.charter import covers, find_input
     from shoal.swarm.summary import lines
 
@@ -135,7 +134,8 @@ def _show(args: argparse.Namespace, charter: Charter, config: NodeConfig, peers:
         elif (found := find_input(one, _folders(args))) is not None:
             here[one.place] = found
     run = charter.local(config.run, here, args.overrides)
-    trainable(run, "swarm")
+    trainable(run, swarm_driver_of(run))
+    refuse_helpers(config, charter.stages)
     for line in lines(charter, run, config, peers, here):
         _say(line)
 
@@ -190,6 +190,4 @@ def _again(args: argparse.Namespace) -> int:
     config.save()
     if args.no_start:
         return 0
-    from shoal.swarm.start import run_node
-
-    return run_node(free(config))
+    return start(config)

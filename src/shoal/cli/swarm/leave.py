@@ -1,4 +1,7 @@
-"""Ends this peer with a word to the others, who go on without it. `shoal swarm join RUN` comes back."""
+"""Ends this peer with a word to the others, who go on without it. `shoal swarm join RUN` comes back.
+
+Of a model that is cut over peers, the others wait where nobody else has this peer's layers.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,20 @@ def run(args: argparse.Namespace) -> int:
                     f"{command('swarm status', config.run_dir)} shows what it does."
                 )
             time.sleep(0.2)
-        print("left; the others go on")
+        print(f"left; {_then(config)}")
         return 0
     heard = asyncio.run(_goodbye(free(config)))
     print(f"left; {heard} peer{'s were' if heard != 1 else ' was'} told" if heard else "left; nobody was there to tell")
     return 0
+
+
+def _then(config: NodeConfig) -> str:
+    from shoal.swarm.charter import Charter
+
+    if Charter.load(config.charter_file).stages == 1:
+        return "the others go on"
+    back = command("swarm join", config.run_dir)
+    return f"its siblings go on; where its stage has no other peer all wait until {back} brings it back"
 
 
 async def _goodbye(config: NodeConfig) -> int:

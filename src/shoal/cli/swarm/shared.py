@@ -123,6 +123,27 @@ def kept(config: NodeConfig) -> list[Invitation]:
     return [Invitation.read(read_words(f, MOST_LINE)) for f in files]
 
 
+def start(config: NodeConfig) -> int:
+    """The node of this peer, by what its swarm trains; until it ends."""
+    from shoal.swarm.charter import Charter
+
+    stages = Charter.load(config.charter_file).stages
+    refuse_helpers(config, stages)
+    if stages > 1:
+        from shoal.stages.node import run_node
+    else:
+        from shoal.swarm.start import run_node
+    return run_node(free(config))
+
+
+def refuse_helpers(config: NodeConfig, stages: int) -> None:
+    if stages > 1 and not (config.train and not config.trainer):
+        raise UsageError(
+            "the model of this swarm is cut over its peers, so each holds a stage and computes it with Shoal's own "
+            "trainer: leave --no-train and --trainer out."
+        )
+
+
 def free(config: NodeConfig) -> NodeConfig:
     """With another port where the usual one is taken."""
     if config.port:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.cli.options import add_workspace
 from shoal.cli.swarm.shared import find
-from shoal.errors import TransientError
+from shoal.errors import TransientError, UsageError
 from shoal.journal.suggested import command
 from shoal.plain_file import read_object
 from shoal.readable import count, duration, short
@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(status: Status, file: Path) -> None:
+    if "stages" in status:
+        raise UsageError("--picture draws the exchange of rounds, and a cut model has no rounds: leave it out.")
     from shoal.swarm.route_keeper import routes_of
     from shoal.swarm.topology_picture import draw
 
@@ -80,7 +82,8 @@ def read(file: Path) -> Status | None:
 def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
     members = _objects(status, "members")
     age = now - (finite(status.get("time")) or now)
-    told = [_head(name, status, len(members))]
+    cut = "stages" in status
+    told = [_cut_head(name, status, len(members)) if cut else _head(name, status, len(members))]
     if not alive:
         told.append(f"this peer is not running; it was {duration(max(age, 0.0))} ago")
     elif age > STALE_S:
@@ -89,8 +92,9 @@ def lines(name: str, status: Status, alive: bool, now: float) -> list[str]:
     if isinstance(split := status.get("split"), dict):
         sides = (", ".join(_short(peer, names) for peer in _items(side)) for side in _items(split.get("sides")))
         told.append(f"WEIGHTS DIFFER after round {split.get('round')}: {' against '.join(sides)}")
-    rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOST", "HEARD", "SHARE", "TOKENS/S", "BUSY", "LOSS", "STATE"]]
-    rows += [_row(m, status) for m in members]
+    rows = [["", "PEER", "WAY", "RTT", "UP", "DOWN", "LOST", "HEARD"]]
+    rows[0] += ["STAGE", "STATE"] if cut else ["SHARE", "TOKENS/S", "BUSY", "LOSS", "STATE"]
+    rows += [[*_link(m, status), *(_cut_row(m) if cut else _row(m, status))] for m in members]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     told += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
     if isinstance(status.get("topology"), str):
@@ -120,12 +124,18 @@ def _head(name: str, status: Status, members: int) -> str:
     return f"{name}: {', '.join(parts)}"
 
 
-def _row(member: Status, status: Status) -> list[str]:
+def _cut_head(name: str, status: Status, members: int) -> str:
+    """Of a model that is cut over peers."""
+    step, steps, stages, wanted, loss = (finite(status.get(k)) for k in ("step", "steps", "stages", "wanted", "loss"))
+    parts = [f"step {step or 0:.0f} of {steps or 0:.0f}", f"{stages or 0:.0f} stages"]
+    parts.append(f"{members} peer{'s' * (members != 1)}")
+    if wanted is not None and not any(m.get("stage") for m in _objects(status, "members")):
+        parts.append(f"the first step waits for {wanted:.0f}")
+    return f"{name}: {', '.join(parts)}{'' if loss is None else f', loss {loss:.4f}'}"
+
+
+def _link(member: Status, status: Status) -> list[str]:
     me = member.get("peer") == status.get("self")
-    behind = member.get("head") not in (None, status.get("head"))
-    state = "late" if member.get("late") else "another head" if behind else "in step"
-    if member.get("member") is False:
-        state = "not in yet"
     return [
         "*" if me else "",
         str(member.get("name") or str(member.get("peer"))[:8]),
@@ -135,6 +145,19 @@ def _row(member: Status, status: Status) -> list[str]:
         _said(member, "down", _rate),
         _said(member, "loss", lambda v: f"{v:.2%}"),
         _said(member, "heard_s", lambda v: f"{v:.1f} s"),
+    ]
+
+
+def _cut_row(member: Status) -> list[str]:
+    return [_said(member, "stage", count), str(member.get("state"))[:40]]
+
+
+def _row(member: Status, status: Status) -> list[str]:
+    behind = member.get("head") not in (None, status.get("head"))
+    state = "late" if member.get("late") else "another head" if behind else "in step"
+    if member.get("member") is False:
+        state = "not in yet"
+    return [
         _said(member, "share", lambda v: f"{v:.1%}"),
         _said(member, "tokens_per_s", count),
         _said(member, "busy", lambda v: f"{v:.1%}"),
