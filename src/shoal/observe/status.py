@@ -55,7 +55,7 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     last = said[-1] if said else first
     updated = float(last.get("t", 0.0))
     total = _total(run_dir, records)
-    speed = rate.tokens_per_s if (rate := _rate(records)) else None
+    speed = (rate.tokens_per_s or None) if (rate := _rate(records)) else None  # nobody counts those of a script
     step, loss = _stands(records)
     name, why = _state(run_dir, said, last, step, total, now, alive)
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)

@@ -37,6 +37,12 @@ class Name:
         return set(_kinds(self.field.annotation)) - {type(None)} == {str}
 
     @property
+    def is_texts(self) -> bool:
+        """A list in which only text is right: a bare `007` in it is text as well."""
+        kinds = [kind for kind in _kinds(self.field.annotation) if get_origin(kind) is tuple]
+        return any(set(_kinds(part)) == {str} for kind in kinds for part in get_args(kind)[:1])
+
+    @property
     def is_path(self) -> bool:
         return any(isinstance(mark, Folder) for mark in marks(self.field))
 
