@@ -38,7 +38,10 @@ class Recorder:
 
     def saved(self, step: int, path: str, began: float, keys: list[str]) -> None:
         self.rest()
-        size = os.stat(path).st_size
+        try:
+            size = os.stat(path).st_size
+        except OSError:  # somebody has taken it away already
+            return
         self._note("checkpoint", step=step, path=path, bytes=size, begin=began, keys=keys, by="torch.save")
 
     def _note(self, kind: str, **fields: Any) -> None:

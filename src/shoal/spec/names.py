@@ -91,7 +91,10 @@ def hint(path: Path) -> str:
         return said
     near = closest(wrong, within(tuple(parent)))
     elsewhere = [n.dotted for n in names() if n.path[-1] == spelt and "*" not in n.path]
-    elsewhere = [name for name in elsewhere if not name.startswith("own.")] or elsewhere  # rarely what is meant
+    usual = [name for name in elsewhere if not name.startswith(("own.", "script."))]  # the others are rarely meant
+    if near and not usual and not parent:
+        return f"did you mean {near}?"
+    elsewhere = usual or elsewhere
     if len(elsewhere) == 1:
         section = elsewhere[0].rpartition(".")[0]
         return f"{wrong} belongs under {section}" if section else f"{wrong} belongs at the top of the file"

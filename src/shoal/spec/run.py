@@ -340,7 +340,7 @@ _SCRIPT: JsonValue = {"required": ["script"], "properties": {"script": {"type": 
 def _as_rules_have_it(schema: dict[str, Any]) -> None:
     """An editor marks a run without data, as `rules` refuses it; a script brings its own."""
     schema["required"] = ["name"]
-    schema["anyOf"] = [_SCRIPT, {"required": ["data", "train"], "anyOf": _DATA}]
+    schema["allOf"] = [{"anyOf": [_SCRIPT, {"required": ["data", "train"], "anyOf": _DATA}]}]
 
 
 class Run(Strict):
