@@ -12,7 +12,7 @@ from pathlib import Path
 from shoal.guard.hang import LONG_S, MOST_OTHERS, MOST_TICK_S, WINDOW_S, Hang, Other
 from shoal.guard.ranks import IO_BYTES, Pulses
 from shoal.guard.signs import Kernel, Threads
-from shoal.guard.suspect import Suspects, named, waiting_in
+from shoal.guard.suspect import ELSEWHERE, Suspects, in_no_collective, named, waiting_in
 from shoal.spec.duration import seconds
 
 LEAST_S = 60.0
@@ -91,6 +91,8 @@ class Quiet:
             at, why = 0, "nobody knows where its ranks are"
         else:
             at, why = named(Suspects(tuple(range(len(ranks)))), samples, now)
+            if why == ELSEWHERE and sum(in_no_collective(sample) for sample in samples) > 1:
+                why = "several ranks are in no collective, so any of them may be the one that others wait for"
         beats = [self._pulses.beat(rank) for rank in ranks]
         phases = ["start" if beat is None else beat.phase for beat in beats]
         beat, sample = beats[at], samples[at]
