@@ -54,4 +54,4 @@ class ScriptRun:
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[ScriptRun]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_WORKSPACE", str(tmp_path))
-    yield ScriptRun(tmp_path, capsys)
+    return ScriptRun(tmp_path, capsys)

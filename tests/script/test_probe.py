@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.script.conftest import QUICK, ScriptRun
 
 from shoal.journal.journal import records
 from shoal.journal.pulse import Pulse
 from shoal.journal.pulse_file import read_beat
 from shoal.script.atomic_save import Saver
 from shoal.script.recorder import Recorder
+from tests.script.conftest import QUICK, ScriptRun
 
 STEPS = 6
 # Dropout, so that random numbers count; a loader with a process of its own; two optimizers; a gradient scaler.

@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.script.conftest import ScriptRun
 
 from shoal.script.whole import problem
+from tests.script.conftest import ScriptRun
 
 SAVES = """
 import zipfile

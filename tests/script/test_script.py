@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import limit, until
-from tests.script.conftest import QUICK, ScriptRun
 
 from shoal.errors import TOLD_TO_STOP, WRONG_USAGE
 from shoal.spec.script import GIVEN
+from tests.patience import limit, until
+from tests.script.conftest import QUICK, ScriptRun
 
 AGAIN = "again = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\nrank = int(os.environ['RANK'])\n"
 
