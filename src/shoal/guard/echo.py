@@ -27,14 +27,15 @@ class Echo:
             if skipped := self._skipped:
                 yield f"… {readable.size(skipped)} more, in {self._log}"
             *whole, self._half = (self._half + self._decoder.decode(block)).split("\n")
+            for line in whole:
+                yield from _shown(line)
             while len(self._half) > MOST_LINE:
-                whole.append(self._half[:MOST_LINE])
+                yield self._half[:MOST_LINE]
                 self._half = self._half[MOST_LINE:]
-            yield from map(_shown, whole)
             if not last or len(block) < BLOCK_BYTES:
                 break
         if last and self._half:
-            yield _shown(self._half)
+            yield from _shown(self._half)
             self._half = ""
 
     def _read(self) -> bytes:
@@ -53,6 +54,7 @@ class Echo:
         return block
 
 
-def _shown(line: str) -> str:
-    """Of a line that was written over itself (a progress bar), what stood there last."""
-    return line.rstrip("\r").rpartition("\r")[2]
+def _shown(line: str) -> Iterator[str]:
+    """Of a line that was written over itself (a progress bar), what stood there last; a long one in pieces."""
+    line = line.rstrip("\r").rpartition("\r")[2]
+    yield from (line[at : at + MOST_LINE] for at in range(0, len(line) or 1, MOST_LINE))
