@@ -13,6 +13,7 @@ from shoal.journal.journal import records
 from shoal.journal.pulse import Pulse
 from shoal.journal.pulse_file import read_beat
 from shoal.script.atomic_save import Saver
+from shoal.script.probe import Probe
 from shoal.script.recorder import Recorder
 from tests.script.conftest import QUICK, ScriptRun
 
@@ -105,6 +106,23 @@ def test_a_hang_after_some_steps_names_the_rank_that_does_not_come(script: Scrip
     assert (hang["rank"], hang["step"]) == (1, 7)
     assert any(frame.endswith("does_not_come") for frame in hang["stack"]), hang
     assert "all_reduce" in Path(hang["stacks"]).read_text()
+
+
+class Optimizer:
+    param_groups = ({"lr": 0.1},)
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [("aaaa", 4), ("abababab", 4), ("abbbabbb", 6), ("aaabbbb", 6), ("abcabc", 2)],
+    ids=["one", "in turns", "one more often", "one after the other", "three"],
+)
+def test_of_several_optimizers_the_steps_of_one_count(tmp_path: Path, order: str, steps: int) -> None:
+    probe = Probe(Pulse(tmp_path, 0), None, Saver("run-0"), 0)
+    optimizers = {name: Optimizer() for name in order}
+    for name in order:
+        probe._after_step(optimizers[name], (), {})
+    assert probe._step == steps
 
 
 def test_what_only_some_ranks_do_is_a_phase_and_no_mark(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ class Probe:
     def __init__(self, pulse: Pulse, recorder: Recorder | None, saver: Saver, first_step: int) -> None:
         self._pulse, self._recorder, self._saver, self._first = pulse, recorder, saver, first_step
         self._on, self._main = True, threading.main_thread().ident
-        self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by each optimizer
+        self._leads: weakref.ref[Any] | None = None  # the optimizer whose steps count
+        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others that have taken one since its last
         self._steps = self._micro = self._depth = 0
         self._began = time.time()
         self._losses = Losses() if recorder else None
@@ -121,14 +122,18 @@ class Probe:
             self._mark("optimizer")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """A step is one of the optimizer that has taken the most: several may take turns."""
+        """Several optimizers may take turns: of those the steps of the one that takes the most count."""
         if not self._on:
             return
-        taken = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
-        if taken <= self._steps:
+        leads = self._leads() if self._leads else None
+        if leads is not None and leads is not optimizer and optimizer not in self._since:
+            self._since.add(optimizer)
             self._mark("forward")
             return
-        self._steps, self._micro = taken, 0
+        if leads is not optimizer:
+            self._leads = weakref.ref(optimizer)
+        self._since.clear()
+        self._steps, self._micro = self._steps + 1, 0
         self._mark("forward", step=self._step)
         if self._recorder and self._losses:
             self._guarded(lambda: self._record(optimizer))
