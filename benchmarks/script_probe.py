@@ -108,7 +108,7 @@ def start_s() -> tuple[float, float]:
         return (after.children_user + after.children_system) - (before.children_user + before.children_system)
 
     with tempfile.TemporaryDirectory() as folder:
-        with_it = {"PYTHONPATH": str(PROBE), "SHOAL_PROBE": folder, "SHOAL_PROBE_OF": str(os.getpid()), "RANK": "0"}
+        with_it = {"PYTHONPATH": str(PROBE), "SHOAL_SCRIPT": folder, "SHOAL_PROBE_OF": str(os.getpid()), "RANK": "0"}
         return (
             statistics.median(cpu_s({}) for _ in range(7)),
             statistics.median(cpu_s(with_it) for _ in range(7)),

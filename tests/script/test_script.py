@@ -21,6 +21,7 @@ AGAIN = "again = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\nrank = int(os.
 def test_each_process_is_told_what_torchrun_tells_it(script: ScriptRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "7")  # of somebody else's shell
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     text = """
     import json
     told = {name: os.environ.get(name) for name in json.loads(sys.argv[1])}
@@ -254,6 +255,7 @@ RUN_FILE = "name: demo\nscript: {path: train.py, args: [--lr, 1e-3]}\ntrack: {ml
         ("data", "look", "run.yaml"),
         ("sample", "demo"),
         ("checkpoint", "ls", "demo"),
+        ("checkpoint", "export", "demo", "there"),
         ("resume", "demo", "--on", "slurm"),
     ],
     ids=" ".join,

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import DONE, TRANSIENT
 from shoal.guard.classify import Failure
-from shoal.guard.history import History
+from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.workers import Start
 from shoal.journal.rundir import RunDir
 from shoal.script.checkpoints import Found, newest_whole
@@ -30,10 +30,12 @@ class Scripted:
         self._run_dir, self._run, self._script = run_dir, run, script
         self._port: socket.socket | None = None
         self._found: Found | None = None
+        self._attached = 0  # the step of the newest checkpoint of `shoal.attach`
         self._verified: set[Found] = set()
 
     def start(self, attempt: int, world: int, note: Callable[..., Any]) -> Start:
-        self._found = self._looked_for(note) if attempt else None
+        self._attached = newest_checkpoint_step(self._run_dir)
+        self._found = self._looked_for(note) if attempt and not self._attached else None
         self.close()
         self._port = reserved()
         resume = [] if self._found is None else [w.replace(CHECKPOINT, self._found.path) for w in self._script.resume]
@@ -47,6 +49,7 @@ class Scripted:
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(self._run.guard.restarts),
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
+            "SHOAL_SCRIPT": str(self._run_dir.path),
             **self._threads(),
             **self._script.env,
             **self._probe(),
@@ -56,10 +59,13 @@ class Scripted:
 
     def started(self, attempt: int, world: int, note: Callable[..., Any]) -> None:
         """What rank 0 of Shoal's own training writes."""
-        known = {} if self._found is None else {"resumed_from": self._found.step, "path": self._found.path}
+        known: dict[str, Any] = {"resumed_from": self._attached} if self._attached else {}
+        known |= {} if self._found is None else {"resumed_from": self._found.step, "path": self._found.path}
         note("start", attempt=attempt, step=self._first_step, world=world, script=self._script.path, **known)
 
     def goes_on_from(self) -> str:
+        if step := newest_checkpoint_step(self._run_dir):
+            return f"from step {step}"
         if not self._script.resume:
             return "anew (script.resume is empty)"
         found = newest_whole(self._run_dir, self._script, self._verified)
@@ -85,7 +91,7 @@ class Scripted:
 
     @property
     def _first_step(self) -> int:
-        return 0 if self._found is None else self._found.step or 0
+        return self._attached if self._found is None else self._found.step or 0
 
     def _looked_for(self, note: Callable[..., Any]) -> Found | None:
         """The checkpoint that a restart goes on from; what is to be said of it is said."""
@@ -112,7 +118,6 @@ class Scripted:
         path = os.pathsep.join([str(PROBE), *([before] if before else [])])
         return {
             "PYTHONPATH": path,
-            "SHOAL_PROBE": str(self._run_dir.path),
             "SHOAL_PROBE_OF": str(os.getpid()),
             "SHOAL_PROBE_STEP": str(self._first_step),
         }

@@ -117,7 +117,8 @@ def _started(record: Record) -> str:
     processes = int(record.get("world", 1))
     where = f"{processes} process{'es' if processes > 1 else ''}"
     if script := record.get("script"):
-        begin = f"goes on from {record['path']}" if record.get("path") else "from the beginning"
+        begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
+        begin = f"goes on from {record['path']}" if record.get("path") else begin
         return f"attempt {record.get('attempt', 0)}: {where} of {script}, {begin}"
     where += f" on {record.get('device')}"
     what = f"{readable.count(record.get('params') or 0)} parameters in {record.get('precision')}"

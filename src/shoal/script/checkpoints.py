@@ -13,6 +13,7 @@ from shoal.journal.rundir import RunDir
 from shoal.script.whole import problem
 from shoal.spec.script import Script
 
+BY = "torch.save"  # what the probe sees
 MOST_TRIED = 8  # of those that are not whole; each is read to its end
 
 
@@ -40,7 +41,7 @@ def candidates(run_dir: RunDir, script: Script) -> list[Found]:
     """The newest first. A file that lay there before the run began is none of its own."""
     records = [record for _, record in told(run_dir.journal_file).others(frozenset(("open", "checkpoint")))]
     began = next((float(record["t"]) for record in records if record["kind"] == "open"), 0.0)
-    seen = {str(r["path"]): int(r["step"]) for r in records if r["kind"] == "checkpoint" and "path" in r}
+    seen = {str(r["path"]): int(r["step"]) for r in records if r["kind"] == "checkpoint" and r.get("by") == BY}
     paths = list(seen)
     if script.checkpoints is not None:
         pattern = os.path.join(script.folder or os.getcwd(), os.path.expanduser(script.checkpoints))

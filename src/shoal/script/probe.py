@@ -27,7 +27,7 @@ from shoal.script.atomic_save import Saver
 from shoal.script.losses import Losses
 from shoal.script.recorder import Recorder
 
-RUN, OF, FIRST_STEP = "SHOAL_PROBE", "SHOAL_PROBE_OF", "SHOAL_PROBE_STEP"  # the run directory; who started the rank
+RUN, FIRST_STEP = "SHOAL_SCRIPT", "SHOAL_PROBE_STEP"  # the run directory; the steps that were taken before
 MARKS = 1024  # of a step, at most: so that the marks of ranks compare, whatever each has done in a step
 MOST_KEYS = 32  # of a checkpoint, in the journal
 
