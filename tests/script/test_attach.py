@@ -158,6 +158,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow  # six imports of torch; that one process goes on exactly is tested above
 def test_two_processes_of_which_one_is_killed_end_with_the_same_bits(script: ScriptRun) -> None:
     script.write(SCRIPT)
     two = ("--processes", "2", *QUICK)

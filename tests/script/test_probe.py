@@ -85,10 +85,10 @@ def test_the_probe_changes_no_bit_and_sees_each_step(script: ScriptRun, processe
 
 def test_a_hang_after_some_steps_names_the_rank_that_does_not_come(script: ScriptRun) -> None:
     text = """
-    import torch, torch.distributed as dist
     rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
     if again:
         sys.exit(0)
+    import torch, torch.distributed as dist
     dist.init_process_group("gloo")
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)

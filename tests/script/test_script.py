@@ -143,6 +143,26 @@ def started(script: ScriptRun, text: str, *options: str) -> subprocess.Popen[str
     return subprocess.Popen([sys.executable, "-m", "shoal", *words], text=True, stdout=subprocess.PIPE)
 
 
+def test_a_script_that_leaves_in_order_when_told_is_stopped_and_not_done(script: ScriptRun) -> None:
+    text = """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open("ready", "w").close()
+    while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(0.05)
+    """
+    process = started(script, text)
+    try:
+        until(lambda: (script.folder / "ready").exists(), 60)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=limit(60))
+    finally:
+        process.kill()
+    assert process.returncode == TOLD_TO_STOP
+    assert script.one("close")["reason"] == "told to stop (SIGTERM); its processes have ended"
+    assert script.shoal("resume", "demo") == 0
+    assert script.records("close")[-1]["status"] == "done"
+
+
 def test_a_stop_is_handed_on_and_one_that_ignores_it_is_ended(script: ScriptRun) -> None:
     text = """
     rank = os.environ["RANK"]

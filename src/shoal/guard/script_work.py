@@ -16,6 +16,7 @@ from shoal.guard.classify import Failure
 from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.workers import Start
 from shoal.journal.rundir import RunDir
+from shoal.observe.causes import advice_of
 from shoal.script.checkpoints import Found, newest_whole
 from shoal.script.file import PROBE
 from shoal.spec.run import Run
@@ -83,6 +84,9 @@ class Scripted:
     def exit_code(self, failure: Failure) -> int:
         """The script's own, where it has one."""
         return failure.exit_code if failure.exit_code not in (None, DONE) else TRANSIENT
+
+    def advice(self, failure: Failure) -> str:
+        return advice_of(failure.cause, script=True) or failure.advice
 
     def close(self) -> None:
         if self._port is not None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.checkpoint.memory.give_back import give_back_saved
@@ -250,6 +250,9 @@ class Session:
             grace_s = self.run.guard.grace_s
             ended = watch(team, self.signals, around, grace_s, self._stopping, self._tick(team), progress)
             self._left = team.left
+            if start.script and self.signals.told_to_stop and any(death.told for death in ended.deaths):
+                # A script that was told to stop and leaves with code 0 has saved, and not come to its end.
+                return replace(ended, stop_signal=self.signals.stops[0])
             return ended
 
     def _tick(self, team: Team) -> Callable[[], None]:
@@ -291,7 +294,11 @@ class Session:
         restarts = self.run.guard.restarts
         self._fail(failure, attempt, f"give up: {restarts} restarts in a row made no progress")
         after = f"after {restarts} restarts in a row without progress" if restarts else "(guard.restarts is 0)"
-        return End("failed", self.work.exit_code(failure), f"gave up {after}: {_sentence(failure)}; {failure.advice}")
+        return End(
+            "failed",
+            self.work.exit_code(failure),
+            f"gave up {after}: {_sentence(failure)}; {self.work.advice(failure)}",
+        )
 
     def _stopped(self, number: int, saved: bool) -> End:
         if not self._said_stopping:  # it came while no worker was there to be told, or only the workers heard it
@@ -302,7 +309,7 @@ class Session:
 
     def _stopping(self, number: int) -> None:
         self._said_stopping = True
-        self._note("stopping", signal=signal_name(number))
+        self._note("stopping", signal=signal_name(number), **({"script": True} if self.run.script else {}))
         self.console.tick()
         self.console.say(
             f"this takes at most {self.run.guard.grace_s:g} s; Ctrl-C now ends it at once, without saving."

@@ -37,6 +37,7 @@ class Work(Protocol):
         """Of a run that is given up."""
         ...
 
+    def advice(self, failure: Failure) -> str: ...
     def close(self) -> None: ...
 
 
@@ -69,6 +70,9 @@ class Training:
 
     def exit_code(self, failure: Failure) -> int:
         return TRANSIENT if failure.retry or failure.exit_code is None else failure.exit_code
+
+    def advice(self, failure: Failure) -> str:
+        return failure.advice
 
     def close(self) -> None:
         pass

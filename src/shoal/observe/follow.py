@@ -106,6 +106,8 @@ def sentence(record: Record, name: str) -> str | None:
             return f"chose {record.get('key')} = {record.get('value')}: {record.get('why')}"
         case "warning":
             return f"warning: {record.get('text')}"
+        case "stopping" if record.get("script"):
+            return f"told to stop ({record.get('signal')}): so is the script, which may save and leave"
         case "stopping":
             return f"told to stop ({record.get('signal')}): the state is saved first"
         case "close":

@@ -124,6 +124,8 @@ def _doing(said: list[Record], step: int, total: int | None, silent_s: float) ->
                 return f"recovering: {readable.failure(record)}"
             case "stopping":
                 return f"told to stop ({record.get('signal')}); saving the state"
+            case "start" if record.get("script"):
+                return "the script runs, and no step of it has been seen"
             case "open" | "attempt" | "start" | "decision":
                 if any(r.get("kind") == "failure" for r in said):
                     continue

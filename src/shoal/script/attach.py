@@ -57,7 +57,7 @@ def attach(
         raise UsageError(f"shoal.attach(every={every}, keep={keep}): both are 1 or more.")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     run_dir = RunDir(Path(place)) if place is not None else None
-    root = Path(folder) if folder is not None or run_dir is None else run_dir.checkpoints
+    root = run_dir.checkpoints if run_dir is not None and folder is None else Path(str(folder))
     return Attached(_bare(model), optimizers, also, every, keep, root, run_dir)
 
 
@@ -100,8 +100,8 @@ class Attached:
         else:
             self._at_epoch = random_state.now()
         for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)
+            if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+                set_epoch(self.epoch)
         reading = iter(loader)
         for read in range(self._position):
             if next(reading, self) is self:
