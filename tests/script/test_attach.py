@@ -133,16 +133,49 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert (type(back["a"]), type(back["c"])) == (tuple, Counter)
 
 
+class Shared:
+    """A loader whose sampler shares data out."""
+
+    def __init__(self, count: int) -> None:
+        self.sampler = self
+        self.num_replicas, self._count = 1, count
+
+    def __iter__(self) -> Any:
+        return iter(range(self._count))
+
+
+def test_another_number_of_processes_goes_on_at_the_same_sample(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = shoal.attach(model, optimizer, folder=tmp_path)
+    for at in run.batches(Shared(6)):
+        if at == 3:
+            run._world = 2  # as if two had read four batches each
+            run.save()
+            break
+    again = shoal.attach(model, optimizer, folder=tmp_path)
+    assert list(again.batches(Shared(12))) == [8, 9, 10, 11]
+    with pytest.raises(SetupError, match="the loader has 2 batches and 8 of this epoch were read before"):
+        list(shoal.attach(model, optimizer, folder=tmp_path).batches(Shared(2)))
+
+
 SCRIPT = """
 import torch, torch.distributed as dist, shoal
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 dist.init_process_group("gloo")
 rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.manual_seed(rank)
 data = TensorDataset(torch.arange(192.0).view(48, 4) / 192)
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=True))
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 4))
-net = torch.nn.parallel.DistributedDataParallel(model)
+model = net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 4))
+if "fsdp2" in sys.argv:
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+else:
+    net = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 run = shoal.attach(net, optimizer, every=4)
 for epoch in run.epochs(2):
@@ -152,18 +185,20 @@ for epoch in run.epochs(2):
         run.step()
         if "kill" in sys.argv and not attempt and run.steps == 9 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in model.state_dict().items()}
 if rank == 0:
-    torch.save(model.state_dict(), sys.argv[1])
+    torch.save(whole, sys.argv[1])
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow  # six imports of torch; that one process goes on exactly is tested above
-def test_two_processes_of_which_one_is_killed_end_with_the_same_bits(script: ScriptRun) -> None:
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_two_processes_of_which_one_is_killed_end_with_the_same_bits(script: ScriptRun, way: str) -> None:
     script.write(SCRIPT)
     two = ("--processes", "2", *QUICK)
-    assert script.shoal("run", "--name", "whole", *two, "train.py", "whole.pt") == 0, script.out
-    assert script.shoal("run", "--name", "demo", *two, "train.py", "parts.pt", "kill") == 0, script.out
+    assert script.shoal("run", "--name", "whole", *two, "train.py", "whole.pt", way) == 0, script.out
+    assert script.shoal("run", "--name", "demo", *two, "train.py", "parts.pt", way, "kill") == 0, script.out
     whole, parts = (torch.load(script.folder / f"{name}.pt") for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     failure = script.one("failure")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from shoal import values
 from shoal.checkpoint import Found, prune, published
 from shoal.checkpoint.layout import TORCH_DTYPES
 from shoal.checkpoint.loading import restore
@@ -34,6 +35,7 @@ from shoal.parallel import agree
 from shoal.script import random_state
 from shoal.script.plain import NotPlain, from_json, to_json
 
+MOST_RANKS = 1 << 20
 RUN = "SHOAL_SCRIPT"  # the run directory, where `shoal run` has started the script
 
 
@@ -81,6 +83,7 @@ class Attached:
         self.steps = self.epoch = self._position = 0
         self._at_epoch = self._later = random_state.now()
         self._resumed = False
+        self._world = agree.here()[1]  # who has read so many batches
         self._term = self._next_term()
         self._restore()
 
@@ -102,6 +105,7 @@ class Attached:
         for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
             if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
                 set_epoch(self.epoch)
+        self._scale(loader)
         reading = iter(loader)
         for read in range(self._position):
             if next(reading, self) is self:
@@ -116,6 +120,13 @@ class Attached:
             self._position += 1
             yield batch
         self._position, self.epoch = 0, self.epoch + 1
+
+    def _scale(self, loader: Any) -> None:
+        """Where so many batches were read by another number of processes, which shared them out: as many samples."""
+        _, world = agree.here()
+        if hasattr(getattr(loader, "sampler", None), "num_replicas"):
+            self._position = self._position * self._world // world
+        self._world = world
 
     def step(self) -> None:
         """A step of the optimizer has been taken. Every rank calls it."""
@@ -153,7 +164,7 @@ class Attached:
 
     def _extra(self) -> dict[str, Any]:
         about = {
-            "world": agree.here()[1],
+            "world": self._world,
             "epoch": self.epoch,
             "position": self._position,
             "groups": [[_settings(group) for group in o.param_groups] for o in self._optimizers],
@@ -178,16 +189,21 @@ class Attached:
         found = restore(self._root, tensors)
         if found is None:
             return
-        about = from_json(found.extra.get("attached"))
-        if not isinstance(about, dict):
-            raise SetupError(f"{found.where} was not saved by shoal.attach; give it another folder.")
-        self.steps, self.epoch, self._position = found.step, about["epoch"], about["position"]
-        self._fill(wanted, about)
+        try:
+            about = from_json(_about(found))
+            self.steps, self._world = found.step, values.whole(about["world"], MOST_RANKS, 1)
+            self.epoch, self._position = values.whole(about["epoch"]), values.whole(about["position"])
+            self._fill(wanted, about)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
+            raise SetupError(
+                f"{found.where} was not saved by shoal.attach with such a model, optimizer and schedule "
+                f"({type(e).__name__}: {e}); give it another folder."
+            ) from e
         rank, world = agree.here()
-        if rank == 0 and about["world"] != world:
+        if rank == 0 and self._world != world:
             print(
-                f"shoal: the run goes on with {world} processes instead of {about['world']}: weights and optimizer are "
-                "the same, the order of its data and its random numbers are not.",
+                f"shoal: the run goes on with {world} processes, not {self._world}: weights and optimizer are the "
+                "same, random numbers and which process reads what are not.",
                 file=sys.stderr,
             )
         mine = {which: _with_prefix(wanted, f"random.{rank}.{which}.") for which in ("now", "epoch")}
@@ -198,13 +214,14 @@ class Attached:
     def _wanted(self, found: Found) -> dict[str, torch.Tensor]:
         """What is to be filled: a fresh optimizer has no state, so the checkpoint says what there is."""
         rank, world = agree.here()
-        host = set(values if isinstance(values := _about(found).get("on_host"), list) else ())
+        host = {str(name) for name in said} if isinstance(said := _about(found).get("on_host"), list) else set()
         parameters = {name: p for p, name in self._names.items()}
         wanted = {f"model.{name}": t for name, t in self._model.state_dict().items() if isinstance(t, torch.Tensor)}
         for name, entry in found.manifest.tensors.items():
             kind, _, rest = name.partition(".")
             if kind == "random":
-                of = int(rest.partition(".")[0])
+                said = rest.partition(".")[0]
+                of = int(said) if said.isdecimal() and len(said) < 8 else world
                 if of == rank or (of >= world and rank == 0):  # of one that is no more: read, and forgotten
                     wanted[name] = torch.zeros(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
             elif kind == "optim" and (p := parameters.get(rest.partition(".")[2].rpartition(".")[0])) is not None:

@@ -18,6 +18,8 @@ from shoal.plain_file import open_plain, read_object
 
 MOST_HEADER = 100 << 20  # as safetensors has it
 MOST_FILES = 10_000  # of a folder
+MOST_WORDS = 300  # characters
+MOST_PACKED = 4  # times the size of an archive, in it
 _LENGTH = struct.Struct("<Q")
 _OF_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".distcp")
 _SAFETENSORS = ".safetensors"
@@ -26,9 +28,10 @@ _SAFETENSORS = ".safetensors"
 def problem(path: Path) -> str | None:
     """Why it cannot be gone on from, in words that follow its name; None: it is whole."""
     try:
-        return _of_folder(path) if path.is_dir() else _of_file(path)
+        said = _of_folder(path) if path.is_dir() else _of_file(path)
     except (OSError, ValueError, RecursionError) as e:
-        return f"cannot be read ({getattr(e, 'strerror', None) or e})"
+        said = f"cannot be read ({getattr(e, 'strerror', None) or e})"
+    return None if said is None else " ".join(said.split())[:MOST_WORDS]  # names in it may be anybody's
 
 
 def _of_folder(folder: Path) -> str | None:
@@ -60,6 +63,8 @@ def _of_file(file: Path) -> str | None:
             return "is no archive of torch: it is half-written, or of a kind that cannot be verified"
         try:
             with zipfile.ZipFile(f) as archive:
+                if sum(one.file_size for one in archive.infolist()) > MOST_PACKED * os.fstat(f.fileno()).st_size:
+                    return "holds far more than its size: torch packs nothing, so it is none of its files"
                 broken = archive.testzip()
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
             return f"is half-written or damaged ({e})"
