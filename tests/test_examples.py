@@ -22,7 +22,7 @@ def test_every_example_loads_and_is_trainable(path: Path, tmp_path: Path) -> Non
     (weights / "config.json").write_text(json.dumps(config))
     overrides = [f"model.weights={weights}"] if "weights:" in path.read_text() else []
     run = load(path, overrides).run
-    trainable(run, "cut" if run.swarm.stages.count > 1 else None)
+    trainable(run, "script" if run.script else "cut" if run.swarm.stages.count > 1 else None)
     schema = Path(*[".."] * len(path.relative_to(EXAMPLES).parts), "docs/reference/run.schema.json")
     assert (path.parent / schema).is_file()
     assert path.read_text().startswith(f"# yaml-language-server: $schema={schema}\n# ")

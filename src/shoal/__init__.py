@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from shoal.model.decoder import Block as Block
     from shoal.model.decoder import Decoder as Decoder
     from shoal.model.objective import Objective as Objective
+    from shoal.script.attach import Attached as Attached
+    from shoal.script.attach import attach as attach
     from shoal.spec.run import Run as Run
     from shoal.train.hooks import Hook as Hook
     from shoal.train.hooks import Moment as Moment
@@ -49,6 +51,8 @@ NAMES = {
     "windows": "shoal.api",
     "train_run": "shoal.api",
     "launch_run": "shoal.api",
+    "attach": "shoal.script.attach",
+    "Attached": "shoal.script.attach",
     "ShoalError": "shoal.errors",
 }
 __all__ = ["NAMES", "__version__", *NAMES]

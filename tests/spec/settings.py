@@ -18,6 +18,7 @@ NEEDED = {
     "model.mamba": {"model.mamba": {"attention_layers": [1], "heads": 4}},
     "model.rope_scaling": {"model.rope_scaling": {"kind": "linear", "factor": 2.0}},
     "train.schedule.past": {"train.schedule.past": [{"until": 3, "steps": 9}]},
+    "script": {"script.path": "/x.py"},
     "data.eval": {"data.eval": [{"path": "held-out"}]},
 }
 TRIED: list[Any] = [
@@ -26,9 +27,12 @@ TRIED: list[Any] = [
 ]  # fmt: skip
 
 
-def least(name: Name | None = None) -> dict[str, Any]:
-    """A run file with nothing in it that a person could leave out, but for what a name needs around it."""
-    values = {"name": "x", "data": {"train": [{"path": "x"}]}, "train": {"steps": 9}}
+def least(name: Name | None = None, script: bool = False) -> dict[str, Any]:
+    """A run file with nothing in it that a person could leave out, but for what a name needs around it. `script`: of a
+    run that is one."""
+    values: dict[str, Any] = {"name": "x", "data": {"train": [{"path": "x"}]}, "train": {"steps": 9}}
+    if script:
+        values = {"name": "x", "script": {"path": "/x.py"}}
     for section, needed in NEEDED.items():
         if name is not None and name.dotted.startswith(f"{section}."):
             for key, value in needed.items():
@@ -36,11 +40,11 @@ def least(name: Name | None = None) -> dict[str, Any]:
     return values
 
 
-def changes(name: Name) -> Iterator[tuple[Any, dict[str, Any]]]:
+def changes(name: Name, script: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Values for a name, each with the run file that it makes."""
-    usual = Run.model_validate(least(name))
+    usual = Run.model_validate(least(name, script))
     for value in [*TRIED, *_literals(name.field.annotation)]:
-        changed = least(name)
+        changed = least(name, script)
         put(changed, name.dotted, value)
         try:
             run = Run.model_validate(changed)

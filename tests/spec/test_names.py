@@ -177,7 +177,8 @@ def test_every_slip_of_one_letter_in_a_long_name_finds_it() -> None:
         for i in range(len(name) - 1):
             swapped = name[:i] + name[i + 1] + name[i] + name[i + 2 :]
             for word in (name[:i] + name[i + 1 :], swapped, name[:i] + "x" + name[i + 1 :]):
-                assert closest(word, within) == name, word
+                # One section and one value differ by a letter: a slip of the longer may be the shorter.
+                assert closest(word, within) in (name, name.removesuffix("s")), word
 
 
 def test_no_answer_names_what_is_not_there_and_none_hides_what_is() -> None:

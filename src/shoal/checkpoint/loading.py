@@ -8,7 +8,7 @@ all can fall back to the same older checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,10 +98,13 @@ def load(found: Found, tensors: Mapping[str, torch.Tensor], prefix: str = "", pa
 
 
 def restore(
-    roots: Roots, tensors: Mapping[str, torch.Tensor], prefix: str = "", before: Name | None = None
+    roots: Roots,
+    tensors: Mapping[str, torch.Tensor] | Callable[[Found], Mapping[str, torch.Tensor]],
+    prefix: str = "",
+    before: Name | None = None,
 ) -> Found | None:
     """Loads the newest checkpoint (of those before `before`) that is good to the last byte, of one store or of several.
-    Collective.
+    Collective. `tensors` may be made for the one that is about to be loaded.
 
     None when nothing was ever published (nothing was filled then); `CheckpointError` when there is no good one. On rank
     0, `skipped` of what is returned says which newer ones were bad, for the journal; those are quarantined.
@@ -109,7 +112,7 @@ def restore(
     skipped: list[Skipped] = []
     while (found := _newest_of_rank_0(roots, skipped, before)) is not None:
         try:
-            load(found, tensors, prefix)
+            load(found, tensors(found) if callable(tensors) else tensors, prefix)
         except Corrupt as e:
             skipped.append(Skipped(found.store, found.name, str(e)))
             continue

@@ -31,6 +31,7 @@ GROUPS = {
     },
     "train": {
         "train": "train on this machine, all its devices",
+        "run": "run a training script of yours under Shoal's supervisor",
         "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
         "swarm": "train one model with peers anywhere: create, join, invite, status, leave, relay",
         "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
@@ -65,7 +66,7 @@ new here? In an empty folder:
 # becomes of what they print, and their exit code is that of the work.
 VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["data", "look"], ["swarm", "status"])
 # What they did is in a run directory, where it can be seen when nothing could be printed.
-RUNS = ("train", "resume", "launch", "sweep", "drill", "swarm", "stop")
+RUNS = ("train", "run", "resume", "launch", "sweep", "drill", "swarm", "stop")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no retry helps
 
 
@@ -77,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     view = words[:1] in VIEWS or words[:2] in VIEWS
     streams.steady(stdout=not view)
     code = _printed(_code(words), words)
-    if words[:1] in (["train"], ["resume"]):
+    if words[:1] in (["train"], ["run"], ["resume"]):
         leave_at_once(code)
     return code
 
@@ -98,10 +99,11 @@ def _code(argv: list[str]) -> int:
     if argv[0] in ("-V", "--version"):
         print(f"shoal {__version__}")
         return 0
+    argv, after = _cut(argv)
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
     try:
-        return _run_verb(argv)
+        return _run_verb(argv, after)
     except ShoalError as e:
         if debug:
             raise
@@ -133,7 +135,17 @@ def _code(argv: list[str]) -> int:
         return TRANSIENT
 
 
-def _run_verb(argv: list[str]) -> int:
+def _cut(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words for Shoal, and those that belong to somebody's script."""
+    if argv[0] != "run":
+        return argv, []
+    from shoal.cli.run import cut
+
+    ours, after = cut(argv[1:])
+    return ["run", *ours], after
+
+
+def _run_verb(argv: list[str], after: list[str]) -> int:
     verb = argv[0]
     if verb not in VERBS:
         raise UsageError(f"there is no verb '{verb}'; {_verb_hint(verb)}")
@@ -148,7 +160,7 @@ def _run_verb(argv: list[str]) -> int:
 
         rest, overrides = split_overrides(rest, getattr(module, "OWN_OPTIONS", ()))
     args = parser.parse_args(rest)
-    args.overrides = overrides
+    args.overrides, args.after = overrides, after
     return int(module.run(args) or 0)
 
 

@@ -19,6 +19,15 @@ def add_workspace(parser: argparse.ArgumentParser, holds: str = "runs/") -> None
     )
 
 
+def no_script(run_dir: RunDir) -> None:
+    """Refuses somebody's script, whose checkpoints and model only the script knows."""
+    if run_dir.is_script:
+        raise UsageError(
+            f"run '{run_dir.name}' is a script: its checkpoints are its own, and Shoal cannot read a model from them; "
+            f"`shoal report {run_dir.name}` shows the run."
+        )
+
+
 def no_swarm(run_dir: RunDir) -> None:
     """Refuses a peer of a swarm, whose history is the swarm's."""
     if run_dir.in_swarm:

@@ -17,6 +17,7 @@ from shoal.decide.auto import decide
 from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import with_steps
 from shoal.decide.load import load
+from shoal.decide.script import decide_script
 from shoal.errors import UsageError
 from shoal.guard.begin import Asked, same_data, say_changed, write_spec, writing
 from shoal.guard.history import History, continues
@@ -78,6 +79,8 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
             held.enter_context(lock.hold(run_dir))
         history = History.of(run_dir)
         before = load(run_dir.spec_file).run
+        if before.script is not None:
+            return _script(run_dir, history, before, args.overrides)
         opened = _open_again(history, args.overrides)
         asked_for = load(run_dir.spec_file, [*opened, *args.overrides]).run
         spec = with_steps(asked_for, run_dir.workspace, history.step)
@@ -98,6 +101,26 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
         if spec.train.schedule.past != before.train.schedule.past:
             _say_rate(spec, history.step)
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
+
+
+def _script(run_dir: RunDir, history: History, before: Run, overrides: list[str]) -> int:
+    """Somebody's: it goes on as after a failure, from what script.resume says."""
+    spec = load(run_dir.spec_file, overrides).run
+    differ = differences(before, spec, auto_is_equal=False)
+    _refuse(run_dir, history, differ)
+    if history.finished and not differ:
+        print(
+            f"run {run_dir.name} is finished: the script has ended. `shoal run --fresh --name {run_dir.name} SCRIPT` "
+            "starts it anew."
+        )
+        return 0
+    trainable(spec, "script")
+    decided = decide_script(spec)
+    if decided.run != before:
+        with writing(run_dir):
+            write_spec(run_dir, decided.run)
+    asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
+    return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, asked=asked, held=True)
 
 
 def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:

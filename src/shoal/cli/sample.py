@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_workspace
+from shoal.cli.options import add_workspace, no_script
 from shoal.errors import UsageError
 from shoal.journal.rundir import RunDir, find_run, workspace
 
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} is {value}, but {least} is the least it can be.")
     run_dir = None if args.run is None else find_run(args.run, workspace(args.workspace))
+    if run_dir is not None:
+        no_script(run_dir)
 
     import torch  # after the checks above: a typing mistake is answered at once
 

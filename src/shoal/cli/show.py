@@ -22,6 +22,7 @@ from shoal.errors import DataError, SetupError, SpecError, UsageError
 from shoal.journal.rundir import RunDir, workspace
 from shoal.plain_file import read_object
 from shoal.spec.describe import as_written
+from shoal.spec.drivers import sections
 from shoal.spec.layers import DEFAULT, leaves
 from shoal.spec.names import dotted
 from shoal.spec.presets import presets
@@ -76,6 +77,8 @@ def _loaded(file: str, overrides: list[str]) -> Loaded:
     from shoal.guard.history import History  # it reads checkpoints: showing a file does not wait for that
 
     step, before, loaded = History.of(begun).step, load(begun.spec_file).run, load(begun.spec_file, overrides)
+    if loaded.run.script is not None:
+        return loaded
     longer = prolonged(before, with_steps(loaded.run, begun.workspace, step), step)
     known = {dotted(path): loaded.origins.get(dotted(path), SHOAL) for path, _ in _leaves(longer)}
     return Loaded(longer, known, loaded.path)
@@ -91,6 +94,8 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
     left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
     if left_out and not everything:
         lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
+    if loaded.run.script is not None:
+        return "\n".join(lines)
     below = [*_length(loaded.run), *_documents(loaded.run), *_packing(loaded.run), _size(loaded.run)]
     return "\n".join([*lines, "", *below])
 
@@ -141,9 +146,9 @@ def _packed(run: Run) -> Iterator[tuple[str, bool, Shares]]:
 
 
 def as_json(loaded: Loaded) -> str:
-    shape = _shape(loaded.run)
+    shape = _shape(loaded.run) if loaded.run.script is None else None
     params = {"params": shape.params, "active_params": shape.active_params} if shape else {"params": None}
-    spec = loaded.run.model_dump(mode="json")
+    spec = sections(loaded.run)
     packing = {path: {"used": "best-fit" if best else "chop", **found} for path, best, found in _packed(loaded.run)}
     shown = {"run": spec, "origins": loaded.origins, **params, "packing": packing}
     return json.dumps(shown, indent=2, ensure_ascii=False)
@@ -170,7 +175,7 @@ def count(n: int) -> str:
 
 
 def _leaves(run: Run) -> list[tuple[tuple[str | int, ...], Any]]:
-    return list(leaves(run.model_dump(mode="json")))
+    return list(leaves(sections(run)))
 
 
 def _short(value: Any) -> str:

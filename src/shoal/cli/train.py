@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from shoal.checkpoint.find import published
 from shoal.cli.options import add_workspace, no_swarm
+from shoal.cli.run import run_spec
 from shoal.decide.auto import decide
 from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import with_steps
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.processes is not None:
         overrides.append(f"resources.processes={args.processes}")
     spec = load(args.file, overrides).run
+    if spec.script is not None:
+        return run_spec(spec, workspace(args.workspace), args.fresh)
     trainable(spec)
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)

@@ -15,6 +15,11 @@ from shoal.spec.shape import shape_of
 def trainable(run: Run, driver: Driver | None = None) -> None:
     """Refuse what can be written but not trained, and what would have no effect; also the rules of a file, for a `Run`
     that was built in Python. `driver` takes the steps (`shoal.spec.drivers`); None: whoever `shoal train` takes."""
+    if run.script is not None and driver is None:
+        raise SpecError(
+            f"run '{run.name}' is a script ({run.script.path}), and this verb is about Shoal's own training; `shoal "
+            "run` runs it here, and `shoal ps`, `logs`, `report`, `stop` and `resume` know it."
+        )
     driver = driver or driver_of(run)
     problems = [f"{sentence}." for _, sentence in broken(run)] or [f"{s}." for _, s in refusals(run, driver)]
     if problems:
@@ -24,6 +29,8 @@ def trainable(run: Run, driver: Driver | None = None) -> None:
             f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `shoal swarm "
             "create` (docs/guide/swarm.md); here the whole model is in one place, so set it to 1."
         )
+    if driver == "script":
+        return
     # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.
     to_hf(shape_of(run.model, tokenizer_vocab=1))
 

@@ -21,6 +21,11 @@ class Measured:
 def measured(run: Run, workspace: Path, begun: int = 0) -> Measured:
     """The run with its steps known, and its warm-up in steps: a longer run that goes on keeps the warm-up it had. Where
     it warms up again after `begun` steps, a share is one of those that are left."""
+    if run.script is not None:
+        raise SpecError(
+            f"run '{run.name}' is a script ({run.script.path}): nobody knows how many steps it takes; `shoal run` runs "
+            "it."
+        )
     choices = Choices()
     steps = run.steps if run.train.steps != "auto" else choices.choose("train.steps", "auto", *_steps(run, workspace))
     schedule, warmup = run.train.schedule, run.train.schedule.warmup_steps

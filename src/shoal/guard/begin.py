@@ -16,6 +16,7 @@ from shoal.errors import DataError, SetupError, ShoalError, SpecError
 from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry, digest_of
 from shoal.plain_file import read_object
+from shoal.script.file import digest
 from shoal.spec import Run, dump
 from shoal.spec.identity import identity
 from shoal.spec.shape import shape_of
@@ -41,6 +42,7 @@ def create(run_dir: RunDir, run: Run, near: Path | None = None) -> None:
     write_spec(run_dir, run)
     about = {**identity(run), **data_identity(run)}
     about |= {"own": digest_of(run_dir)} if run.own.objects else {}
+    about |= {"script": digest(Path(run.script.path))} if run.script else {}
     _publish(run_dir.identity_file, json.dumps(about, indent=2) + "\n")
     _write_plan(run_dir, run)
 
@@ -57,6 +59,8 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     from shoal.data.documents import documents_of  # numpy: only those who start a run wait for it
     from shoal.plan.expect import expected
 
+    if run.script is not None:
+        return  # nobody can predict it
     try:
         if run.foreign is not None:
             raise SpecError(f"what {run.foreign} computes is not known")
@@ -110,14 +114,20 @@ def same_data(run_dir: RunDir, now: Sequence[str]) -> None:
 def other_code(run_dir: RunDir, run: Run) -> str | None:
     """In words, with what other versions than those it was begun with the run goes on; None with the same."""
     try:
-        before = _versions(read_object(run_dir.identity_file))
+        known = read_object(run_dir.identity_file)
     except (OSError, ValueError):
         return None
-    now = _versions(identity(run))
+    before, now = _versions(known), _versions(identity(run))
+    if run.script is not None:
+        before, now = before | _script(known.get("script")), now | _script(digest(Path(run.script.path)))
     differ = [f"{name} {before[name]} → {now[name]}" for name in now if name in before and before[name] != now[name]]
     if not differ:
         return None
     return f"the run goes on with other code than it was begun with ({', '.join(differ)}): its steps may differ"
+
+
+def _script(digest: Any) -> dict[str, str]:
+    return {"script": digest[:10]} if isinstance(digest, str) else {}
 
 
 def _versions(about: Mapping[str, Any]) -> dict[str, str]:

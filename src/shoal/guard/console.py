@@ -9,7 +9,10 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
 
+from shoal.guard.echo import Echo
 from shoal.guard.history import History
 from shoal.journal.rundir import RunDir
 from shoal.journal.suggested import command, needs_mending
@@ -22,8 +25,16 @@ class Console:
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self.run_dir, self.run = run_dir, run
+        self._total = None if run.script is not None else run.steps
         self._follower: Follower | None = None
         self._blind = False
+        self._echo: Echo | None = None
+
+    def attempt(self, log: Path) -> None:
+        """Another begins; `log` is that of rank 0, which is shown where it is a script's."""
+        if self.run.script is not None:
+            self._show(lambda: self._print(last=True))
+            self._echo = Echo(log)
 
     def tick(self) -> None:
         """Brings the screen up to date with the journal. The first call must come after the session's `open`."""
@@ -42,8 +53,9 @@ class Console:
 
     def summary(self, status: str, reason: str, history: History) -> None:
         name = self.run_dir.name  # of a copy that is not the spec's
-        loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) else ""
-        where = f"step {history.at} of {self.run.steps}{loss}"
+        loss = f", loss {history.loss:.4f}" if isinstance(history.loss, float) and isfinite(history.loss) else ""
+        of = "" if self._total is None else f" of {self._total}"
+        where = f"step {history.at}{of}{loss}"
         if status == "failed":
             self.say(f"run {name} failed at {where}: {reason}.")
         with contextlib.suppress(OSError):
@@ -56,6 +68,8 @@ class Console:
 
     def _next(self, status: str, history: History) -> list[str]:
         report, resume = command("report", self.run_dir), command("resume", self.run_dir)
+        if status == "done" and self.run.script is not None:
+            return [f"{report}: where the time went"]
         if status == "done":
             sample = command("sample", self.run_dir, "--own-code" if self.run.own.computes else "")
             return [f"{report}: where the time went", f"{sample}: what it learnt"]
@@ -66,10 +80,17 @@ class Console:
         return [f"{report}: what happened", f"{resume}: go on"]
 
     def _poll(self) -> None:
-        self._follower = self._follower or Follower(self.run_dir, self.run.steps)
+        self._follower = self._follower or Follower(self.run_dir, self._total)
+        self._print()
         self._follower.poll()
 
+    def _print(self, last: bool = False) -> None:
+        for line in self._echo.lines(last) if self._echo and self._follower else ():
+            assert self._follower
+            self._follower.console.say(line, sys.stdout)
+
     def _end(self) -> None:
+        self._print(last=True)
         if self._follower:
             self._follower.close()
         self._follower, self._blind = None, True

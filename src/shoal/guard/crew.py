@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,8 @@ from shoal.guard.flights import Flight, ask
 from shoal.guard.island_agents import Hands, HandsHere
 from shoal.guard.ranks import Pulses
 from shoal.guard.signals import Signals
-from shoal.guard.signs import Kernel
-from shoal.guard.workers import Group, Workers, threads_for
+from shoal.guard.signs import Families, Kernel
+from shoal.guard.workers import Group, Start, Workers, threads_for
 from shoal.journal.pulse_file import PulseFolder
 from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
@@ -69,7 +69,7 @@ class Crew(Protocol):
         """Waits until there are enough of them. None: told to stop meanwhile. TransientError: they do not come."""
         ...
 
-    def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> Team: ...
+    def start(self, start: Start, ready: Ready, attempt: int, logs: Path) -> Team: ...
     def hands(self, run_dir: RunDir, lock_fd: int | None) -> Hands:
         """Who starts the agents of islands."""
         ...
@@ -91,7 +91,7 @@ class LocalTeam(Workers):
 
     @cached_property
     def kernel(self) -> Kernel:
-        return Kernel()
+        return Families() if self.started.script else Kernel()
 
     def look(self) -> None:
         pass
@@ -109,8 +109,9 @@ class Alone:
     def gather(self, run: Run, signals: Signals, say: Callable[[str], None]) -> Ready:
         return Ready(run, self.world)
 
-    def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> LocalTeam:
-        return LocalTeam(command, ready.world, attempt, logs, threads_for(ready.run.resources.threads, ready.world))
+    def start(self, start: Start, ready: Ready, attempt: int, logs: Path) -> LocalTeam:
+        threads = threads_for(ready.run.resources.threads, ready.world)
+        return LocalTeam(start.command, ready.world, attempt, logs, threads, start=start)
 
     def hands(self, run_dir: RunDir, lock_fd: int | None) -> HandsHere:
         return HandsHere(run_dir, lock_fd)

@@ -10,7 +10,7 @@ hang. Nor does time count in which nothing was heard of a rank on another machin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ QUICK_S = 7.0  # with the 10 s of the promise in mind: the rest is for looking a
 NODES_S = 45.0
 STEPS = 2.5  # … or so many of the slowest recent steps, or of the longest recent stays in the phase, with 3 in mind
 LONG_S = 1800.0
+BETWEEN_S = 60.0  # of somebody's script, between its steps
 MOST_TICK_S = 1.0
 LOOK_S = 0.5  # without a mark, before more is looked at
 WINDOW_S = 1.0  # over which a rank's work is measured
@@ -41,6 +42,9 @@ class Limits:
     quick_s: float = QUICK_S  # in a step, or `STEPS` steps if that is longer
     long_s: float = LONG_S  # in phases that may take long, until a step was measured, while it compiles or downloads
     stopped_s: float | None = None  # by a signal, in any phase; None: as `quick_s`
+    least_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # in phases of a step that may take longer than `quick_s`
 
     @staticmethod
     def of(patience: str, nodes: int = 1) -> Limits:
@@ -48,6 +52,11 @@ class Limits:
         if patience not in ("auto", "off"):
             return Limits(seconds(patience))
         return Limits() if nodes <= 1 else Limits(NODES_S, stopped_s=QUICK_S)
+
+    @staticmethod
+    def of_script(patience: str) -> Limits:
+        """Nobody knows what it does between its steps: it may upload a file, or wait for a loader's processes."""
+        return Limits.of(patience) if patience not in ("auto", "off") else Limits(least_s={"forward": BETWEEN_S})
 
 
 @dataclass(frozen=True)
@@ -80,13 +89,15 @@ class Hang:
     works: bool = False  # it, or its device, computes: slow, or a live-lock
     marks: int = 0  # that it has made
     nccl: str = ""  # who had not come to which collective, by NCCL's flight recorder
+    signs: str = ""  # what shows it, where nothing is known of phases and steps
 
     @property
     def evidence(self) -> str:
         doing = "stopped" if self.stopped else "at work without progress" if self.works else "no progress"
         at = f" at {self.place}" if self.place else ""
         slow = "; slow, or a live-lock" if self.works else ""
-        words = f"{doing} in {self.phase} of step {self.step} for {self.seconds:.0f} s{at}; {self.why}{slow}"
+        where = "" if self.signs else f" in {self.phase} of step {self.step}"
+        words = f"{self.signs or doing}{where} for {self.seconds:.0f} s{at}; {self.why}{slow}"
         if self.others:
             shown = "; ".join(map(str, self.others[:2]))
             more = f" and {self.waiting - 2} more" if self.waiting > 2 else ""
@@ -179,7 +190,7 @@ class Watch:
             stay_s = max((b.longest_s[phase] for b in beats), default=0.0)
             if not step_s or not stay_s or phase in LONG_PHASES or excused:
                 return limits.long_s
-            return max(limits.quick_s, STEPS * step_s, STEPS * stay_s)
+            return max(limits.least_s.get(phase, limits.quick_s), STEPS * step_s, STEPS * stay_s)
 
         kinds = [(ranks.phase(i), bool((sample := ranks.samples[i]) and sample.excuse)) for i in among]
         known = {kind: limit_s(*kind) for kind in set(kinds)}

@@ -13,11 +13,13 @@ from typing import Any
 from shoal.guard.classify import Failure
 from shoal.guard.flights import Flight, ask, sentence
 from shoal.guard.hang import WINDOW_S, Hang, Limits, Watch
+from shoal.guard.quiet import Quiet
 from shoal.guard.ranks import Pulses
 from shoal.guard.signs import Kernel
 from shoal.guard.slow_device import Kin, SlowDevices
-from shoal.guard.stacks import dumps, frames
+from shoal.guard.stacks import dumps, frames, spied
 from shoal.guard.straggler import Stragglers
+from shoal.guard.workers import rank_log
 from shoal.journal.pulse_file import PulseFolder
 from shoal.spec.duration import seconds
 from shoal.spec.mesh import Sizes
@@ -39,15 +41,22 @@ class Progress:
         kin: Kin | None = None,
         nodes: int = 1,
         flights: Callable[[], Mapping[int, Flight]] | None = None,
+        script: bool = False,
     ) -> None:
         """`folder` has the pulses of this machine's ranks and `pulses` all of them, `logs` the logs of this attempt.
-        `note` writes a journal record. `flights` asks the ranks for NCCL's record; by default those of this machine."""
+        `note` writes a journal record. `flights` asks the ranks for NCCL's record; by default those of this machine.
+        `script`: the ranks are somebody's script, which may not mark anything."""
         self._pids, self._folder, self._logs, self._note = dict(pids), folder, logs, note
         self._names_hangs, self._restarts = guard.hang != "off", guard.on_hang == "restart"
         self._livelock_s = math.inf if guard.livelock == "off" else seconds(guard.livelock)
         self._kernel = kernel or Kernel()
         self._pulses = pulses or PulseFolder(folder)
-        self._watch = Watch(pids, self._pulses, Limits.of(guard.hang, nodes), self._kernel)
+        limits = Limits.of_script(guard.hang) if script else Limits.of(guard.hang, nodes)
+        self._watch = Watch(pids, self._pulses, limits, self._kernel)
+        self._quiet: Quiet | None = None
+        if script:
+            ranks = {rank: rank_log(logs, rank) for rank in pids}
+            self._quiet = Quiet(pids, self._pulses, self._kernel, ranks, guard.hang)
         self._stragglers, self._devices = Stragglers(), SlowDevices(kin)
         self._flights = flights or (lambda: ask(list(self._here), folder))
         self._here = {rank: pid for rank, pid in pids.items() if self._kernel.here(rank)}
@@ -56,6 +65,8 @@ class Progress:
     def look(self, now: float) -> Failure | None:
         """To be called a few times a second; the hang that the group is to be ended for, if there is one."""
         found = self._watch.verdict(now)
+        if self._quiet and (found is None or found.works):
+            found = self._quiet.verdict(now) or found
         beats = self._watch.beats
         for slow in (*self._devices.look(beats, now), *self._stragglers.look(beats, now)):
             self._note("straggler", rank=slow.rank, **slow.fields())
@@ -102,6 +113,8 @@ class Progress:
         # NCCL's record first: a rank may not survive the other question.
         flights = self._flights() if ends else {}
         texts = dumps(self._here, self._folder) if ends else {}
+        if self._quiet:  # without the probe a script has nothing to answer with
+            texts |= spied({rank: pid for rank, pid in self._here.items() if not texts.get(rank)})
         hang = replace(hang, stack=frames(texts.get(hang.rank, "")) or hang.stack, nccl=sentence(flights))
         self._note(
             "hang" if self._hangs(hang) else "slow",

@@ -119,7 +119,7 @@ class Ranks:
     def _look_at_marks(self, i: int, clock: float) -> None:
         rank, pid, last = self.ranks[i], self.pids[i], self.beats[i]
         beat = self._pulses.beat(rank)
-        if beat is not last and beat is not None and beat.pid == pid and (last is None or beat.marks != last.marks):
+        if beat is not last and beat is not None and beat.pid == pid and (last is None or _news(beat, last)):
             self.beats[i], self.marks[i] = beat, beat.marks
             self._progressed(i, clock)
         signs = self._kernel.signs(rank, pid)
@@ -170,3 +170,8 @@ class Ranks:
             return
         if threads.at_work_since(before, passed_s):
             self.worked_at[i] = clock
+
+
+def _news(beat: Beat, last: Beat) -> bool:
+    """What only some ranks of a script do (a save) is another phase, and no mark that counts."""
+    return beat.marks != last.marks or beat.phase != last.phase

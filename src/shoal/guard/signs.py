@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 # The busiest thread works when it has this share of a core; or, where others have the cores, when it wants one for
 # this share of the time and gets some of it. (One that sleeps and is woken ten times a second uses a thousandth.)
 WORKS, WANTS, GETS = 0.05, 0.3, 0.01
+
+MOST_CHILDREN = 1024
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -68,6 +71,47 @@ class Kernel:
     def here(self, rank: int) -> bool:
         """Whether it can be asked for its stack."""
         return True
+
+
+class Families(Kernel):
+    """A process with all that it has started: a script may wait for the processes that load its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[int, dict[int, tuple[Threads, int]]] = {}  # pid → of each of its family, when last asked
+        self._sums: dict[int, tuple[float, float, int]] = {}  # pid → work, wanted, bytes; of those that are gone, too
+
+    def signs(self, rank: int, pid: int) -> Signs:
+        own = signs_of(pid)
+        return Signs(own.state, own.io_bytes if pid not in self._sums else self._sums[pid][2])
+
+    def threads(self, rank: int, pid: int) -> Threads:
+        family = [pid, *descendants(pid)]
+        now = {one: (super(Families, self).threads(rank, one), signs_of(one).io_bytes) for one in family}
+        before = self._told.get(pid, {})
+        worked, wanted, moved = self._sums.get(pid, (0.0, 0.0, now[pid][1]))
+        for one, (threads, io_bytes) in now.items():
+            then, io_then = before.get(one, (Threads(), 0 if before else io_bytes))
+            worked, wanted = worked + threads.worked_s - then.worked_s, wanted + threads.wanted_s - then.wanted_s
+            moved += max(0, io_bytes - io_then)
+        for one in before.keys() - now.keys():
+            self._clocks.pop(one, None)
+        self._told[pid], self._sums[pid] = now, (worked, wanted, moved)
+        return Threads(worked, wanted, any(threads.on_disk for threads, _ in now.values()))
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for parent in itertools.chain([pid], found):  # which grows meanwhile
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children") as file:
+                    found += [int(child) for child in file.read().split()][:MOST_CHILDREN]
+        except (OSError, ValueError):  # it has ended; or a kernel that does not tell
+            continue
+        if len(found) > MOST_CHILDREN:
+            break
+    return found
 
 
 class ThreadClock:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +24,9 @@ from shoal.journal.pulse_file import dump_file, read_beat
 from shoal.plain_file import open_plain
 
 WAIT_S = 0.5
+SPY_S, MOST_SPIED = 5.0, 8
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_SPIED = re.compile(r"^    (?P<name>.+) \((?P<file>.*):(?P<line>\d+)\)$")  # py-spy's
 
 
 def dumps(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
@@ -46,6 +51,18 @@ def dumps(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
     return {rank: _from(dump_file(folder, rank), size) for rank, size in asked.items()}
 
 
+def spied(pids: Mapping[int, int]) -> dict[int, str]:
+    """What py-spy says of those, where it is installed and may look: for processes that cannot be asked."""
+    beside = os.path.dirname(sys.executable)
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=beside)
+    found: dict[int, str] = {}
+    for rank, pid in list(pids.items())[:MOST_SPIED] if program else ():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            asked = [str(program), "dump", "--nonblocking", "--pid", str(pid)]
+            found[rank] = subprocess.run(asked, capture_output=True, text=True, timeout=SPY_S, check=True).stdout
+    return found
+
+
 def frames(dump: str) -> tuple[str, ...]:
     """Of the main thread, innermost first: the one that does not begin in `threading`. (Any thread may have taken the
     signal, so the one that is called current says nothing.)"""
@@ -53,7 +70,7 @@ def frames(dump: str) -> tuple[str, ...]:
     for line in dump.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
             threads.append([])
-        elif threads and (match := _FRAME.match(line)):
+        elif threads and (match := _FRAME.match(line) or _SPIED.match(line)):
             threads[-1].append(f"{short(match['file'])}:{match['line']} {match['name']}")
     return next((tuple(t) for t in threads if t and not t[-1].endswith(" _bootstrap")), ())
 

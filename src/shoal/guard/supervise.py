@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.checkpoint.memory.give_back import give_back_saved
@@ -22,10 +22,10 @@ from shoal.guard import mirroring
 from shoal.guard.began import began
 from shoal.guard.begin import other_code, write_spec
 from shoal.guard.budget import Budget
-from shoal.guard.classify import NOT_RETRIED, Failure
+from shoal.guard.classify import Failure
 from shoal.guard.console import Console
 from shoal.guard.crew import Alone, Crew, Decision, Team
-from shoal.guard.history import History, newest_checkpoint_step
+from shoal.guard.history import History
 from shoal.guard.island_agents import Agents
 from shoal.guard.progress import Progress, kin_of, of_attempt
 from shoal.guard.signals import Signals, signal_name
@@ -33,6 +33,7 @@ from shoal.guard.smaller import smaller
 from shoal.guard.surroundings import Surroundings
 from shoal.guard.symptoms import CONSEQUENCES
 from shoal.guard.watch import TICK_S, Ended, watch
+from shoal.guard.work import Training, Work
 from shoal.guard.workers import log_file
 from shoal.journal import lock
 from shoal.journal.journal import Journal
@@ -77,13 +78,13 @@ def supervise(
     resumed it; both are journaled. `held` says that the caller holds the run's lock. The commands are for tests.
     `crew` is who runs the workers where it is not this machine alone; `job` names what a scheduler starts again and
     again, which shares one budget of restarts."""
-    command = command or worker_command(run_dir)
     with ExitStack() as stack:
         if not held:
             stack.enter_context(lock.hold(run_dir))
         signals = stack.enter_context(Signals())
         console = stack.enter_context(closing(Console(run_dir, run)))
-        session = Session(run_dir, run, crew or Alone(world), signals, console, job)
+        work = stack.enter_context(closing(_work(run_dir, run, command)))
+        session = Session(run_dir, run, crew or Alone(world), work, signals, console, job)
         session.open(decisions, asked)
         stack.callback(session.leave)
         mirror = None
@@ -91,7 +92,7 @@ def supervise(
             mirror = mirroring.Mirror(run_dir, mirror_command or mirroring.default_command(run_dir))
         end: End | None = None
         try:
-            end = session.attempts(command)
+            end = session.attempts()
         except BaseException as e:
             code = e.exit_code if isinstance(e, ShoalError) else TRANSIENT
             how = str(e).rstrip(".") if isinstance(e, ShoalError) else f"the supervisor failed: {type(e).__name__}: {e}"
@@ -114,14 +115,29 @@ def supervise(
         return end.exit_code
 
 
+def _work(run_dir: RunDir, run: Run, command: Sequence[str] | None) -> Work:
+    if run.script is None:
+        return Training(run_dir, run, command or worker_command(run_dir))
+    from shoal.guard.script_work import Scripted  # most runs are none
+
+    return Scripted(run_dir, run, run.script)
+
+
 class Session:
     """One life of the supervisor: from `open` to `close` in the journal."""
 
     def __init__(
-        self, run_dir: RunDir, run: Run, crew: Crew, signals: Signals, console: Console, job: str | None = None
+        self,
+        run_dir: RunDir,
+        run: Run,
+        crew: Crew,
+        work: Work,
+        signals: Signals,
+        console: Console,
+        job: str | None = None,
     ) -> None:
         self.run_dir, self.run, self.crew, self.signals, self.console = run_dir, run, crew, signals, console
-        self.job = job
+        self.work, self.job = work, job
         self.history = History.of(run_dir)
         self.number = self.history.sessions
         self._next_attempt = self.history.attempts
@@ -155,12 +171,12 @@ class Session:
         for decision in asked:
             self._note("decision", key=decision.key, value=decision.value, why=decision.why, asked=True)
 
-    def attempts(self, command: Sequence[str]) -> End:
+    def attempts(self) -> End:
         self.history.refresh()
         budget = Budget(self.run.guard.restarts, self.run.guard.backoff_s, self.history.failed_in_a_row)
         furthest = self.history.step
         while True:
-            ended = self._attempt(command)
+            ended = self._attempt()
             self.history.refresh()
             attempt = self._next_attempt - 1
             if ended is None:
@@ -178,8 +194,7 @@ class Session:
             furthest = self.history.step
             if wait_s is None:
                 return self._give_up(failure, attempt)
-            step = newest_checkpoint_step(self.run_dir)
-            action = f"restart {budget.used} of {budget.restarts} from step {step} in {wait_s:g} s"
+            action = f"restart {budget.used} of {budget.restarts} {self.work.goes_on_from()} in {wait_s:g} s"
             self._fail(failure, attempt, action if fewer is None else f"{action}, with {fewer.key} {fewer.value}")
             if fewer is not None:
                 self.run = fewer.run
@@ -206,7 +221,7 @@ class Session:
             self._journal.append("exit", session=self.number)
         self._journal.close()
 
-    def _attempt(self, command: Sequence[str]) -> Ended | None:
+    def _attempt(self) -> Ended | None:
         """How it ended; None: told to stop before it could begin."""
         self._left = None
         ready = self.crew.gather(self.run, self.signals, self.console.say)
@@ -219,18 +234,25 @@ class Session:
         if self.run.fleet.islands > 1:
             return self._islands(attempt, ready.world)
         around = Surroundings.now(self.run_dir.path)
-        with closing(self.crew.start(command, ready, attempt, self.run_dir.logs)) as team:
+        start = self.work.start(attempt, ready.world, self._note)
+        with closing(self.crew.start(start, ready, attempt, self.run_dir.logs)) as team:
             nodes = {"nodes": team.nodes} if team.nodes else {}
             self._note("attempt", attempt=attempt, world=ready.world, pids=list(team.pids.values()), **nodes)
+            self.work.started(attempt, ready.world, self._note)
             note = of_attempt(self._note, attempt=attempt)
             logs = log_file(self.run_dir.logs, attempt, 0).parent
+            self.console.attempt(log_file(self.run_dir.logs, attempt, 0))
             kin, count = kin_of(self.run.mesh), len(team.nodes) + 1
             progress = Progress(
-                team.pids, team.pulses, logs, self.run.guard, note, team.kernel, team.watched, kin, count, team.flights
-            )
+                team.pids, team.pulses, logs, self.run.guard, note, team.kernel, team.watched, kin, count, team.flights,
+                script=start.script,
+            )  # fmt: skip
             grace_s = self.run.guard.grace_s
             ended = watch(team, self.signals, around, grace_s, self._stopping, self._tick(team), progress)
             self._left = team.left
+            if start.script and self.signals.told_to_stop and any(death.told for death in ended.deaths):
+                # A script that was told to stop and leaves with code 0 has saved, and not come to its end.
+                return replace(ended, stop_signal=self.signals.stops[0])
             return ended
 
     def _tick(self, team: Team) -> Callable[[], None]:
@@ -262,33 +284,32 @@ class Session:
                 self._fail(ended.failure, attempt, "stop")
             return self._stopped(ended.stop_signal, ended.saved)
         if ended.failure is None:
-            return End("done", DONE, f"all {self.run.steps} steps are done")
-        if not ended.failure.retry:
+            return End("done", DONE, self.work.done())
+        if not self.work.retried(ended.failure):
             self._fail(ended.failure, attempt, "give up: a retry cannot help")
-            assert ended.failure.exit_code in NOT_RETRIED
-            return End("failed", ended.failure.exit_code, _sentence(ended.failure))
+            return End("failed", self.work.exit_code(ended.failure), _sentence(ended.failure))
         return None
 
     def _give_up(self, failure: Failure, attempt: int) -> End:
         restarts = self.run.guard.restarts
         self._fail(failure, attempt, f"give up: {restarts} restarts in a row made no progress")
         after = f"after {restarts} restarts in a row without progress" if restarts else "(guard.restarts is 0)"
-        return End("failed", TRANSIENT, f"gave up {after}: {_sentence(failure)}; {failure.advice}")
+        return End(
+            "failed",
+            self.work.exit_code(failure),
+            f"gave up {after}: {_sentence(failure)}; {self.work.advice(failure)}",
+        )
 
     def _stopped(self, number: int, saved: bool) -> End:
         if not self._said_stopping:  # it came while no worker was there to be told, or only the workers heard it
             self._stopping(number)
-        step = newest_checkpoint_step(self.run_dir)
         self.history.refresh()
-        if step == self.history.at == 0:
-            how = "nothing to save yet"
-        else:
-            how = f"saved at step {step}" if saved else f"not every worker could save, so it goes on from step {step}"
+        how = self.work.stopped(self.history, saved)
         return End("stopped", TOLD_TO_STOP, f"told to stop ({signal_name(number)}); {how}")
 
     def _stopping(self, number: int) -> None:
         self._said_stopping = True
-        self._note("stopping", signal=signal_name(number))
+        self._note("stopping", signal=signal_name(number), **({"script": True} if self.run.script else {}))
         self.console.tick()
         self.console.say(
             f"this takes at most {self.run.guard.grace_s:g} s; Ctrl-C now ends it at once, without saving."

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.journal.pulse_file import Groups, Sample
 
+ELSEWHERE = "it is in no collective"
 STALE_S = 4.0  # a thread that writes every second and has not for so long cannot get at the interpreter
 # A rank whose innermost Python frame is here waits for others, or for the device …
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/")
@@ -53,8 +54,8 @@ def named(found: Suspects, samples: Sequence[Sample | None], now: float) -> tupl
         return left[0], found.why
     if (stale := next((i for i in left if _stale(samples[i], now)), None)) is not None:
         return stale, "no other thread of it can run"
-    if (elsewhere := next((i for i in left if not _is_in(samples[i], _WAITING, unknown=True)), None)) is not None:
-        return elsewhere, "it is in no collective"
+    if (elsewhere := next((i for i in left if in_no_collective(samples[i])), None)) is not None:
+        return elsewhere, ELSEWHERE
     return left[0], "all ranks wait at the same place, none is behind: look at the network between them"
 
 
@@ -79,6 +80,10 @@ def waited_for(groups: Sequence[Groups]) -> WaitedFor:
             number, name = max(ahead)
             found[i] = (f"group {name.split('/')[0]}", number)
     return found
+
+
+def in_no_collective(sample: Sample | None) -> bool:
+    return not _is_in(sample, _WAITING, unknown=True)
 
 
 def may_spin(sample: Sample | None) -> bool:

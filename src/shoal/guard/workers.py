@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -43,7 +43,11 @@ class Death:
 
 
 def log_file(logs: Path, attempt: int, rank: int) -> Path:
-    return logs / f"attempt-{attempt:03d}" / f"rank-{rank:05d}.log"
+    return rank_log(logs / f"attempt-{attempt:03d}", rank)
+
+
+def rank_log(attempt_logs: Path, rank: int) -> Path:
+    return attempt_logs / f"rank-{rank:05d}.log"
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,32 @@ class Share:
         return range(self.first, self.first + self.count)
 
 
+@dataclass(frozen=True)
+class Start:
+    """What each process of a group is started with."""
+
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)  # besides that of every worker
+    folder: Path | None = None  # None: where the supervisor is
+    script: bool = False  # somebody's: torch's allocator is left as it is
+
+
 class Workers:
     """A running group, or a node's share of one. Each worker leads its own session: Ctrl-C in the terminal does not
     reach it, and its own children can be ended with it."""
 
     def __init__(
-        self, command: Sequence[str], world: int, attempt: int, logs: Path, threads: int, share: Share | None = None
+        self,
+        command: Sequence[str],
+        world: int,
+        attempt: int,
+        logs: Path,
+        threads: int,
+        share: Share | None = None,
+        start: Start | None = None,
     ) -> None:
+        """`start` has more to say than the command, where it is given."""
+        self.started = start = start or Start(command)
         self.attempt = attempt
         self._scratch = Path(tempfile.mkdtemp(prefix="shoal-rendezvous-"))
         self.pulses = make_folder()  # where they write what they are doing
@@ -79,9 +102,11 @@ class Workers:
         try:
             for rank in ranks:
                 env = os.environ | worker_env(rank, world, attempt, threads, self._scratch / "store", share)
-                env |= {FOLDER: str(self.pulses), **recorder_env(os.environ, self._logs[rank].parent)}
+                env |= {} if start.script else allocator_env(os.environ)
+                env |= {FOLDER: str(self.pulses), **recorder_env(os.environ, self._logs[rank].parent), **start.env}
                 held = share.listening if share is not None and rank == 0 else None
-                self._alive[rank] = _start(command, env, self._logs[rank], () if held is None else (held,))
+                handed = () if held is None else (held,)
+                self._alive[rank] = _start(start.command, env, self._logs[rank], handed, start.folder)
         except OSError as e:
             self.close()
             raise SetupError(
@@ -179,7 +204,6 @@ def worker_env(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker are in its log
         "PYTHONFAULTHANDLER": "1",  # … and the Python stack of one that crashed in native code
-        **allocator_env(os.environ),
     }
 
 
@@ -211,13 +235,22 @@ def threads_for(asked: int | str, world: int) -> int:
     return max(1, cores // world)
 
 
-def _start(command: Sequence[str], env: Mapping[str, str], log: Path, held: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], env: Mapping[str, str], log: Path, held: Sequence[int], folder: Path | None
+) -> subprocess.Popen[bytes]:
     """`held`: open files that it is handed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     tied = [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
     with open(log, "ab", buffering=0) as out:
         return subprocess.Popen(
-            tied, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, pass_fds=held
+            tied,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            pass_fds=held,
+            cwd=folder,
         )
 
 

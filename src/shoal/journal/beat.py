@@ -88,8 +88,9 @@ class Marks:
         self.device_s = UNKNOWN_S
         self._on_device_s = deque[float](maxlen=DEVICE_STEPS)
 
-    def mark(self, phase: str, step: int | None, now: float) -> None:
-        """From now on it is doing that. `step`: a step begins."""
+    def mark(self, phase: str, step: int | None, now: float, marks: int | None = None) -> None:
+        """From now on it is doing that. `step`: a step begins. `marks`: how many it has made, where ranks do not all do
+        the same and the count must be one that compares."""
         before, stay_s = self.phase, max(now - self.since, _LEAST_S)
         self.spent_s[before] += stay_s
         if stay_s > self._stays_s.get(before, 0.0):
@@ -102,7 +103,7 @@ class Marks:
             self.step, self.steps, self._this_step_s = step, self.steps + 1, 0.0
             self._stays_s = {}
         self.phase, self.since = _NUMBER[phase], now
-        self.marks += 1
+        self.marks = self.marks + 1 if marks is None else marks
 
     def worked(self, seconds: float) -> None:
         """What a step took the device. Known when as many are as one goes by."""

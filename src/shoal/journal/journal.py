@@ -61,6 +61,9 @@ class Journal:
         if self._torn:  # the disk is full; the half line must not swallow the next record
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
+    def fileno(self) -> int:
+        return self._fd
+
     def close(self) -> None:
         os.close(self._fd)
 

@@ -82,11 +82,11 @@ class Pulse:
         folder = os.environ.get(FOLDER)
         return cls(Path(folder) if folder else None, int(os.environ.get("RANK", "0")))
 
-    def mark(self, phase: str, step: int | None = None) -> None:
-        """From now on it is doing that. `step`: a step begins."""
+    def mark(self, phase: str, step: int | None = None, marks: int | None = None) -> None:
+        """From now on it is doing that. `step`: a step begins. `marks`: as in `Marks.mark`."""
         if self._map is None:
             return
-        self._marks.mark(phase, step, time.monotonic())
+        self._marks.mark(phase, step, time.monotonic(), marks)
         self._write()
 
     def worked(self, seconds: float) -> None:

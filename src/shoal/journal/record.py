@@ -173,6 +173,8 @@ _SHAPES = {
             "flops": _real,
             "hardware_flops": _real,
             "epoch": _count,
+            "steps": _some,
+            "micro_batches": _count,
             "islands": _counts,
             "expert_imbalance": _real,
             "expert_dead": _real,

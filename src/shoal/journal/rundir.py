@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import SetupError, UsageError
 from shoal.near import closest
-from shoal.plain_file import NotPlain, is_plain, open_plain
+from shoal.plain_file import NotPlain, is_plain, open_plain, read_plain
+
+MOST_SPEC = 1 << 24  # bytes
 
 
 def workspace(explicit: str | os.PathLike[str] | None = None) -> Path:
@@ -37,6 +40,14 @@ class RunDir:
     def spec_file(self) -> Path:
         """The resolved run file: `shoal train` of this file is the same run."""
         return self.path / "run.yaml"
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is somebody's script: the resolved run file is plain block YAML."""
+        try:
+            return re.search(rb"^script:$", read_plain(self.spec_file, MOST_SPEC), re.MULTILINE) is not None
+        except OSError:
+            return False
 
     @property
     def identity_file(self) -> Path:

@@ -14,7 +14,7 @@ from shoal.journal.reading import Told, told_of
 from shoal.journal.tail import REMARKS
 from shoal.launch.price import Stated, price
 from shoal.observe import evaluations
-from shoal.observe.causes import CAUSES
+from shoal.observe.causes import advice_of
 from shoal.observe.status import Status
 from shoal.observe.time_ledger import NEEDED, Ledger, ledger
 
@@ -132,7 +132,7 @@ def _last_end(told: list[Record]) -> str | None:
     for record in reversed(told):
         match record.get("kind"):
             case "failure":
-                return _by_journal(record)
+                return _by_journal(record, any("script" in r for r in told if r.get("kind") == "start"))
             case "close" if record.get("status") == "stopped":
                 return f"{_when(record)}{record.get('reason')}{_see('preempted')}"
             case "close" if record.get("status") == "failed":
@@ -144,9 +144,9 @@ def _last_end(told: list[Record]) -> str | None:
     return f"{_when(ended)}{ended.get('reason')}{_see(BY_CODE.get(int(ended['exit_code']), 'unknown'))}"
 
 
-def _by_journal(record: Record) -> str:
+def _by_journal(record: Record, script: bool) -> str:
     cause = str(record.get("cause") or "unknown")
-    advice = CAUSES.get(cause, "read its log")
+    advice = advice_of(cause, script) or "read its log"
     return f"{_when(record)}{readable.failure(record)}: {advice}{_see(cause)}"
 
 

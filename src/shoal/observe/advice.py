@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal import readable
-from shoal.observe.causes import CAUSES, FROM_OUTSIDE
+from shoal.observe.causes import FROM_OUTSIDE, advice_of
 from shoal.observe.history import History, speed
 from shoal.observe.throughput import duration_s
 from shoal.observe.time_ledger import Ledger
@@ -40,7 +40,7 @@ def _faults(ledger: Ledger, found: History) -> Iterator[Advice]:
         worst = max({c.fault.cause for c in costs}, key=lambda cause: _spent_s(ledger, cause))
         yield _mend(ledger, worst, len(costs), sum(cost.total_us for cost in costs) / 1e6)
         return
-    several = int(found.start.get("world", 1)) > 1
+    several = int(found.start.get("world", 1)) > 1 and not found.script
     if several and (outside := [cost for cost in costs if cost.fault.cause in FROM_OUTSIDE]):
         spent_s = sum(cost.total_us for cost in outside) / 1e6
         step_s = usual.step_s if (usual := speed(found)) else 0.0
@@ -49,18 +49,25 @@ def _faults(ledger: Ledger, found: History) -> Iterator[Advice]:
         sentence = f"Restarts cost {share} of the time ({many}): with islands (fleet.islands) the others would not "
         yield Advice("recovery", saved, f"{sentence}restart, which saves about {readable.duration(saved)}.")
     for cause in sorted({cost.fault.cause for cost in costs} - set(FROM_OUTSIDE)):
-        yield _mend(ledger, cause, sum(cost.fault.cause == cause for cost in costs), _spent_s(ledger, cause))
+        yield _mend(
+            ledger,
+            cause,
+            sum(cost.fault.cause == cause for cost in costs),
+            _spent_s(ledger, cause),
+            found.script is not None,
+        )
     lost_s = sum(cost.lost_us for cost in costs) / 1e6
     saved = lost_s / 2
     sentence = f"Work that was lost and done again cost {readable.percent(lost_s / ledger.total_s, 0)} of the time: "
-    how = f"saving twice as often (checkpoint.every) saves about {readable.duration(saved)}."
+    by = "the script" if found.script else "checkpoint.every"
+    how = f"saving twice as often ({by}) saves about {readable.duration(saved)}."
     yield Advice("lost", saved, sentence + how)
 
 
-def _mend(ledger: Ledger, cause: str, many: int, spent_s: float) -> Advice:
+def _mend(ledger: Ledger, cause: str, many: int, spent_s: float, script: bool = False) -> Advice:
     """`many` failures have cost `spent_s`; those of this class would not come again if its cause were mended."""
     saved, share = _spent_s(ledger, cause), readable.percent(spent_s / ledger.total_s, 0)
-    what = CAUSES.get(cause, "see what is known of it")
+    what = advice_of(cause, script) or "see what is known of it"
     sentence = f"{_failures(many)} cost {share} of the time; without those of class '{cause}' it would be about "
     return Advice("recovery", saved, f"{sentence}{readable.duration(saved)} less: {what} (docs/runbooks/{cause}.md).")
 

@@ -24,6 +24,23 @@ CAUSES = {
     "supervisor-lost": "nothing to do: the run goes on from its newest checkpoint",
 }
 
+# Where the run is a script: Shoal's own values are not what it goes by.
+OF_SCRIPTS = {
+    "user-error": "correct the command or the script, then start again",
+    "data": "look at the data that the script reads, then `shoal resume`",
+    "checkpoint": "look at the checkpoint that the script reads, then `shoal resume`",
+    "numerics": "lower the script's learning rate or lengthen its warm-up, then `shoal resume`",
+    "host-memory": "use fewer processes, smaller batches, fewer loader processes, or a machine with more memory",
+    "device-memory": "use smaller batches or shorter sequences in the script",
+    "disk-full": "free space, or let the script keep fewer checkpoints",
+    "unknown": "the script left without a word; read the rank's log",
+}
+
+
+def advice_of(cause: str, script: bool = False) -> str | None:
+    return (OF_SCRIPTS.get(cause) if script else None) or CAUSES.get(cause)
+
+
 # They strike one process, machine or link from outside: nothing in the run is to be mended, and with islands the others
 # would go on. All other classes come again, on every island, until what the advice names is done.
 FROM_OUTSIDE = ("killed", "node-lost", "hardware", "crash", "network", "supervisor-lost")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from shoal import readable
-from shoal.observe.throughput import CONVENTION, FIRST, RECENT, recent
+from shoal.observe.throughput import CONVENTION, FIRST, RECENT, Rate, recent
 
 REDRAW_EVERY_S = 0.25  # more often is not read, and each write to a terminal costs
 PLAIN_EVERY_S = 10.0
@@ -46,11 +46,15 @@ class Console:
         if self._fresh and time.monotonic() - self._drawn_at >= every_s:
             self._draw()
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the live line."""
+    def say(self, text: str, to: TextIO | None = None) -> None:
+        """A line of its own, above the live line; `to` another stream."""
         shown = self._shown
         self._erase()
-        self._stream.write(text + "\n")
+        if to is not None:
+            self._stream.flush()
+            print(text, file=to, flush=True)
+        else:
+            self._stream.write(text + "\n")
         if shown:
             self._show(shown)
         self._stream.flush()
@@ -78,13 +82,14 @@ class Console:
         parts.append(f"loss {readable.number(last.get('loss'))}")
         rate = recent(tuple(self._window), () if self._start is None else (self._start,))
         if rate is not None:
-            parts.append(f"{readable.count(rate.tokens_per_s)} tok/s")
+            parts.append(_speed(rate))
             if rate.mfu is not None:
                 parts.append(f"MFU {readable.percent(rate.mfu)} ({CONVENTION})")
             if self._total and int(last["step"]) < self._total:
                 left_s = rate.step_s * (self._total - int(last["step"]))
                 parts.append(f"ETA {readable.duration(left_s).replace(' ', '')}")
-            parts.append(f"wait {readable.percent(rate.data_wait)}")
+            if rate.tokens_per_s:
+                parts.append(f"wait {readable.percent(rate.data_wait)}")
         if last.get("lr") is not None:
             parts.append(f"lr {float(last['lr']):.1e}")
         return parts
@@ -107,3 +112,8 @@ class Console:
         if self._shown:
             self._stream.write("\r\x1b[2K")
             self._shown = ""
+
+
+def _speed(rate: Rate) -> str:
+    """Nobody counts the tokens of a script."""
+    return f"{readable.count(rate.tokens_per_s)} tok/s" if rate.tokens_per_s else f"{readable.short(rate.step_s)}/step"

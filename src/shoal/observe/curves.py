@@ -35,10 +35,9 @@ def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
 
         return drawn
 
-    drawn = [
-        _picture(folder / "loss.png", f"{name}: loss", about, of(_loss)),
-        _picture(folder / "throughput.png", f"{name}: throughput", about, of(_throughput)),
-    ]
+    drawn = [_picture(folder / "loss.png", f"{name}: loss", about, of(_loss))]
+    if not found.script:  # nobody counts its tokens
+        drawn.append(_picture(folder / "throughput.png", f"{name}: throughput", about, of(_throughput)))
     if np.isfinite(found.steps.column("lr")).any():
         drawn.append(_picture(folder / "rate.png", f"{name}: learning rate", about, of(_rate)))
     return drawn
@@ -98,7 +97,7 @@ def _loss(axes: Axes, found: History) -> None:
     evals = np.array([(int(r["step"]), float(r["loss"])) for r in found.evals]).reshape(-1, 2)
     if len(evals):
         axes.plot(*evals.T, "o-", color=ORANGE, markersize=4, linewidth=1.2, label="evaluation", zorder=4)
-    axes.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
+    axes.set_ylabel("loss given to backward" if found.script else "loss (nats a token)", color=INK, fontsize=9)
     _fit(axes, np.concatenate((losses, evals[:, 1])))
 
 
@@ -118,7 +117,7 @@ def _rate(axes: Axes, found: History) -> None:
     points = thinned(found.steps.column("step"), found.steps.column("lr"))
     axes.plot(*points, color=BLUE, linewidth=1.6, label="learning rate", zorder=3)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("learning rate (of AdamW)", color=INK, fontsize=9)
+    axes.set_ylabel("learning rate" if found.script else "learning rate (of AdamW)", color=INK, fontsize=9)
 
 
 def _curve(axes: Axes, xs: Array, ys: Array, color: str, label: str, style: str = "-", above: float = 3) -> None:

@@ -106,6 +106,8 @@ def sentence(record: Record, name: str) -> str | None:
             return f"chose {record.get('key')} = {record.get('value')}: {record.get('why')}"
         case "warning":
             return f"warning: {record.get('text')}"
+        case "stopping" if record.get("script"):
+            return f"told to stop ({record.get('signal')}): so is the script, which may save and leave"
         case "stopping":
             return f"told to stop ({record.get('signal')}): the state is saved first"
         case "close":
@@ -115,7 +117,12 @@ def sentence(record: Record, name: str) -> str | None:
 
 def _started(record: Record) -> str:
     processes = int(record.get("world", 1))
-    where = f"{processes} process{'es' if processes > 1 else ''} on {record.get('device')}"
+    where = f"{processes} process{'es' if processes > 1 else ''}"
+    if script := record.get("script"):
+        begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
+        begin = f"goes on from {record['path']}" if record.get("path") else begin
+        return f"attempt {record.get('attempt', 0)}: {where} of {script}, {begin}"
+    where += f" on {record.get('device')}"
     what = f"{readable.count(record.get('params') or 0)} parameters in {record.get('precision')}"
     begin = f"from step {record['step']}" if record.get("step") else "from the beginning"
     shared = f"; {record['sharing']}" if record.get("sharing") else ""

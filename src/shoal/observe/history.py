@@ -56,6 +56,12 @@ class History:
         """The newest attempt's."""
         return self.starts[-1] if self.starts else {}
 
+    @property
+    def script(self) -> str | None:
+        """Whose steps these are, if not Shoal's."""
+        said = self.start.get("script")
+        return said if isinstance(said, str) else None
+
 
 def history(records: Told | Iterable[Record]) -> History:
     told = told_of(records)
@@ -179,7 +185,7 @@ def speed(found: History) -> Speed | None:
         return None
     starts = {start.get("attempt"): start for start in found.starts}
     counted = found.steps.settled(found.starts)
-    durations = counted.duration_s()
+    durations = counted.each_s() if found.script else counted.duration_s()
     step_s, whole_s = median(durations), float(durations.sum())
     p5_s, p95_s = nearest(durations, (0.05, 0.95))
     moved, peak = found.start.get("moved_bytes"), found.start.get("peak_bandwidth")

@@ -188,16 +188,20 @@ def _results(r: Report) -> str:
     s, found = r.speed, r.history
     mfu = f"{readable.percent(s.mfu)} ({CONVENTION})" if s.mfu is not None else "- (the device's peak is not known)"
     hfu = "" if s.hfu is None else f", HFU {readable.percent(s.hfu)}"
-    lines = [
-        f"speed       {readable.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}{hfu}{_memory(s)}",
-        f"step        {readable.short(s.step_s)} median, {readable.short(s.step_p5_s)} to "
-        f"{readable.short(s.step_p95_s)} (5th to 95th percentile), "
-        f"{readable.percent(s.data_wait_share)} of it waiting for data",
-        *_device(s),
-        *([] if r.planned is None else planned.lines(r.planned)),
-        f"tokens      {readable.count(s.tokens)} in {len(found.steps)} steps",
-        f"loss        {readable.number(found.steps.last('loss'))} at the last step",
-    ]
+    lines = (
+        _of_script(s, found)
+        if found.script
+        else [
+            f"speed       {readable.count(s.tokens_per_s)} tokens/s (median), MFU {mfu}{hfu}{_memory(s)}",
+            f"step        {readable.short(s.step_s)} median, {readable.short(s.step_p5_s)} to "
+            f"{readable.short(s.step_p95_s)} (5th to 95th percentile), "
+            f"{readable.percent(s.data_wait_share)} of it waiting for data",
+            *_device(s),
+            *([] if r.planned is None else planned.lines(r.planned)),
+            f"tokens      {readable.count(s.tokens)} in {len(found.steps)} steps",
+            f"loss        {readable.number(found.steps.last('loss'))} at the last step",
+        ]
+    )
     if best := best_eval(found):
         last = found.evals[-1]
         final = f"{readable.number(last['loss'])}{evaluations.precision(last)}"
@@ -219,6 +223,16 @@ def _results(r: Report) -> str:
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)
+
+
+def _of_script(s: Speed, found: History) -> list[str]:
+    """Nobody counts its tokens, nor knows its peak."""
+    return [
+        f"step        {readable.short(s.step_s)} median, {readable.short(s.step_p5_s)} to "
+        f"{readable.short(s.step_p95_s)} (5th to 95th percentile)",
+        f"steps       {found.steps.last('step')}, as its optimizer has taken them",
+        f"loss        {readable.number(found.steps.last('loss'))} at the last step, as rank 0 gave it to backward",
+    ]
 
 
 def _memory(s: Speed) -> str:
@@ -258,7 +272,7 @@ def _curves(found: History) -> list[str]:
     legend = ("  (o evaluation)" if evals else "") + ("  (dotted line: restart)" if breaks else "")
     return [
         f"loss{legend}\n{plot(losses, evals, breaks)}",
-        f"tokens/s\n{plot(rates, breaks=breaks, from_zero=True, height=5)}",
+        *([] if found.script else [f"tokens/s\n{plot(rates, breaks=breaks, from_zero=True, height=5)}"]),
         *_learning_rate(found, breaks),
     ]
 
@@ -274,7 +288,10 @@ def _learning_rate(found: History, breaks: list[float]) -> list[str]:
 def _identity(run_dir: RunDir, found: History) -> str:
     """What ran, in one line: enough to tell two reports apart."""
     start, parts = found.start, []
-    if start:
+    if found.script:
+        processes = int(start.get("world", 1))
+        parts += [Path(found.script).name, f"{processes} process{'es' if processes > 1 else ''}"]
+    elif start:
         mesh = start.get("mesh", {})
         axes = [f"{name} {mesh[name]}" for name in AXES if mesh.get(name, 1) not in (1, "auto", None)]
         ways = [mesh.get(name) for name in ("schedule", "cp_method", "recompute")]
@@ -296,7 +313,7 @@ def _identity(run_dir: RunDir, found: History) -> str:
         parts.append(f"commit {commit[:10]}" + (" (dirty)" if git.get("dirty") else ""))
     if prints := [found[:8] for found in data.values() if isinstance(found, str)]:
         parts.append(f"data {', '.join(prints)}")
-    if isinstance(seed := known.get("seed"), int):
+    if isinstance(seed := known.get("seed"), int) and not found.script:
         parts.append(f"seed {seed}")
     return " · ".join(parts) or "not started"
 

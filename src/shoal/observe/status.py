@@ -55,7 +55,7 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     last = said[-1] if said else first
     updated = float(last.get("t", 0.0))
     total = _total(run_dir, records)
-    speed = rate.tokens_per_s if (rate := _rate(records)) else None
+    speed = (rate.tokens_per_s or None) if (rate := _rate(records)) else None  # nobody counts those of a script
     step, loss = _stands(records)
     name, why = _state(run_dir, said, last, step, total, now, alive)
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
@@ -124,6 +124,8 @@ def _doing(said: list[Record], step: int, total: int | None, silent_s: float) ->
                 return f"recovering: {readable.failure(record)}"
             case "stopping":
                 return f"told to stop ({record.get('signal')}); saving the state"
+            case "start" if record.get("script"):
+                return "the script runs, and no step of it has been seen"
             case "open" | "attempt" | "start" | "decision":
                 if any(r.get("kind") == "failure" for r in said):
                     continue

@@ -55,6 +55,12 @@ class Steps:
         np.nan_to_num(took, copy=False, nan=0.0)
         return np.maximum(took, 0.0, out=took)
 
+    def each_s(self) -> Array:
+        """Of one step, where a record may stand for several, since the one before it."""
+        taken, attempts = np.diff(self.column("step"), prepend=0), self.column("attempt")
+        taken[np.diff(attempts, prepend=attempts[:1] - 1) != 0] = 1
+        return self.duration_s() / np.maximum(taken, 1)
+
     def tokens_per_s(self) -> Array:
         return _over(self.column("tokens"), self.duration_s())
 

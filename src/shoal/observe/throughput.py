@@ -118,4 +118,5 @@ def recent(steps: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any
     known = None if None in computed else sum(f for f in computed if f is not None) / seconds
     waited_s = sum(float((r.get("time") or {}).get("data_s", 0.0)) for r in counted)
     tokens = sum(float(r["tokens"]) for r in counted)
-    return Rate(tokens / seconds, seconds / len(counted), of_peak(known, start), waited_s / seconds)
+    taken = sum(int(r.get("steps", 1)) for r in counted)  # a record of a script may stand for several
+    return Rate(tokens / seconds, seconds / taken, of_peak(known, start), waited_s / seconds)

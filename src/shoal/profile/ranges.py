@@ -18,7 +18,7 @@ class Ranges(Pulse):
         self._step_begins = step_begins
         self._range: record_function | None = None
 
-    def mark(self, phase: str, step: int | None = None) -> None:
+    def mark(self, phase: str, step: int | None = None, marks: int | None = None) -> None:
         self.close()
         if step is not None:
             self._step_begins()

@@ -46,6 +46,7 @@ SAFE = (
     "launch.",
     "mesh.",
     "resources.",
+    "script.",  # what breaks its history, only its author knows
     # Where a model cut over peers is cut, and how things travel. (`rank` is another model.)
     "swarm.stages.count",
     "swarm.stages.activations",

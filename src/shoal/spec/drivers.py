@@ -1,7 +1,7 @@
 """Which names of the run file each driver obeys. A name has its effect or is refused with a reason; none is ignored.
 
 A driver is what takes the steps: the plain loop, islands, a peer of a swarm, a peer of a swarm whose model is cut, a
-stage whose peers a file names.
+stage whose peers a file names, somebody's script.
 The table says what each does not do, and what to do instead; everything else it must read (`tests/spec/test_drivers.py`
 looks for the place in its modules). Two sections are of other verbs and are no driver's business: `plan` is read by
 `shoal plan`, `launch` by `shoal launch`; `swarm` belongs to `shoal swarm` in the same way, so that a run file can be
@@ -18,13 +18,14 @@ from shoal.spec.layers import leaves
 from shoal.spec.names import Path, dotted, lookup, names
 from shoal.spec.run import Run
 
-Driver = Literal["loop", "islands", "swarm", "cut", "stages"]
+Driver = Literal["loop", "islands", "swarm", "cut", "stages", "script"]
 CALLED: dict[Driver, str] = {
     "loop": "`shoal train` without islands",
     "islands": "training on islands",
     "swarm": "a peer of a swarm",
     "cut": "a swarm whose model is cut over peers",
     "stages": "a model cut over peers",
+    "script": "a run that is a script",
 }
 # Sections and names that another verb reads, and that verb.
 _ALONE = {"plan": "shoal plan", "launch": "shoal launch"}
@@ -34,6 +35,7 @@ OTHERS: dict[Driver, dict[str, str]] = {
     "swarm": _ALONE,
     "cut": _ALONE,
     "stages": _ALONE,
+    "script": {},
 }
 
 
@@ -55,16 +57,21 @@ _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 
 _CODE = No("a charter brings no code to other people's machines; leave it out, or train with `shoal train`")
 _ANY = No("peers train the families that Shoal has; take model.weights, or train it with `shoal train`")
+_SCRIPT = No("a script takes its own steps, and this trains with Shoal's; leave it out, or use `shoal run`")
+_ITS_OWN = No("the script decides that itself; leave it out, and give it as one of script.args")
+_ALONE_HERE = No("a script is run by `shoal run`, on this machine; leave it out")
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
 REFUSED: dict[Driver, Table] = {
     "loop": {
+        "script": _SCRIPT,
         "fleet.shards": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
         "fleet.deterministic": No("one island alone is deterministic anyway; leave it out"),
         "guard.on_straggler": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
     },
     "islands": {
+        "script": _SCRIPT,
         "checkpoint.memory": No(
             "islands hold each other's state instead; leave it out, or set fleet.islands to 1", ("off",)
         ),
@@ -74,6 +81,7 @@ REFUSED: dict[Driver, Table] = {
         "own": _CODE,
         "model.hf": _ANY,
         "model.hf_config": _ANY,
+        "script": _CODE,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -100,6 +108,7 @@ REFUSED: dict[Driver, Table] = {
         "own": _CODE,
         "model.hf": _ANY,
         "model.hf_config": _ANY,
+        "script": _CODE,
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
@@ -139,6 +148,24 @@ REFUSED: dict[Driver, Table] = {
         "swarm.chunk": OBEYED,
         "swarm.keep": OBEYED,
     },
+    "script": {
+        **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh"), _ITS_OWN),
+        "own": No("Shoal's loop calls own code, and a script takes its own steps; leave it out"),
+        "resources": No("the script chooses its devices; leave it out, or set CUDA_VISIBLE_DEVICES in script.env"),
+        "resources.processes": No("it is script.processes of a script; set that"),
+        "resources.threads": OBEYED,
+        "fleet": No("islands take Shoal's own steps; leave it out"),
+        "checkpoint": No("the script saves by itself; leave it out (script.checkpoints says where)"),
+        "guard.on_straggler": No("it is about islands; leave it out"),
+        "guard.numerics": No("Shoal sees the losses of a script and changes none of its steps; leave it out"),
+        "guard.skips": No("Shoal sees the losses of a script and changes none of its steps; leave it out"),
+        "guard.spikes": No("Shoal sees the losses of a script and changes none of its steps; leave it out", ("off",)),
+        "guard.rewinds": No("Shoal sees the losses of a script and changes none of its steps; leave it out"),
+        "guard.replay": No("Shoal does not take the steps of a script, so it cannot repeat one; leave it out"),
+        "plan": No("nobody can predict a script; leave it out"),
+        "launch": _ALONE_HERE,
+        "swarm": No("a script is no peer of a swarm; leave it out"),
+    },
 }
 REFUSED["cut"] = REFUSED["stages"] | {
     "mesh": No("a stage is one process; leave it out", (1,)),
@@ -151,6 +178,8 @@ REFUSED["cut"] = REFUSED["stages"] | {
 
 def driver_of(run: Run) -> Driver:
     """Who trains it where no other verb was asked for."""
+    if run.script is not None:
+        return "script"
     return "islands" if run.fleet.islands > 1 else "loop"
 
 
@@ -181,13 +210,22 @@ def obeyed(driver: Driver) -> tuple[str, ...]:
     return tuple(n for n in whole if rule(n, driver) is None and other_verb(n, driver) is None)
 
 
+def sections(run: Run) -> dict[str, Any]:
+    """The values of a run by section; of a script only those sections that it obeys something of."""
+    values = run.model_dump(mode="json")
+    if run.script is None:
+        return values
+    known = {name.partition(".")[0] for name in obeyed("script")}
+    return {section: value for section, value in values.items() if section in known}
+
+
 def refusals(run: Run, driver: Driver) -> list[tuple[str, str]]:
     """Each value that was set and would have no effect: its name, and a sentence without its full stop."""
     found: dict[str, str] = {}
     for path, value in leaves(run.model_dump(mode="json")):
         path = path if lookup(path) else path[:-1]  # of a value with names of a person's own
         no = rule(_starred(path), driver)
-        if no is None or _same(value, _usual(path)) or any(_same(value, fit) for fit in no.fits):
+        if no is None or _same(value, _usual(path, driver)) or any(_same(value, fit) for fit in no.fits):
             continue
         name = dotted(_as_set(path))
         found[name] = f"{name} has no effect in {CALLED[driver]}: {no.why}"
@@ -204,15 +242,16 @@ def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _usual(path: Path) -> Any:
+def _usual(path: Path, driver: Driver) -> Any:
     """What a value is where nobody has set it; of an item in a list, what its type says."""
-    known, name = _defaults(), lookup(path)
+    known, name = _defaults(driver == "script"), lookup(path)
     return known[path] if path in known or name is None else name.field.get_default(call_default_factory=True)
 
 
 @cache
-def _defaults() -> dict[Path, Any]:
-    least = Run.model_validate({"name": "usual", "data": {"train": "."}, "train": {"steps": 1}})
+def _defaults(script: bool) -> dict[Path, Any]:
+    rest = {"script": {"path": "."}} if script else {"data": {"train": "."}, "train": {"steps": 1}}
+    least = Run.model_validate({"name": "usual", **rest})
     return dict(leaves(least.model_dump(mode="json")))
 
 

@@ -313,7 +313,6 @@ VALUES = {
 # Verbs of other programs, and ours.
 VERBS_CALLED = {
     "fit": "train",
-    "run": "train",
     "start": "train",
     "pretrain": "init pretrain",
     "finetune": "init finetune",

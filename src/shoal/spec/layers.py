@@ -69,6 +69,9 @@ def normal(value: Any, path: Path, spelt: dict[Path, str], folder: str) -> Any:
         return {} if name.section and not name.optional else None
     if isinstance(path[-1], int) and not isinstance(value, list):
         return normal({"path": value}, path, {(*path, "path"): spelt.get(path, str(value))}, folder)
+    if name.is_texts and isinstance(value, list):
+        numbers = [isinstance(item, int | float) and not isinstance(item, bool) for item in value]
+        return [spelt.get((*path, i), str(v)) if numbers[i] else v for i, v in enumerate(value)]
     if name.is_text and isinstance(value, bool | int | float):
         value = spelt.get(path, str(value))
     return absolute(value, folder) if name.is_path and isinstance(value, str) else value

@@ -37,6 +37,12 @@ class Name:
         return set(_kinds(self.field.annotation)) - {type(None)} == {str}
 
     @property
+    def is_texts(self) -> bool:
+        """A list in which only text is right: a bare `007` in it is text as well."""
+        kinds = [kind for kind in _kinds(self.field.annotation) if get_origin(kind) is tuple]
+        return any(set(_kinds(part)) == {str} for kind in kinds for part in get_args(kind)[:1])
+
+    @property
     def is_path(self) -> bool:
         return any(isinstance(mark, Folder) for mark in marks(self.field))
 
@@ -85,7 +91,10 @@ def hint(path: Path) -> str:
         return said
     near = closest(wrong, within(tuple(parent)))
     elsewhere = [n.dotted for n in names() if n.path[-1] == spelt and "*" not in n.path]
-    elsewhere = [name for name in elsewhere if not name.startswith("own.")] or elsewhere  # rarely what is meant
+    usual = [name for name in elsewhere if not name.startswith(("own.", "script."))]  # the others are rarely meant
+    if near and not usual and not parent:
+        return f"did you mean {near}?"
+    elsewhere = usual or elsewhere
     if len(elsewhere) == 1:
         section = elsewhere[0].rpartition(".")[0]
         return f"{wrong} belongs under {section}" if section else f"{wrong} belongs at the top of the file"

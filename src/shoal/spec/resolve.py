@@ -22,7 +22,7 @@ from shoal.spec.presets import preset
 from shoal.spec.problems import sentences
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
-from shoal.spec.yaml_text import Document, parse, read_text
+from shoal.spec.yaml_text import Document, dump_yaml, parse, read_text
 
 # What a file of weights fixes: these cannot differ from its config.json, or the tensors would not fit.
 _FIXED_BY_WEIGHTS = (
@@ -62,7 +62,16 @@ def load(
     its `model.weights` may name a checkpoint: `shoal.decide.load` can read that.
     """
     file = File(path)
-    document = _document(file)
+    return _resolved(file, _document(file), overrides, of_checkpoint)
+
+
+def of_values(values: dict[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+    """As `load`, of a run that a command line describes; relative paths are from the current folder."""
+    file = File("the command line")
+    return _resolved(file, parse(dump_yaml(values), str(file)), overrides, None)
+
+
+def _resolved(file: File, document: Document, overrides: Sequence[str], of_checkpoint: OfCheckpoint | None) -> Loaded:
     stated = apply(overrides, _file_layer(file, document), os.getcwd())
     problems: list[str] = []
     try:
@@ -96,6 +105,8 @@ def _with_folder(run: Run, file: File) -> Run:
 
 def _without_data(values: dict[str, Any]) -> list[Path]:
     """`data.train`, where it is missing; the rules, which say so of a file with right values, were not asked."""
+    if values.get("script") is not None:
+        return []
     data, own = values.get("data"), values.get("own")
     own_data = own.get("data") if isinstance(own, dict) else None
     return [("data", "train")] if isinstance(data, dict) and "train" not in data and own_data is None else []

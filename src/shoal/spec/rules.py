@@ -16,12 +16,14 @@ from shoal.spec.own_rules import own_rules
 from shoal.spec.precision import problem
 from shoal.spec.problems import is_missing, is_wrong
 from shoal.spec.run import Run
+from shoal.spec.script import CHECKPOINT, GIVEN
 from shoal.spec.start_values import FROM_THE_SHAPE
 
 
 def broken(run: Run) -> list[Broken]:
     """Every rule that `run` breaks: the dotted names it is about, and a sentence without its full stop."""
-    return [found for rule in _RULES for found in rule(run)]
+    rules = _RULES if run.script is None else _RULES_OF_SCRIPTS
+    return [found for rule in rules for found in rule(run)]
 
 
 def _model(run: Run) -> Iterator[Broken]:
@@ -285,6 +287,19 @@ def _copies_twice(run: Run) -> bool:
     return run.fleet.islands > 1 and run.mesh.dp_replicate not in (1, "auto")
 
 
+def _script(run: Run) -> Iterator[Broken]:
+    assert run.script is not None
+    for name, sentence in refusals(run, "script"):
+        yield (name, "script"), sentence
+    for name in sorted(run.script.env.keys() & GIVEN):
+        yield (f"script.env.{name}",), f"script.env.{name} is what Shoal tells each process; leave it out"
+    if CHECKPOINT in " ".join(run.script.args):
+        yield (
+            ("script.args", "script.resume"),
+            f"script.args has {CHECKPOINT}, which is known at a restart alone; move it to script.resume",
+        )
+
+
 def _tracking(run: Run) -> Iterator[Broken]:
     address = run.track.mlflow
     if not isinstance(address, str):
@@ -336,3 +351,4 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     own_rules,
     foreign_rules,
 )
+_RULES_OF_SCRIPTS: tuple[Callable[[Run], Iterator[Broken]], ...] = (_script, _tracking)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
@@ -15,6 +15,7 @@ from shoal.spec.model import Model
 from shoal.spec.optimizer import Optimizer as Optimizer
 from shoal.spec.own import Own
 from shoal.spec.schedule import Schedule as Schedule
+from shoal.spec.script import Script
 from shoal.spec.swarm import Swarm
 
 
@@ -333,13 +334,19 @@ _DATA: list[JsonValue] = [
     {"properties": {"data": {"required": ["train"]}}},
     {"required": ["own"], "properties": {"own": {"required": ["data"]}}},
 ]
+_SCRIPT: JsonValue = {"required": ["script"], "properties": {"script": {"type": "object"}}}
+
+
+def _as_rules_have_it(schema: dict[str, Any]) -> None:
+    """An editor marks a run without data, as `rules` refuses it; a script brings its own."""
+    schema["required"] = ["name"]
+    schema["allOf"] = [{"anyOf": [_SCRIPT, {"required": ["data", "train"], "anyOf": _DATA}]}]
 
 
 class Run(Strict):
     """One training run, whole."""
 
-    # An editor marks a run without data, as `rules` refuses it.
-    model_config = ConfigDict(json_schema_extra={"allOf": [{"anyOf": _DATA}]})
+    model_config = ConfigDict(json_schema_extra=_as_rules_have_it)
 
     name: RunName = Field(description="Name of the run and of its directory.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds the weights and the order of the data.")
@@ -357,6 +364,15 @@ class Run(Strict):
     launch: Launch = Field(default_factory=Launch, description="Launching.")
     swarm: Swarm = Field(default_factory=Swarm, description="Peers across the internet.")
     own: Own = Field(default_factory=Own, description="Your own code.")
+    script: Script | None = Field(None, description="A script of yours in the place of all training.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_script_needs_no_data(cls, values: Any) -> Any:
+        """Nor a loop: what such a run has of both is empty."""
+        if isinstance(values, dict) and values.get("script") is not None:
+            return {"data": {}, "train": {}, **values}
+        return values
 
     @property
     def steps(self) -> int:

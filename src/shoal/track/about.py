@@ -13,6 +13,7 @@ from shoal.journal.tail import head
 from shoal.masking import mask
 from shoal.plain_file import read_object
 from shoal.spec import load
+from shoal.spec.drivers import sections
 from shoal.spec.run import Track
 
 
@@ -32,7 +33,7 @@ def about(run_dir: RunDir) -> About:
     started = float(first.get("t", 0.0))
     host = str(first.get("host") or socket.gethostname())
     run = load(run_dir.spec_file).run
-    spec = _masked(run.model_dump(mode="json"))
+    spec = _masked(sections(run))
     key = hashlib.sha256(f"{host}\0{run_dir.path}\0{started}".encode()).hexdigest()[:16]
     tags = {"run_dir": str(run_dir.path), "host": host, "seed": str(run.seed), "key": key, **_identity(run_dir)}
     if run.track.group is not None:

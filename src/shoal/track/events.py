@@ -18,7 +18,7 @@ from typing import Literal
 
 from shoal.journal.journal import Record, read
 from shoal.observe.router import STEP_METRICS
-from shoal.observe.throughput import mfu, tokens_per_s
+from shoal.observe.throughput import duration_s, mfu, tokens_per_s
 
 MOST_NAME = 200  # letters of an own metric's name: MLflow takes 250
 SAME_LOSS = 1e-4  # relative; other layouts and other machines round differently, a changed run differs by more
@@ -121,11 +121,11 @@ def _eval_values(record: Record) -> dict[str, float]:
 
 def _step_values(record: Record, start: Record | None) -> dict[str, float]:
     rate = tokens_per_s(record)
-    values = {
-        "loss": float(record["loss"]),
-        "tokens_per_s": rate,
-        "data_wait_s": float(record.get("time", {}).get("data_s", 0.0)),
-    }
+    values = {"loss": float(record["loss"])}
+    if "micro_batches" in record:  # a script's, whose tokens nobody counts
+        values["step_s"] = duration_s(record) / int(record.get("steps", 1))
+    else:
+        values |= {"tokens_per_s": rate, "data_wait_s": float(record.get("time", {}).get("data_s", 0.0))}
     for key in ("grad_norm", "lr", *STEP_METRICS):
         if record.get(key) is not None:
             values[key] = float(record[key])

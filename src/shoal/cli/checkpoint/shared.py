@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.checkpoint.locate import Place, place_of
+from shoal.cli.options import no_script
 from shoal.errors import CheckpointError
 from shoal.journal.rundir import workspace
 
@@ -15,6 +16,8 @@ from shoal.journal.rundir import workspace
 def place(args: argparse.Namespace, text: str) -> Place:
     """Where the checkpoints are that a person means; there must be some."""
     found = place_of(text, workspace(args.workspace))
+    if found.run_dir is not None and not found.listed():  # those of `shoal.attach` are as all others
+        no_script(found.run_dir)
     for words in found.notes:
         note(words)
     return found

@@ -64,7 +64,10 @@ def _view(args: argparse.Namespace) -> View:
     from shoal.journal.rundir import workspace
 
     asked = Asked(args.step or 0, args.rank or 0, args.ranks, args.micro_batch or 0, args.window, args.windows)
-    return look_at_run(load(args.what, args.values).run, workspace(), asked)
+    run = load(args.what, args.values).run
+    if run.script is not None:
+        raise UsageError(f"{args.what} is of a script ({run.script.path}): what data it reads, only the script knows.")
+    return look_at_run(run, workspace(), asked)
 
 
 def in_colour() -> bool:

@@ -20,7 +20,7 @@ from shoal.guard.nodes.head import Head, Node
 from shoal.guard.nodes.island_agents import NodeHands
 from shoal.guard.nodes.talk import FLEET_HOST
 from shoal.guard.signals import Signals
-from shoal.guard.workers import Share, threads_for
+from shoal.guard.workers import Share, Start, threads_for
 from shoal.journal.rundir import RunDir
 from shoal.spec import dump
 from shoal.spec.run import Run
@@ -104,9 +104,9 @@ class Nodes:
             ways.settings(address)
             say(ways.sentence(address))
 
-    def start(self, command: Sequence[str], ready: Ready, attempt: int, logs: Path) -> NodeGroup:
+    def start(self, start: Start, ready: Ready, attempt: int, logs: Path) -> NodeGroup:
         with _listening() as socket_of_rank_0:  # it is handed that: a port that is only looked for may be taken again
-            return self._start(command, ready, attempt, logs, socket_of_rank_0)
+            return self._start(start.command, ready, attempt, logs, socket_of_rank_0)
 
     def _start(
         self, command: Sequence[str], ready: Ready, attempt: int, logs: Path, listening: socket.socket

@@ -1,0 +1,28 @@
+"""Closes what a script's run leaves open: how many processes, and where they run. No torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shoal.decide.auto import Decided
+from shoal.decide.decision import Choices
+from shoal.devices import visible_gpus
+from shoal.errors import SpecError
+from shoal.script.file import look_at
+from shoal.spec.run import Run
+
+
+def decide_script(run: Run) -> Decided:
+    assert run.script is not None
+    script, choices = run.script, Choices()
+    look_at(Path(script.path))
+    named = script.env.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible_gpus() if named is None else min(visible_gpus(), len([d for d in named.split(",") if d.strip()]))
+    why = "one for each GPU" if gpus else "this machine has no GPU"
+    world = int(choices.choose("script.processes", script.processes, max(1, gpus), why))
+    folder = script.folder or os.getcwd()
+    if not Path(folder).is_dir():
+        raise SpecError(f"script.folder {folder} is no folder here; give the one that the script is to run in.")
+    closed = script.model_copy(update={"processes": world, "folder": folder})
+    return Decided(run.model_copy(update={"script": closed}), world, tuple(choices.made))

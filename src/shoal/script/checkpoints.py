@@ -1,0 +1,59 @@
+"""The checkpoints of a script: which there are, and the newest that is whole."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.journal.reading import told
+from shoal.journal.rundir import RunDir
+from shoal.script.whole import problem
+from shoal.spec.script import Script
+
+BY = "torch.save"  # what the probe sees
+MOST_TRIED = 8  # of those that are not whole; each is read to its end
+
+
+@dataclass(frozen=True)
+class Found:
+    path: str
+    step: int | None  # at which the probe saw it; None: it did not
+    written: float
+
+
+def newest_whole(
+    run_dir: RunDir, script: Script, verified: set[Found], say: Callable[[str], None] = lambda _: None
+) -> Found | None:
+    """`verified` are known to be whole, and get another; `say` hears of each that is newer and is not whole."""
+    for found in candidates(run_dir, script)[:MOST_TRIED]:
+        wrong = None if found in verified else problem(Path(found.path))
+        if wrong is None:
+            verified.add(found)
+            return found
+        say(f"checkpoint {found.path} is not used: it {wrong}")
+    return None
+
+
+def candidates(run_dir: RunDir, script: Script) -> list[Found]:
+    """The newest first. A file that lay there before the run began is none of its own."""
+    records = [record for _, record in told(run_dir.journal_file).others(frozenset(("open", "checkpoint")))]
+    began = next((float(record["t"]) for record in records if record["kind"] == "open"), 0.0)
+    seen = {str(r["path"]): int(r["step"]) for r in records if r["kind"] == "checkpoint" and r.get("by") == BY}
+    paths = list(seen)
+    if script.checkpoints is not None:
+        pattern = os.path.join(script.folder or os.getcwd(), os.path.expanduser(script.checkpoints))
+        paths = [os.path.abspath(path) for path in glob.glob(pattern, recursive=True)]
+    times = {path: at for path in paths if (at := _written(path)) is not None and at >= began}
+    return [Found(p, seen.get(p), times[p]) for p in sorted(times, key=lambda p: (times[p], p), reverse=True)]
+
+
+def _written(path: str) -> float | None:
+    """Of a folder, when the newest file in it was."""
+    try:
+        inside = [entry.stat().st_mtime for entry in os.scandir(path)] if os.path.isdir(path) else []
+        return max([os.stat(path).st_mtime, *inside])
+    except OSError:
+        return None

@@ -1,0 +1,126 @@
+"""A restart goes on from the newest checkpoint of the script that is whole, in the script's own way; else anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from shoal.script.whole import problem
+from tests.script.conftest import ScriptRun
+
+SAVES = """
+import zipfile
+def save(name, half=False):
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr("model/data.pkl", b"x" * 5000)
+    if half:
+        os.truncate(name, 3000)
+print("arguments", sys.argv[1:], flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.makedirs("out", exist_ok=True)
+    save("out/step-1.pt")
+    os.utime("out/step-1.pt", (time.time() + 1, time.time() + 1))
+    save("out/step-2.pt", half=True)
+    os.utime("out/step-2.pt", (time.time() + 2, time.time() + 2))
+    sys.exit(1)
+"""
+RESUME = ("--resume", "--from '{checkpoint}' --go", "--checkpoints", "out/*.pt")
+
+
+def test_a_half_written_checkpoint_is_not_used(script: ScriptRun) -> None:
+    assert script.run(SAVES, *RESUME, args=("a",)) == 0
+    whole, half = (str(script.folder / "out" / f"step-{n}.pt") for n in (1, 2))
+    assert "arguments ['a']\n" in script.log(0)
+    assert f"arguments ['a', '--from', '{whole}', '--go']\n" in script.log(1)
+    assert script.one("failure")["action"] == f"restart 1 of 3 from {whole} in 0.01 s"
+    (said,) = [record["text"] for record in script.records("warning")]
+    assert said.startswith(f"checkpoint {half} is not used: it is half-written or damaged (")
+    decision = next(record for record in script.records("decision") if record["key"] == "script.resume")
+    assert decision["value"] == whole
+    assert script.records("start")[1]["path"] == whole
+
+
+def test_a_checkpoint_from_before_the_run_is_none_of_its_own(script: ScriptRun) -> None:
+    (script.folder / "out").mkdir()
+    with zipfile.ZipFile(script.folder / "out" / "old.pt", "w") as archive:
+        archive.writestr("x", b"x")
+    os.utime(script.folder / "out" / "old.pt", (1e9, 1e9))
+    fails = "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    assert script.run(fails, *RESUME) == 0
+    assert script.one("failure")["action"] == "restart 1 of 3 anew (there is no whole checkpoint) in 0.01 s"
+    assert "begins anew: there is no whole checkpoint of this run" in script.one("warning")["text"]
+
+
+def test_resume_goes_on_as_a_restart_does(script: ScriptRun) -> None:
+    assert script.run(SAVES, *RESUME, "guard.restarts=0") == 1
+    assert script.shoal("resume", "demo") == 0
+    assert str(script.folder / "out" / "step-1.pt") in script.log(1)
+
+
+def test_only_a_restart_knows_its_checkpoint(script: ScriptRun) -> None:
+    assert script.run("", args=("--from", "{checkpoint}")) == 2
+    assert "script.args has {checkpoint}, which is known at a restart alone; move it to script.resume" in script.err
+
+
+def archive(path: Path, *names: str) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        for name in names or ("model/data.pkl", "model/data/0"):
+            made.writestr(name, os.urandom(2000))
+    return path
+
+
+def tensors(path: Path) -> Path:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    return path
+
+
+def test_whole_files_are_whole(tmp_path: Path) -> None:
+    assert problem(archive(tmp_path / "a.pt")) is None
+    assert problem(tensors(tmp_path / "model.safetensors")) is None
+    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / ".shoal-save-x").mkdir()
+    (tmp_path / ".shoal-save-x" / "half.pt").write_bytes(b"PK")
+    assert problem(tmp_path) is None
+
+
+@pytest.mark.parametrize("kept", [0, 3, 30, 1000, 2500, 4200])
+def test_a_file_that_was_cut_anywhere_is_not_whole(tmp_path: Path, kept: int) -> None:
+    path = archive(tmp_path / "a.pt")
+    os.truncate(path, kept)
+    assert problem(path) is not None
+
+
+def test_damage_is_said_in_words(tmp_path: Path) -> None:
+    flipped = archive(tmp_path / "a.pt")
+    data = bytearray(flipped.read_bytes())
+    data[500] ^= 1
+    flipped.write_bytes(data)
+    assert problem(flipped) == "is damaged (the checksum of model/data.pkl is wrong)"
+    short = tensors(tmp_path / "b.safetensors")
+    os.truncate(short, short.stat().st_size - 1)
+    assert "and its header says" in str(problem(short))
+    (tmp_path / "c.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+    assert problem(tmp_path / "c.safetensors") == "has no whole header"
+    (tmp_path / "d.pt").write_bytes(b"\x80\x02}q\x00.")
+    assert "cannot be verified" in str(problem(tmp_path / "d.pt"))
+    assert "cannot be read (No such file" in str(problem(tmp_path / "none.pt"))
+    os.mkfifo(tmp_path / "pipe.pt")
+    assert "is a FIFO" in str(problem(tmp_path / "pipe.pt"))
+
+
+def test_a_folder_is_as_whole_as_its_parts(tmp_path: Path) -> None:
+    assert "so nobody can tell" in str(problem(tmp_path))
+    tensors(tmp_path / "model-1.safetensors")
+    index = {"weight_map": {"w": "model-1.safetensors", "v": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "names model-2.safetensors, which is not there" in str(problem(tmp_path))
+    tensors(tmp_path / "model-2.safetensors")
+    assert problem(tmp_path) is None
+    os.truncate(archive(tmp_path / "optimizer.pt"), 100)
+    assert str(problem(tmp_path)).startswith("is not whole: optimizer.pt is half-written")
