@@ -16,6 +16,8 @@ from tests.patience import Stopwatch
 from tests.ranks import _warm
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 STEPS = 24
 PADDED = {"data.seq_len": 64}  # prompts and answers are packed by best fit: a twelfth of these windows is padding
 

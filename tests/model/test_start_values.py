@@ -20,6 +20,8 @@ from shoal.spec.shape import shape_of
 from shoal.spec.start_values import RULES
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 DIM, LAYERS, FFN, EXPERT, STD = 64, 3, 160, 96, 0.05
 SIZES = {"vocab_size": 512, "dim": DIM, "layers": LAYERS, "heads": 2, "ffn_dim": FFN}
 KINDS: dict[str, dict[str, Any]] = {

@@ -28,6 +28,8 @@ from tests.train.matrix import MODELS
 from tests.train.test_resume import train_and_die
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 STEPS = 8
 ALONE: dict[str, Any] = {}
 ZBV = {"pp": 2, "tp": 2, "schedule": "zbv", "micro_batch": 2}

@@ -9,6 +9,8 @@ import pytest
 
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 TOLERANCE = 1e-5  # relative, float32, at each step
 # Few steps, and large ones: a curve all the same, and what is wrong with a layout shows in the first two. Windows that
 # hold whole documents: with masked tokens they are packed by best fit, and a twelfth of what is read is padding.

@@ -29,6 +29,8 @@ from tests.patience import until
 from tests.ranks import rank_outcomes, run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 STEPS = 8
 LAYOUTS = {"one process": (1, 1, 1), "DDP 2": (2, 2, 1), "FSDP2 2": (2, 1, 2)}
 
