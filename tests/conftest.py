@@ -113,3 +113,18 @@ def warm_starts() -> Iterator[None]:
             _warm()
             patch.setattr("subprocess.Popen", Warm)
         yield
+
+
+@pytest.fixture(scope="module")
+def kept_ranks() -> Iterator[None]:
+    """The ranks that the tests of a file run on stay from one to the next (tests/kept_ranks.py)."""
+    from tests.kept_ranks import kept
+
+    with kept():
+        yield
+
+
+@pytest.fixture
+def fresh_ranks(kept_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not in this test: it leaves something behind in its ranks, or asks what a process does first."""
+    monkeypatch.setattr("tests.ranks.keeper", None)

@@ -40,6 +40,7 @@ from tests.patience import Stopwatch, limit
 torch.set_num_threads(1)
 
 GRACE_S = 5.0  # how long the others may go on once one rank has failed
+keeper: Callable[[Callable[..., Any], int, tuple[Any, ...], float], list[Outcome]] | None = None  # tests/kept_ranks.py
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Outcome:
 
 def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60) -> list[Any]:
     """`fn(rank, world, *args)` on every rank; returns the ranks' values, or raises with the first failing traceback."""
-    outcomes = rank_outcomes(fn, world, *args, timeout_s=timeout_s)
+    outcomes = keeper(fn, world, args, timeout_s) if keeper else rank_outcomes(fn, world, *args, timeout_s=timeout_s)
     failed = [o for o in outcomes if not o.ok]
     if failed:
         # Ranks that say why come first: the others were ended, or lost their peer, because of it.
@@ -133,15 +134,39 @@ class Ranks:
     folder: Path
     timeout_s: float
     statuses: dict[int, int] = field(default_factory=dict)  # pid → how it ended
+    answered: Callable[[int], bool] | None = None  # of ranks that are kept: whether one is done
 
     def outcomes(self, grace_s: float = GRACE_S) -> list[Outcome]:
         """Waits until all have ended, or been ended: `grace_s` after the first that fails."""
-        timed_out = not _wait(self.pids, self.statuses, self.timeout_s, grace_s)
+        timed_out = not self._wait(grace_s)
         stacks = _stacks(self.pids, self.statuses, self.folder) if timed_out else ""
-        _kill(self.pids, self.statuses)
+        if self.answered is None or timed_out or any(self.statuses.values()):
+            _kill(self.pids, self.statuses)
         if timed_out:
             raise TimeoutError(f"the ranks did not end within {self.timeout_s:g} s; where they stood:\n{stacks}")
         return [_outcome(rank, self.statuses[pid], self.folder) for rank, pid in enumerate(self.pids)]
+
+    def _wait(self, grace_s: float) -> bool:
+        """True when all have ended by themselves, or at most `grace_s` after the first of them failed."""
+        watch = Stopwatch()
+        failed_at = None
+        while len(self.statuses) < len(self.pids):
+            for rank, pid in enumerate(self.pids):
+                if pid not in self.statuses:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                    if ended:
+                        self.statuses[pid] = os.waitstatus_to_exitcode(status)
+                    elif self.answered is not None and self.answered(rank):
+                        self.statuses[pid] = 0
+            now = time.monotonic()
+            if failed_at is None and any(self.statuses.values()):
+                failed_at = now
+            if failed_at is not None and now > failed_at + grace_s:
+                return True  # the failure is the news, not those who wait for the failed one
+            if watch.quiet_s() > self.timeout_s:
+                return False
+            time.sleep(0.005)
+        return True
 
 
 @cache
@@ -176,6 +201,12 @@ def _fork(fn: Callable[..., Any], rank: int, world: int, args: tuple[Any, ...], 
     return pid
 
 
+def one_rank(rank: int, world: int) -> dict[str, str]:
+    """What the environment tells a rank."""
+    of = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
+    return {**{name: str(value) for name, value in of.items()}, "GLOO_SOCKET_IFNAME": "lo"}
+
+
 def _child(
     fn: Callable[..., Any], rank: int, world: int, args: tuple[Any, ...], folder: Path, timeout_s: float
 ) -> None:
@@ -183,14 +214,7 @@ def _child(
 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, file=open(folder / f"{rank}.stack", "w"), all_threads=True)  # noqa: SIM115
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
-        "OMP_NUM_THREADS": 1,
-    }
-    os.environ.update({name: str(value) for name, value in environment.items()}, GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(one_rank(rank, world))
     wait = timedelta(seconds=limit(timeout_s))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=wait)
     value = fn(rank, world, *args)
@@ -199,27 +223,6 @@ def _child(
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _wait(pids: list[int], statuses: dict[int, int], timeout_s: float, grace_s: float) -> bool:
-    """True when all have ended by themselves, or at most `grace_s` after the first of them failed."""
-    watch = Stopwatch()
-    failed_at = None
-    while len(statuses) < len(pids):
-        for pid in pids:
-            if pid not in statuses:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    statuses[pid] = os.waitstatus_to_exitcode(status)
-        now = time.monotonic()
-        if failed_at is None and any(statuses.values()):
-            failed_at = now
-        if failed_at is not None and now > failed_at + grace_s:
-            return True  # the failure is the news, not those who wait for the failed one
-        if watch.quiet_s() > timeout_s:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def _stacks(pids: list[int], statuses: dict[int, int], folder: Path) -> str:

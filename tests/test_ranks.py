@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.guard.fake import alive, until
+from tests.kept_ranks import kept
 from tests.patience import Stopwatch
 from tests.ranks import Rows, rank_outcomes, run_ranks
 
@@ -85,3 +86,44 @@ def test_a_row_that_fails_takes_no_other_with_it() -> None:
     with pytest.raises(AssertionError, match="six"):
         rows["b"]
     assert rows["a"] == [5, 5]
+
+
+def test_kept_ranks_begin_each_call_as_fresh_ones_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def work(rank: int, world: int, n: int) -> tuple[int, list[str | None], str, float]:
+        said = [os.environ.get(name) for name in ("RANK", "OF_THE_TEST", "LEFT")]
+        os.environ["LEFT"] = "behind"
+        pytest.MonkeyPatch().setattr(time, "sleep", None)
+        return os.getpid(), said, os.getcwd(), n * torch.rand(1).item()
+
+    def sleeps(rank: int, world: int) -> bool:
+        return time.sleep is not None
+
+    with kept():
+        first = run_ranks(work, 2, 1)
+        assert all(run_ranks(sleeps, 2)), "what a rank patches is put back"
+        monkeypatch.setenv("OF_THE_TEST", "yes")
+        monkeypatch.chdir(tmp_path)
+        second = run_ranks(work, 2, 1)
+    assert [pid for pid, *_ in first] == [pid for pid, *_ in second]
+    assert [said for _, said, *_ in second] == [["0", "yes", None], ["1", "yes", None]]
+    assert {where for _, _, where, _ in second} == {str(tmp_path)}
+    assert {number for *_, number in (*first, *second)} == {first[0][3]}, "of the same seed"
+    assert not any(alive(pid) for pid, *_ in first)
+
+
+def test_kept_ranks_see_what_is_patched_and_a_failure_is_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int, world: int, n: int) -> tuple[int, str]:
+        assert n != 6 or rank == 0, "six"
+        return os.getpid(), signal.strsignal(1) or ""
+
+    with kept():
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "strsignal", lambda number: "patched")
+            patched = run_ranks(work, 2, 5)
+        first = run_ranks(work, 2, 5)
+        with pytest.raises(AssertionError, match="six"):
+            run_ranks(work, 2, 6)
+        second = run_ranks(work, 2, 5)
+    assert [said for _, said in (*patched, *first)] == ["patched"] * 2 + [first[0][1]] * 2
+    assert first[0][1] != "patched"
+    assert len({pid for pid, _ in (*patched, *first, *second)}) == 6

@@ -16,6 +16,8 @@ from tests.patience import Stopwatch
 from tests.ranks import _warm
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 STEPS = 24
 PADDED = {"data.seq_len": 64}  # prompts and answers are packed by best fit: a twelfth of these windows is padding
 
@@ -58,11 +60,16 @@ def test_the_curve_is_that_of_one_process(tmp_path: Path, tiny_data: Path, plain
         assert {tuple(r["islands"]) for r in fleet.journal("step")} == {(0, 1, 2), (0, 2)}
 
 
-def test_deterministic_islands_end_with_the_same_bits(tmp_path: Path, tiny_data: Path) -> None:
-    with islands(tmp_path, tiny_data, "quiet", **{"fleet.deterministic": True}) as fleet:
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> str:
+    """The bits of three deterministic islands to which nothing happens; they are those of any number of islands."""
+    with islands(tmp_path_factory.mktemp("quiet"), tiny_data, "quiet", **{"fleet.deterministic": True}) as fleet:
         fleet.start(0, 1, 2)
         fleet.wait()
-        expected = check(fleet)
+        return check(fleet)
+
+
+def test_deterministic_islands_end_with_the_same_bits(tmp_path: Path, tiny_data: Path, quiet: str) -> None:
     # The first member dies, which also saves and writes the journal; it comes back, and another goes.
     with islands(tmp_path, tiny_data, "stormy", **{"fleet.deterministic": True, "train.steps": STEPS}) as fleet:
         fleet.start(0, 1, 2)
@@ -74,7 +81,7 @@ def test_deterministic_islands_end_with_the_same_bits(tmp_path: Path, tiny_data:
         fleet.kill(2)
         codes = fleet.wait()
         assert codes[1] == {0}
-        assert check(fleet) == expected
+        assert check(fleet) == quiet
         assert [r["step"] for r in fleet.journal("checkpoint")] == [10, 20, 24]
 
 
@@ -98,12 +105,8 @@ def test_an_island_has_a_mesh_inside(tmp_path: Path, tiny_data: Path, plain: np.
         assert np.allclose(losses_of(fleet.run_dir), plain, rtol=2e-5)
 
 
-def test_all_die_and_go_on_from_the_newest_checkpoint(tmp_path: Path, tiny_data: Path) -> None:
+def test_all_die_and_go_on_from_the_newest_checkpoint(tmp_path: Path, tiny_data: Path, quiet: str) -> None:
     changes = {"fleet.deterministic": True, "fleet.islands": 2}
-    with islands(tmp_path, tiny_data, "quiet", **changes) as fleet:
-        fleet.start(0, 1)
-        fleet.wait()
-        expected = check(fleet)
     with islands(tmp_path, tiny_data, "dead", **changes) as fleet:
         fleet.start(0, 1)
         fleet.wait_for_step(14)
@@ -113,7 +116,7 @@ def test_all_die_and_go_on_from_the_newest_checkpoint(tmp_path: Path, tiny_data:
         assert fleet.wait() == {0: {0}, 1: {0}}
         assert [r["step"] for r in fleet.journal("start")] == [0, 10]
         (end,) = fleet.journal("finished")
-        assert end["digest"] == expected
+        assert end["digest"] == quiet
 
 
 def test_told_to_stop_one_leaves_and_the_last_one_saves(tmp_path: Path, tiny_data: Path) -> None:

@@ -20,6 +20,8 @@ from shoal.spec.model import Experts, Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 EXPERTS: dict[str, Any] = {"count": 6, "top_k": 2, "ffn_dim": 20}
 KINDS = {
     "mixtral": {},

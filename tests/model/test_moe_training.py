@@ -25,6 +25,8 @@ from tests.model.families import logits, opened
 from tests.ranks import run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 EXPERTS: dict[str, Any] = {"count": 8, "top_k": 2, "ffn_dim": 32, "balance_rate": 0.01}
 MIXTRAL: dict[str, Any] = {"model.family": "mixtral", "model.experts": EXPERTS}
 

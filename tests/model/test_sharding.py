@@ -18,6 +18,8 @@ from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import RULES
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 # Sizes that 4 ranks do not divide, so that shards are uneven and one is empty.
 SMALL = {"vocab_size": 101, "dim": 36, "layers": 2, "heads": 3, "kv_heads": 1, "head_dim": 14, "ffn_dim": 50}
 

@@ -27,6 +27,8 @@ from shoal.train.session import Session
 from shoal.train.worker import work
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own" / "mine.py"
 ALL = {
     "own.block": "mine:Block",

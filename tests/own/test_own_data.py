@@ -24,6 +24,8 @@ from tests.ranks import _warm, rank_outcomes, run_ranks
 from tests.train.test_resume import train_and_die
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 # Windows of several documents, and of prompts and answers with padding at their ends.
 COMMON = {"train.steps": 6, "data.seq_len": 64, "model.vocab_size": 128, "mesh.micro_batch": 4}
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {

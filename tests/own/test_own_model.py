@@ -20,6 +20,8 @@ from shoal.spec.run import Run
 from tests.own.test_own_code import here
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 # No decoder of Shoal's: learnt positions, LayerNorm, GELU, one matrix for the embedding and the head, a buffer.
 CODE = """
 import torch

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -137,7 +138,7 @@ def build(case: Case, place: Place) -> tuple[Pipeline, list[Decoder]]:
 
 
 def calls_counted(module: Any, name: str) -> Callable[[], int]:
-    """Counts the calls of `module.name` from now on. In a forked rank, so that nobody has to put it back."""
+    """Counts the calls of `module.name` from now on. In a rank, which puts it back by itself (tests/kept_ranks.py)."""
     calls, original = 0, getattr(module, name)
 
     def counted(*args: Any) -> Any:
@@ -145,7 +146,7 @@ def calls_counted(module: Any, name: str) -> Callable[[], int]:
         calls += 1
         return original(*args)
 
-    setattr(module, name, counted)
+    pytest.MonkeyPatch().setattr(module, name, counted)
     return lambda: calls
 
 

@@ -23,6 +23,8 @@ from shoal.spec.model import Model, RopeScaling
 from shoal.spec.shape import shape_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 BATCH, SEQ, HEAD_DIM = 2, 96, 16
 CPU = torch.device("cpu")
 METHODS = ["ring", "all_to_all"]

@@ -26,6 +26,8 @@ from tests.parallel.counted import assert_as_the_formula_says, record_of
 from tests.ranks import run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 MOE = {"count": 4, "top_k": 4, "ffn_dim": 32}  # every token to every expert: what travels is known beforehand
 # The tiny model has 2 layers; 8 windows of 32 tokens a step, 2 of them at once. Other meshes are counted where they are
 # trained anyway: tests/train/test_matrix.py.
@@ -206,6 +208,7 @@ summed_within.register_fake(torch.empty_like)
 summed_within.register_autograd(lambda ctx, grad: summed_within(grad), setup_context=lambda ctx, inputs, output: None)
 
 
+@pytest.mark.usefixtures("fresh_ranks")
 def test_backward_recomputed_and_compiled_computation_and_operators_of_our_own_are_seen() -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
         moved = funcol.all_to_all_single_autograd(x.sin(), None, None, dist.group.WORLD)
@@ -256,6 +259,7 @@ def made_within(size: int) -> torch.Tensor:
     return y
 
 
+@pytest.mark.usefixtures("fresh_ranks")
 def test_operators_of_our_own_whose_tensors_are_in_lists_or_nowhere_are_counted() -> None:
     def work(rank: int, world: int) -> list[tuple[float, float]]:
         counter, seen = Counter(lay_out(rank, world, torch.device("cpu"), Sizes(dp_shard=2))), []

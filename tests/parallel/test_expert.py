@@ -27,6 +27,8 @@ from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import Rows, run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 BATCH, SEQ, VOCAB = 4, 16, 96
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 

@@ -31,6 +31,8 @@ from tests.parallel.pipelines import (
 )
 from tests.ranks import Rows, run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zbv"]
 
 

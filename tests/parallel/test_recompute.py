@@ -29,6 +29,8 @@ from tests.plan.live import Live, plain
 from tests.plan.runs import closed
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 DENSE = {"dim": 32, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 96}
 KINDS: dict[str, dict[str, Any]] = {
     "dense": DENSE,

@@ -15,6 +15,8 @@ from shoal.spec import load
 from shoal.spec.shape import shape_of
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 MESHES = {
     "2x1": {"dp_shard": 2},
     "2x2": {"dp_replicate": 2, "dp_shard": 2},

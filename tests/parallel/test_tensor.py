@@ -24,6 +24,8 @@ from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import Rows, run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 SMALL: dict[str, Any] = {"vocab_size": 136, "dim": 32, "layers": 3, "heads": 8, "kv_heads": 4, "ffn_dim": 40}
 # Large weights, so that attention is far from uniform and a wrong angle, mask or head shows.
 FAMILIES = {

@@ -14,6 +14,8 @@ from tests.ranks import run_ranks
 
 TIED = tiny(layers=8, tie_embeddings=True)
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def check(case: Case, world: int) -> None:
     """Gradients of both uses are summed, as one process sums them; and all copies stay the same to the last bit."""

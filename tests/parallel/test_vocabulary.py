@@ -22,6 +22,8 @@ from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 VOCAB, DIM, BATCH = 52, 12, 3
 
 

@@ -17,6 +17,8 @@ from shoal.train.optim import Optimizers
 from tests.ranks import run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def test_in_float32_it_is_torchs() -> None:
     torch.manual_seed(0)

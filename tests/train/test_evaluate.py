@@ -18,6 +18,8 @@ from shoal.train.evaluate import names_of, shared_out
 from tests.plan.runs import closed
 from tests.train.tiny import make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def test_evaluation_is_the_same_number_on_every_layout(tmp_path: Path) -> None:
     """53 windows, micro-batches of 4: on 2 and 4 processes the last batches are filled up, and that counts nothing."""

@@ -21,6 +21,8 @@ from shoal.train.worker import work
 from tests.ranks import run_ranks
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 STEPS = 5
 FEW = {"train.steps": STEPS, "train.batch": 8, "mesh.dp_shard": 2, "mesh.dp_replicate": 1}
 
@@ -43,6 +45,7 @@ def _begin_late(self: Place, *values: float) -> Summing:
     return Summing(total, dist.all_reduce(total, group=_apart, async_op=True), 1)
 
 
+@pytest.mark.usefixtures("fresh_ranks")  # a message may come when the run has ended
 def test_a_peer_whose_message_is_late_by_a_whole_step_holds_up_nobody(tmp_path: Path) -> None:
     """Were it waited for before a step computes, rank 0 would wait for rank 1, and rank 1 for rank 0's shards."""
     run = make_run(make_data(tmp_path / "data"), **FEW)

@@ -14,6 +14,8 @@ from shoal.train.optim import Optimizers
 from shoal.train.schedule import lr_ratio
 from tests.train.tiny import losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def test_cosine_warms_up_peaks_and_ends_at_its_floor() -> None:
     schedule = Schedule(name="cosine", warmup_steps=10, min_ratio=0.1)

@@ -10,6 +10,8 @@ from shoal.journal.rundir import RunDir
 from tests.parallel.counted import assert_as_the_formula_says
 from tests.train.matrix import FULL, QUICK, Case, Matrix
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def quick(case: Case) -> object:
     """Eight processes take half a minute on two cores: they are for `make test-slow`. Four layers are for four stages;

@@ -12,6 +12,8 @@ from shoal.train import muon
 from shoal.train.muon_shares import rows_of
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 # Rows that do not divide by the processes, fewer rows than processes, and a number of matrices that leaves some idle.
 SHAPES = [(8, 6), (5, 12), (6, 8), (1, 4), (7, 7), (3, 9), (8, 6)]
 MESHES: dict[str, tuple[tuple[int, ...], list[Placement], list[int]]] = {

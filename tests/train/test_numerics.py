@@ -13,6 +13,8 @@ from shoal.spec.run import Run
 from shoal.train.poison import VARIABLE
 from tests.train.tiny import digest_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from shoal.spec.shape import shape_of
 from shoal.train.state import State
 from tests.train.tiny import VOCAB, digest_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:

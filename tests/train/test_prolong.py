@@ -20,6 +20,8 @@ from shoal.train.schedule import lr_ratio
 from tests.train.test_resume import train_and_die
 from tests.train.tiny import digest_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 LR = 1e-2
 
 

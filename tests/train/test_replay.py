@@ -13,6 +13,8 @@ from shoal.train.replay import Result, guilty
 from tests.train.test_numerics import told
 from tests.train.tiny import digest_of, make_data, make_run, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,6 +22,8 @@ from tests.ranks import run_ranks
 from tests.train.matrix import MODELS, Case, case
 from tests.train.tiny import make_data, make_run
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 ONE = case()
 DENSE = [
     ONE,

@@ -29,6 +29,8 @@ from tests.patience import until
 from tests.ranks import rank_outcomes, run_ranks
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("warm_starts", "kept_ranks")
+
 STEPS = 8
 LAYOUTS = {"one process": (1, 1, 1), "DDP 2": (2, 2, 1), "FSDP2 2": (2, 1, 2)}
 
@@ -65,6 +67,34 @@ def train_and_die(run: Run, workspace: Path, world: int, step: int, victim: int,
     return run_dir
 
 
+class Fell(Exception):
+    pass
+
+
+def train_and_fall(run: Run, workspace: Path, world: int, step: int) -> RunDir:
+    """Trains from the start; before that step all fall over an error, with nothing saved for it. Ranks may be kept:
+    for tests in which it does not matter how a run was ended."""
+    decided = decide(run, workspace, world).run
+    run_dir = RunDir.of(run.name, workspace)
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.spec_file.write_text(dump(decided))
+    asked = -1
+
+    def ask() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == step:
+            raise Fell
+        return False
+
+    def rank(rank: int, world: int) -> None:
+        with pytest.raises(Fell):
+            work(run_dir, decided, join(decided), ask)
+
+    run_ranks(rank, world)
+    return run_dir
+
+
 def told(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
     return [r for r in records(run_dir.journal_file) if r["kind"] == kind] if run_dir.journal_file.exists() else []
 
@@ -87,10 +117,11 @@ def test_killed_at_any_step_and_resumed_the_parameters_are_bitwise_the_same(layo
     data = make_data(tmp_path / "data", masked=True)
     run, world = run_of(data, layout, "whole")
     whole = train_on(run, tmp_path, world)
-    # On one process before every step; on two before, at and after a checkpoint, and at the end. Each start goes on
-    # from where the one before had come to: a bit that is lost in any of them is lost in the end.
+    # On one process before every step; with shards before, at and after a checkpoint, and at the end; of copies, which
+    # save as one process does, after one. Each start goes on from where the one before had come to: a bit that is lost
+    # in any of them is lost in the end.
     run, world = run_of(data, layout, "killed")
-    for step in range(STEPS) if world == 1 else (1, 3, 4, STEPS - 1):
+    for step in {"one process": range(STEPS), "FSDP2 2": (1, 3, 4, STEPS - 1), "DDP 2": (4,)}[layout]:
         killed = train_and_die(run, tmp_path, world, step, victim=world - 1)
         assert [r["step"] for r in steps_of(killed)][-1:] == ([step] if step else [])
     resumed = train_on(run, tmp_path, world)
@@ -172,11 +203,12 @@ def test_evaluation_between_steps_changes_no_bit_and_spoils_no_checkpoint(
 ) -> None:
     """FSDP2 leaves parameters gathered after a forward without backward; what is saved next must be the shards."""
     data, held_out = make_data(tmp_path / "data"), make_data(tmp_path / "held-out", documents=40, seed=5)
-    run, world = run_of(data, layout, "without", **{"train.precision": precision})
+    run, world = run_of(data, layout, "without", **{"train.precision": precision, "checkpoint.every": 0})
     without = train_on(run, tmp_path, world)
-    changes = {"train.precision": precision, "data.eval": str(held_out), "eval.every": 2, "checkpoint.every": 2}
-    run, world = run_of(data, layout, "with", **changes)
-    train_and_die(run, tmp_path, world, 5, victim=0)
+    changes = {"data.eval": str(held_out), "eval.every": 2, "checkpoint.every": 2, "checkpoint.background": False}
+    run, world = run_of(data, layout, "with", **{"train.precision": precision, **changes})
+    fallen = train_and_fall(run, tmp_path, world, 5)
+    assert [r["step"] for r in steps_of(fallen)][-1:] == [5]
     resumed = train_on(run, tmp_path, world)  # from a checkpoint that was saved right after an evaluation
     assert digest_of(resumed) == digest_of(without)
     saved = newest(resumed.checkpoints)

@@ -26,6 +26,8 @@ from tests.plan.runs import closed
 from tests.ranks import run_ranks
 from tests.train.tiny import make_data, make_run, steps_of, train_on
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 ROWS, SEQ, VOCAB = 8, 16, 64
 MODEL: dict[str, Any] = {
     "family": "qwen3_moe", "qk_norm": True, "vocab_size": VOCAB, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2,
