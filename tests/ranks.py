@@ -172,9 +172,14 @@ class Ranks:
 @cache
 def _warm() -> None:
     """Pays, once and in the parent, for the imports and lazy initialisations that every rank would pay for."""
+    import numpy as np
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # imported for its side effect: it is in memory before the fork
+
+    from shoal.codec import codec
+
+    codec("int8").encode(np.ones(64, np.float32))  # numba: a second of CPU time before the first function runs
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())

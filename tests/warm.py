@@ -2,10 +2,10 @@
 
 A real start takes 3 s of CPU time, nearly all of it for imports of others' packages, and a drill has ten. While
 `subprocess.Popen` is `Warm`, a command of Shoal's own is forked from the process that starts it, and so are those that
-it starts itself: with real pids, parents, sessions, signals, pipes and exit codes, with its own environment and command
-line, also in /proc, and with Shoal imported anew (0.4 s). Only what others' packages read from the environment when
-they are imported is not read again. Where this is not possible (with a GPU, or under a kernel that does not let
-processes name themselves) they are executed. Asked for by the fixture `warm_starts`.
+it starts itself, and a module of the tests': with real pids, parents, sessions, signals, pipes and exit codes, with its
+own environment and command line, also in /proc, and with Shoal imported anew (0.4 s). Only what others' packages read
+from the environment when they are imported is not read again. Where this is not possible (with a GPU, or under a kernel
+that does not let processes name themselves) they are executed. Asked for by the fixture `warm_starts`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Warm(Executed[Any]):
 def _ours(words: Sequence[str]) -> bool:
     match words:
         case [sys.executable, "-m", module, *_]:
-            return module.split(".")[0] == "shoal"
+            return module.split(".")[0] in ("shoal", "tests")
         case [sys.executable, "-I", "-S", script, _, *command]:
             return script == str(TIED) and _ours(command)
     return False

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.checkpoint.states import LAYOUTS, build, pretend_to_train, same_bits, tensors_of, train, whole
-from tests.ranks import run_ranks
+from tests.ranks import Rows, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -23,7 +23,8 @@ Tensors = dict[str, torch.Tensor]
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Tensors]]:
     """layout → (root, what was saved, whole)"""
 
-    def save(rank: int, world: int, layout: str, root: Path) -> Tensors:
+    def save(rank: int, world: int, given: tuple[str, Path]) -> Tensors:
+        layout, root = given
         model, optimizer = build(layout, seed=1)
         if layout.startswith("grid"):
             pretend_to_train(optimizer)
@@ -34,16 +35,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Ten
         checkpoint.save(root, 2, tensors, {"layout": layout}, piece_bytes=100)
         return whole(tensors)
 
-    table = {}
-    for layout, world in LAYOUTS.items():
-        root = tmp_path_factory.mktemp(layout)
-        table[layout] = (root, run_ranks(save, world, layout, root)[0])
-    return table
+    roots = {layout: tmp_path_factory.mktemp(layout) for layout in LAYOUTS}
+    rows = Rows(save, {layout: (world, (layout, roots[layout])) for layout, world in LAYOUTS.items()})
+    return {layout: (root, rows[layout][0]) for layout, root in roots.items()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_loads_what_every_layout_saved(layout: str, saved: dict[str, tuple[Path, Tensors]]) -> None:
-    def load(rank: int, world: int) -> dict[str, tuple[Any, Tensors]]:
+@pytest.fixture(scope="module")
+def loaded(saved: dict[str, tuple[Path, Tensors]]) -> Rows:
+    """layout → of each rank, source → (extra, what was loaded, whole)"""
+
+    def load(rank: int, world: int, layout: str) -> dict[str, tuple[Any, Tensors]]:
         result = {}
         for source, (root, _) in saved.items():
             tensors = tensors_of(*build(layout, seed=2))
@@ -52,9 +53,16 @@ def test_every_layout_loads_what_every_layout_saved(layout: str, saved: dict[str
             result[source] = found.extra, whole(tensors)
         return result
 
-    for loaded in run_ranks(load, LAYOUTS[layout]):
+    return Rows(load, {layout: (world, layout) for layout, world in LAYOUTS.items()})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_loads_what_every_layout_saved(
+    layout: str, saved: dict[str, tuple[Path, Tensors]], loaded: Rows
+) -> None:
+    for of_rank in loaded[layout]:
         for source, (_, expected) in saved.items():
-            extra, tensors = loaded[source]
+            extra, tensors = of_rank[source]
             assert extra == {"layout": source}
             assert same_bits(tensors, expected), f"{source} → {layout}"
 

@@ -22,7 +22,7 @@ from shoal.errors import CheckpointError
 # Sizes that divide by nothing, by 2 and by 8: shards are even, uneven and empty.
 SHAPES = [(8, 4, 6), (5, 3, 7), (2, 9, 4), (16, 8), (11, 3), (1, 5), (13,), (24,), ()]
 WORLDS = (4, 8)
-CASES = 10  # a world
+CASES = 5  # a world
 
 
 def full(i: int) -> torch.Tensor:

@@ -158,7 +158,6 @@ def test_parquet_and_datasets_give_their_rows(tmp_path: Path, monkeypatch: pytes
     # The last is how a dataset of the hub is read: streamed, shard by shard.
     cases = [
         ("files", "auto", "train", texts),
-        ("files/*.parquet", "auto", "train", texts),
         ("one", "auto", "train", texts),
         ("both", "auto", "test", texts[::-1]),
         ("files", "hf", "train", texts),

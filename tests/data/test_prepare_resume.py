@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shoal.cli.main import main
 from tests.data.preparing import files_of, make_texts, read_texts, shoal, write_jsonl
 from tests.patience import Stopwatch, limit
 
@@ -27,8 +30,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """By two workers, in a process of their own."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    finish(corpus, out)
+    with start(corpus, out) as p:
+        _, err = p.communicate(timeout=limit(120))
+    assert p.returncode == 0, err
     return files_of(out)
 
 
@@ -38,10 +44,14 @@ def start(corpus: Path, out: Path, *more: object, workers: int = 2, **options: o
 
 
 def finish(corpus: Path, out: Path, *more: object) -> str:
-    with start(corpus, out, *more) as p:
-        _, err = p.communicate(timeout=limit(120))
-    assert p.returncode == 0, err
-    return err
+    """In this process, by itself: any number of workers writes the same bytes (test_prepare.py)."""
+    arguments = ("data", "prepare", corpus, "--out", out, "--eval-fraction", 0.1, "--workers", 1, *more)
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr("shoal.data.prepare.units.MIN_UNIT_BYTES", UNIT_BYTES)
+        code = main([str(word) for word in arguments])
+    assert code == 0, said.getvalue()
+    return said.getvalue()
 
 
 def records(out: Path) -> list[Path]:
@@ -115,9 +125,14 @@ def test_a_rerun_after_a_violent_end_gives_the_undisturbed_bytes(
     assert not alive
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seconds of work: it must not have ended by then."""
+    return write_jsonl(tmp_path_factory.mktemp("long") / "long.jsonl", TEXTS * 20)
+
+
 @pytest.mark.parametrize("wait_s", [0.0, 0.1, 0.3])
-def test_ctrl_c_while_the_workers_start_says_one_sentence(tmp_path: Path, wait_s: float) -> None:
-    long = write_jsonl(tmp_path / "long.jsonl", TEXTS * 20)  # seconds of work: it must not have ended by then
+def test_ctrl_c_while_the_workers_start_says_one_sentence(long: Path, tmp_path: Path, wait_s: float) -> None:
     with start(long, tmp_path / "out", start_new_session=True) as p:
         watch = Stopwatch()
         while not workers_of(p):

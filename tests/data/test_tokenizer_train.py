@@ -102,7 +102,7 @@ def test_little_text_gives_a_small_vocabulary_and_says_so(tmp_path: Path, capfd:
 
 
 def test_a_sample_is_enough_when_the_text_is_large(tmp_path: Path) -> None:
-    corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(4000))
+    corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(2000))
     everything = train_tokenizer(Lesson([str(corpus)], 300, quiet=True), tmp_path / "t.json")["text_bytes"]
     sample = Lesson([str(corpus)], 300, max_mb=everything / 4 / 1e6, quiet=True)
     some = train_tokenizer(sample, tmp_path / "t.json")["text_bytes"]

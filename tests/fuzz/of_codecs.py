@@ -15,7 +15,7 @@ from tests.fuzz.samples import one_file_of, texts_of
 A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
 
 
-@reader("codecs", "codec.frame", "codec.dense", "codec.topk", quick=200, share=300)
+@reader("codecs", "codec.frame", "codec.dense", "codec.topk", quick=150, share=300)
 def codecs(folder: Path) -> Target:
     import numpy as np
 

@@ -152,7 +152,7 @@ def bombs(folder: Path) -> Target:
     "parquet",
     "data.prepare.readers_tables",
     "data.prepare.readers_parquet",
-    quick=100,
+    quick=60,
     share=15,
     most_mib=320,
     isolated=True,

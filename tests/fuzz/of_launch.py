@@ -209,7 +209,7 @@ def kubernetes(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,))
 
 
-@reader("ray", "launch.ray.client", "launch.ray.states", "launch.ray.backend", quick=60, share=10)
+@reader("ray", "launch.ray.client", "launch.ray.states", "launch.ray.backend", quick=30, share=10)
 def ray(folder: Path) -> Target:
     """Ray's dashboard, over HTTP as its client asks it."""
     from shoal.errors import ShoalError

@@ -81,7 +81,7 @@ def journal(folder: Path) -> Target:
     "guard.history",
     "cli.ps",
     "cli.report",
-    quick=25,
+    quick=12,
     share=10,
 )
 def views(folder: Path) -> Target:
@@ -139,7 +139,7 @@ def make_other(workspace: Path) -> str:
     return "healthy"
 
 
-@reader("resume", "cli.resume", "guard.begin", "journal.lock", "spec.identity", "spec.begun", quick=12, share=4)
+@reader("resume", "cli.resume", "guard.begin", "journal.lock", "spec.identity", "spec.begun", quick=6, share=4)
 def resume(folder: Path) -> Target:
     """`resume` of a damaged run directory, up to where the workers would be started."""
     import shoal.cli.resume as verb
@@ -175,7 +175,7 @@ def resume(folder: Path) -> Target:
     return Target(generate, read, (ShoalError, OSError), lines=True)
 
 
-@reader("journal-index", "journal.index", quick=50, share=20)
+@reader("journal-index", "journal.index", quick=25, share=20)
 def journal_index(folder: Path) -> Target:
     """The columns beside a long journal: what does not fit is made anew."""
     from shoal.errors import ShoalError

@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {
 }
 
 
-@reader("run-file", "spec.yaml_text", "spec.resolve", "spec.layers", "spec.problems", "spec.write", quick=50, share=12)
+@reader("run-file", "spec.yaml_text", "spec.resolve", "spec.layers", "spec.problems", "spec.write", quick=30, share=12)
 def run_file(folder: Path) -> Target:
     """What is taken loads equal again when it is written."""
     import yaml
@@ -56,7 +56,7 @@ def run_file(folder: Path) -> Target:
     return Target(generate, read, (ShoalError,), lines=True)
 
 
-@reader("yaml", "spec.yaml_text", quick=400, share=60)
+@reader("yaml", "spec.yaml_text", quick=200, share=60)
 def yaml_text(folder: Path) -> Target:
     from shoal.errors import SpecError
     from shoal.spec.yaml_text import parse
@@ -148,7 +148,7 @@ def hardware(folder: Path) -> Target:
     return Target(lambda rng: damaged(rng, good, most=4).decode("utf-8", "replace"), read, (SpecError,))
 
 
-@reader("published-runs", "plan.published", quick=60, share=10)
+@reader("published-runs", "plan.published", quick=20, share=10)
 def published(folder: Path) -> Target:
     """A table of published runs, as `plan --validate` takes it."""
     from shoal.errors import SpecError

@@ -62,6 +62,8 @@ class FakeRun:
         return [r for r in records(self.run_dir.journal_file) if r["kind"] == kind] if self.run_dir.exists() else []
 
     def pids(self) -> list[int]:
+        """A worker's first step may be told before the attempt is."""
+        until(lambda: self.records("attempt"))
         return list(self.records("attempt")[-1]["pids"])
 
     def end(self) -> None:

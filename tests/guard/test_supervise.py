@@ -197,7 +197,7 @@ def test_a_worker_that_stays_when_the_others_have_finished_is_named(fake: FakeRu
 
 def test_a_worker_that_computes_after_the_others_have_finished_may_end(fake: FakeRun) -> None:
     """Long after the grace: what it does is not known, but it does something."""
-    fake.plan({"attempt": 0, "rank": 1, "step": 21, "do": "busy", "cpu_s": 2.5}, guard={"grace_s": 0.3})
+    fake.plan({"attempt": 0, "rank": 1, "step": 21, "do": "busy", "cpu_s": 1.2}, guard={"grace_s": 0.15})
     assert fake.supervise() == 0
     assert not fake.records("failure")
 

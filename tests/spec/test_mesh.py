@@ -83,7 +83,7 @@ def test_a_mesh_is_closed_or_refused_and_what_is_closed_keeps_every_name(run: Ru
         assert broken(layout, work) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(runs())
 def test_what_a_refusal_suggests_is_taken_when_typed(run: Run) -> None:
     with tempfile.TemporaryDirectory() as folder:

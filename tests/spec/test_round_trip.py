@@ -86,7 +86,7 @@ def runs(draw: st.DrawFn) -> Run:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs())
 def test_what_dump_writes_load_reads_back_equal(run: Run) -> None:
     text = dump(run)

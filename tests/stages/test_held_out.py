@@ -21,7 +21,7 @@ from shoal.stages.states import saves_at
 from shoal.train.evaluate import evaluates_at
 from tests.stages.test_layers import BATCH, CPU, ROWS, STEPS, a_run
 from tests.stages.test_nonsense import begun
-from tests.stages.toy import HELD_OUT, Pond, alone, data
+from tests.stages.toy import HELD_OUT, Pond, alone, data, deal_in_turn
 from tests.train.tiny import make_data, train_on
 
 EVERY, COUNT, MICRO = 2, 7, 4  # micro-batches of held-out data, more than a step has
@@ -71,7 +71,9 @@ def test_all_peers_hear_the_losses_of_one_process_every_so_many_steps_and_at_the
     check(asyncio.run(main()))
 
 
-def test_a_peer_that_is_lost_while_it_measures_is_replaced_by_its_sibling() -> None:
+def test_a_peer_that_is_lost_while_it_measures_is_replaced_by_its_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
+    deal_in_turn(monkeypatch)
+
     async def main() -> tuple[Pond, str]:
         pond = a_pond([1, 2], steps=4, silent_s=2.0)
         for stage in pond.layout:
@@ -88,7 +90,9 @@ def test_a_peer_that_is_lost_while_it_measures_is_replaced_by_its_sibling() -> N
         for peer in pond.peers:
             pond.run(peer)
         async with asyncio.timeout(600):
-            await measures.wait()
+            measuring = asyncio.create_task(measures.wait())
+            await asyncio.wait([measuring, *pond.tasks.values()], return_when=asyncio.FIRST_COMPLETED)
+            assert measuring.done(), "peers have ended before it had anything to measure"
             await pond.lose(lost)
             await asyncio.gather(*pond.tasks.values())
         await pond.close()

@@ -11,7 +11,7 @@ import pytest
 from shoal.net.api import Message, Refused
 from shoal.stages.routes import Plan
 from tests.patience import limit
-from tests.stages.toy import Pond, alone
+from tests.stages.toy import Pond, alone, deal_in_turn
 
 
 def weights(pond: Pond) -> list[list[float]]:
@@ -50,8 +50,10 @@ def test_any_layout_takes_the_steps_of_one_process(counts: list[int]) -> None:
 
 @pytest.mark.parametrize("who", [(1, 1), (1, 0), (0, 0)], ids=["a sibling", "the first of its stage", "the lead"])
 def test_a_peer_lost_in_the_middle_of_a_step_costs_its_micro_batches_again_and_nothing_else(
-    who: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch, who: tuple[int, int]
 ) -> None:
+    deal_in_turn(monkeypatch)
+
     async def main() -> None:
         pond = Pond([2, 2, 1], micro_batches=8, steps=6, silent_s=2.0)
         await begun(pond)

@@ -19,6 +19,7 @@ from shoal.swarm.snapshots import Snapshot
 from shoal.swarm.trainer_process import Training
 from tests.swarm.toy_swarm import Peer, Swarm, swarm
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 QUICK: Any = {"round": "0.5 s"}
 SAID_OF_BASE = ("base", "base-failed", "trainer-gone")
 
@@ -51,7 +52,7 @@ def test_peers_train_to_the_end_and_hold_the_same_weights(tmp_path: Path) -> Non
 
 def test_the_first_member_dies_and_a_newcomer_takes_over_its_place(tmp_path: Path) -> None:
     async def story() -> None:
-        async with swarm(tmp_path, 4) as it:
+        async with swarm(tmp_path, 4, **QUICK) as it:
             await it.until(lambda: it.agree() and it.peers[0].round >= 5)
             leader = next(p for p in it.peers if p.node.leads)
             before = max(p.round for p in it.peers)
@@ -211,7 +212,7 @@ def test_slow_peers_do_what_they_can_and_nobody_waits_for_them(tmp_path: Path) -
 
 def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) -> None:
     async def story() -> None:
-        async with swarm(tmp_path, 3) as it:
+        async with swarm(tmp_path, 3, **QUICK) as it:
             await it.until(lambda: it.agree() and it.peers[0].round >= 4)
             goes = it.peers[1]
             goes.node.leave()
@@ -232,7 +233,7 @@ def test_who_leaves_hands_in_what_it_has_and_the_others_go_on(tmp_path: Path) ->
 @pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_whose_weights_are_wrong_notices_and_fetches_them_again(tmp_path: Path, first: bool) -> None:
     async def story() -> None:
-        async with swarm(tmp_path, 3, wrong=["flip"] * first) as it:
+        async with swarm(tmp_path, 3, wrong=["flip"] * first, **QUICK) as it:
             wrong = it.peers[0] if first else await it.add(attack="flip")
             await it.until(lambda: any(e["kind"] == "differs" for e in wrong.events), 40)
             at = it.peers[0].round
