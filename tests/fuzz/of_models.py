@@ -119,6 +119,26 @@ def hf_config(folder: Path) -> Target:
     return Target(texts_of(*CONFIGS), read, (ShoalError,))
 
 
+@reader("any-config", "spec.hf.any_model", quick=150, share=40)
+def any_config(folder: Path) -> Target:
+    """Of a model that Shoal has no family for (`model.hf`): what is taken is a text that is read again as it was."""
+    from shoal.errors import ShoalError
+    from shoal.spec.hf.any_model import fields_of
+
+    file = folder / "config.json"
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        taken = fields_of(folder)
+        if not (isinstance(taken["vocab_size"], int) and isinstance(taken["max_seq_len"], int)):
+            raise Finding("a size that is no number")
+        file.write_text(taken["hf_config"], encoding="utf-8")
+        if fields_of(folder) != taken:
+            raise Finding("a config that is another after a round trip")
+
+    return Target(texts_of(*CONFIGS, {**CONFIGS[0], "time_step_limit": [0.0, float("inf")]}), read, (ShoalError,))
+
+
 def hf_folder(folder: Path) -> Folder:
     """A tiny model, in two files with an index."""
     import torch

@@ -11,6 +11,7 @@ OURS: dict[str, str] = {
     "bench.collectives:measure": _CHILD,
     "check.trained:Learning.read": "a worker of the check, in a folder of the check's own",
     "checkpoint.part:decode_contents": _CHILD,
+    "model.hf_any:save_folder": "what transformers has just written for this process",
     "parallel.agree:first_error": _RANKS,
     "parallel.agree:bytes_from_rank_0": _RANKS,
     "parallel.agree:texts": _RANKS,
