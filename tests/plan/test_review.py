@@ -202,7 +202,12 @@ def test_every_preset_is_reviewed(name: str) -> None:
         _is_sound(finding)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda p: p.name)
+TRAINED = sorted(
+    path for path in EXAMPLES.rglob("*.yaml") if path.name != "script.yaml"
+)  # Shoal knows no script's model
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=lambda p: p.name)
 def test_every_example_is_reviewed(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
