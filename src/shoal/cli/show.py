@@ -86,7 +86,7 @@ def _loaded(file: str, overrides: list[str]) -> Loaded:
 
 def as_lines(loaded: Loaded, everything: bool = False) -> str:
     """`key  value  origin`, aligned, then the length of the run, its learning rate and the size of the model."""
-    rows = [(path, dotted(path), _short(value)) for path, value in _leaves(loaded.run)]
+    rows = [(path, dotted(path), _short(value)) for path, value in _leaves(loaded.run) if _matters(loaded.run, path)]
     used = {path[:n] for path, key, _ in rows if loaded.origins[key] != DEFAULT.label for n in range(len(path))}
     shown = [(key, value, loaded.origins[key]) for path, key, value in rows if everything or path[:-1] in used]
     wide_key, wide_value = (max(len(row[i]) for row in shown) for i in (0, 1))
@@ -176,6 +176,11 @@ def count(n: int) -> str:
 
 def _leaves(run: Run) -> list[tuple[tuple[str | int, ...], Any]]:
     return list(leaves(sections(run)))
+
+
+def _matters(run: Run, path: tuple[str | int, ...]) -> bool:
+    """Of a model that is not Shoal's the shape says nothing, and what its config says is text of many lines."""
+    return run.foreign is None or path[0] != "model" or path[1] in ("hf", "vocab_size", "max_seq_len")
 
 
 def _short(value: Any) -> str:
