@@ -204,7 +204,7 @@ def test_what_cannot_be_trained_so_is_one_sentence(
     file.write_text("name: m\nmodel: {hf: phi3, dim: 64}\ndata: {train: data}\ntrain: {steps: 2, batch: 4}\n")
     assert main(["train", str(file), "--workspace", str(tmp_path)]) == WRONG_USAGE
     assert "model.dim has no effect with model.hf" in capsys.readouterr().err
-    file.write_text("name: m\nmodel: {hf: phi3}\ndata: {train: data}\ntrain: {steps: 2, batch: 4}\n")
+    file.write_text("name: m\nmodel: {hf: phi3}\ndata: {train: data, seq_len: 32}\ntrain: {steps: 2, batch: 4}\n")
     assert main(["show", str(file)]) == 0
     said = capsys.readouterr().out
     assert "model.vocab_size" in said

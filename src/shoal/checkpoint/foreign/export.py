@@ -14,6 +14,7 @@ from shoal.checkpoint.loading import read_full
 from shoal.data.shards import TokenShards
 from shoal.data.tokenizer import Tokenizer, load_tokenizer
 from shoal.data.tokenizer import tokenizer_of as tokenizer_of_shards
+from shoal.data.tokenizer_folder import TOKENIZER_FILES
 from shoal.errors import DataError, ShoalError, UsageError
 from shoal.journal.rundir import RunDir
 from shoal.model.hf import save_folder
@@ -73,7 +74,9 @@ def _folder_it_came_from(found: Found, model: Model) -> str | None:
     """The Hugging Face folder that a run or an import started from, if it is still there: its tokenizer is the right
     one."""
     imported = found.extra.get("imported")
-    for folder in (model.weights, model.hf, imported.get("from") if isinstance(imported, dict) else None):
+    if model.hf is not None:  # a config alone will do there, and the data's tokenizer is the right one then
+        return model.hf if any((Path(model.hf) / name).is_file() for name in TOKENIZER_FILES) else None
+    for folder in (model.weights, imported.get("from") if isinstance(imported, dict) else None):
         if isinstance(folder, str) and (Path(folder) / "config.json").is_file():
             return folder
     return None
