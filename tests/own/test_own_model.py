@@ -76,6 +76,13 @@ class Ahead(Net):
         return super().forward(tokens, positions, documents).roll(-1, 1)
 
 
+class Shut(Deaf):
+    def __init__(self, run):
+        super().__init__(run)
+        for layer in self.layers:
+            nn.init.zeros_(layer.out.weight)
+
+
 class Half(Net):
     def __init__(self, run):
         super().__init__(run)
@@ -191,6 +198,10 @@ WRONG = {
         {"own.model": "net:Deaf"},
         "does not keep documents apart, and rows of this data hold several: give its forward",
     ),
+    "takes no documents, and begins with none of its attention": (
+        {"own.model": "net:Shut"},
+        "does not keep documents apart",
+    ),
     "looks ahead": ({"own.model": "net:Ahead"}, "sees those after it, and would learn to copy them"),
     "half": ({"own.model": "net:Half"}, "is torch.bfloat16 on cpu; make it float32"),
     "other logits": ({"own.model": "net:Odd"}, r"shape \(2, 16, 5\) of tokens \(2, 16\); it must give logits"),
@@ -201,8 +212,9 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_mistake_is_one_sentence(wrong: str, folder: Path) -> None:
     changes, says = WRONG[wrong]
+    name = wrong.replace(" ", "-").replace(",", "")
     with pytest.raises(ShoalError, match=says) as e:
-        here(asked(folder, f"wrong-{wrong.replace(' ', '-')}", **changes), folder)
+        here(asked(folder, f"wrong-{name}", **changes), folder)
     assert "\n" not in str(e.value)
     assert e.value.exit_code == WRONG_USAGE
 
@@ -264,7 +276,7 @@ def test_it_begins_anew_with_the_numbers_that_it_began_with(folder: Path) -> Non
             self.blocks = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
 
     run = asked(folder, "anew", model={"vocab_size": 64})
-    model = OwnModel(maker(Net, run), shape_of(run.model), BySignature())
+    model = OwnModel(maker(Net, run, "own.model"), shape_of(run.model), BySignature())
     before = digest(model)
     model.net.blocks(torch.ones(4, 3))  # which moves the averages of the norm
     torch.nn.init.zeros_(model.net.blocks[0].weight)

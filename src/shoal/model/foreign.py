@@ -12,7 +12,7 @@ from shoal.spec.shape import Shape
 def made(run: Run, shape: Shape, code: Code, objective: Objective | None = None) -> OwnModel:
     """On the CPU, with its start values."""
     if code.model is not None:
-        return OwnModel(maker(code.model, run), shape, BySignature(), objective)
+        return OwnModel(maker(code.model, run, BySignature.called), shape, BySignature(), objective)
     from shoal.model.hf_any import model_of  # transformers: only who trains such a model waits for it
 
     return model_of(run, shape, objective)

@@ -32,7 +32,7 @@ from shoal.spec.shape import Shape
 if TYPE_CHECKING:
     from shoal.data.tokenizer import Tokenizer
 
-LOUD = 64.0  # times the head's weights, so that a cap on logits shows
+LOUD = 1.0  # the spread of a head's weights through which a cap on logits shows
 
 
 class Hf:
@@ -70,7 +70,7 @@ class Hf:
         kept, trained = head.weight.clone(), net.training
         tokens = torch.arange(8)[None] % head.weight.shape[0]
         net.eval()
-        head.weight.mul_(LOUD)
+        head.weight.normal_(std=LOUD, generator=torch.Generator().manual_seed(0))
         try:
             wanted = self.logits(net, tokens, torch.arange(8)[None], None)
             hidden = self._hidden(net, tokens, torch.arange(8)[None])
@@ -99,7 +99,7 @@ def make_net(run: Run) -> nn.Module:
 
 
 def model_of(run: Run, shape: Shape, objective: Objective | None = None) -> OwnModel:
-    made = maker(make_net, run)
+    made = maker(make_net, run, Hf.called)
     first: list[nn.Module] = [made()]
     way = Hf(first[0])
     return OwnModel(lambda: first.pop() if first else made(), shape, way, objective)

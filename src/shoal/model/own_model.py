@@ -142,25 +142,25 @@ class BySignature:
         return None
 
 
-def maker(make: Callable[[Run], Any], run: Run) -> Callable[[], nn.Module]:
-    """Makes the net of a run: the same numbers in every process, and each time."""
+def maker(make: Callable[[Run], Any], run: Run, called: str) -> Callable[[], nn.Module]:
+    """Makes the net of a run: the same numbers in every process, and each time. `called`: as the run file names it."""
 
     def made() -> nn.Module:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(run.seed)
             net = make(run)
         if not isinstance(net, nn.Module):
-            raise SpecError(f"own.model must be a torch.nn.Module, or make one; it made {type(net).__name__}.")
+            raise SpecError(f"{called} must be a torch.nn.Module, or make one; it made {type(net).__name__}.")
         if net.training is False:
             net.train()
         for name, p in net.named_parameters():
             if p.device.type != "cpu" or p.dtype != torch.float32:
                 raise SpecError(
-                    f"own.model: {name} is {p.dtype} on {p.device}; make it float32 on the CPU "
+                    f"{called}: {name} is {p.dtype} on {p.device}; make it float32 on the CPU "
                     "(train.precision says in what it computes)."
                 )
         if not any(p.requires_grad for p in net.parameters()):
-            raise SpecError("own.model has no parameter to train.")
+            raise SpecError(f"{called} has no parameter to train.")
         return net
 
     return made
