@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 MOST = 3
+MOST_CORES = 4  # memory is finite too
 MISSING = "is required here (SHOAL_REQUIRE) and missing"  # as tests/require.py says it
 
 
@@ -39,7 +40,8 @@ class Failed:
 
 def main(arguments: list[str]) -> int:
     failed = Failed()
-    lanes = min(2, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    lanes = 1 if cores == 1 else min(cores, MOST_CORES) + 1  # a file of tests uses two thirds of a core
     code = pytest.main([f"--apart={lanes}", *arguments], plugins=[failed])
     if code != pytest.ExitCode.TESTS_FAILED or not failed.tests or failed.certain:
         return int(code)

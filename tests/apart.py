@@ -1,7 +1,7 @@
-"""`pytest --apart 2`: each file of tests in a process of its own, two at a time, forked from one that has imported all.
+"""`pytest --apart 2`: each file of tests in a process of its own, a few at a time, forked from one that has imported all.
 
-Half of what the tests take is waiting, so that two files at a time take little more than half the time; which ones, and
-when a third may run beside them, is for tests/lanes.py to say. And whoever forks must have no threads (a forked child
+A third of what the tests take is waiting, so that there is one file more at a time than cores; which ones, and
+when another may run beside them, is for tests/lanes.py to say. And whoever forks must have no threads (a forked child
 inherits what they held, not them): libraries start some that never end, so only a process that runs no test stays fit
 to be forked. Tests with the mark `alone` come last, with nothing beside them. What a process reports is reported here
 as if it had happened here. One that dies is the failure of the test it was in; the rest of its file runs in another.

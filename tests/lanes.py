@@ -64,7 +64,8 @@ def next_of(waiting: Sequence[Work], running: Sequence[Work], lanes: int, idle_c
 
 
 class Idle:
-    """How many of our cores did nothing of late. Asked again before a second has passed, it does not know yet: none."""
+    """How many of our cores did nothing of late, or nothing but what is told to make room for others (`nice`). Asked
+    again before a second has passed, it does not know yet: none."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
@@ -84,5 +85,5 @@ class Idle:
         for line in self._stat.read_text().splitlines():
             name, *numbers = line.split()
             if name in self._names:
-                ticks += int(numbers[3]) + int(numbers[4])  # idle, and idle while a disk works
+                ticks += sum(int(numbers[i]) for i in (1, 3, 4))  # niced; idle; idle while a disk works
         return ticks / os.sysconf("SC_CLK_TCK")

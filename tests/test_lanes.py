@@ -71,7 +71,9 @@ def test_idle_cores_are_counted_over_a_second(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
 
     def idle_s(first: float, second: float, third: float) -> None:
-        lines = [f"cpu{n} 9 9 9 {int(s * tick)} 0 9" for n, s in enumerate((first, second, third))]
+        lines = [
+            f"cpu{n} 9 {int(s * tick / 2)} 9 {int(s * tick / 2)} 0 9" for n, s in enumerate((first, second, third))
+        ]
         stat.write_text("\n".join(["cpu 1 2 3 4 5", *lines, "ctxt 7"]))
 
     idle_s(10, 10, 10)

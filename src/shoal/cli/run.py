@@ -92,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
 def run_spec(spec: Run, folder: Path, fresh: bool) -> int:
     from shoal.decide.checks import trainable
     from shoal.decide.script import decide_script
-    from shoal.guard.begin import create, set_aside, writing
+    from shoal.guard.begin import fresh_run
     from shoal.guard.supervise import supervise
-    from shoal.journal import lock
     from shoal.journal.rundir import RunDir
 
     trainable(spec, "script")
@@ -103,13 +102,7 @@ def run_spec(spec: Run, folder: Path, fresh: bool) -> int:
     if run_dir.exists() and not fresh:
         return go_on(run_dir, spec)
     decided = decide_script(spec)
-    with ExitStack() as held:
-        with writing(run_dir):
-            if run_dir.exists():
-                with lock.hold(run_dir):
-                    print(f"the old run is now {set_aside(run_dir)}")
-            held.enter_context(lock.hold(run_dir))
-            create(run_dir, decided.run)
+    with fresh_run(run_dir, decided.run):
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
 
 

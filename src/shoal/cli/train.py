@@ -17,7 +17,7 @@ from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import with_steps
 from shoal.decide.load import load
 from shoal.errors import SpecError, UsageError
-from shoal.guard.begin import create, say_changed, set_aside, writing
+from shoal.guard.begin import fresh_run, say_changed, writing
 from shoal.guard.history import History, continues
 from shoal.guard.supervise import supervise
 from shoal.journal import lock
@@ -63,13 +63,7 @@ def _begin(run_dir: RunDir, spec: Run, fresh: bool, file: str) -> int:
     local_inputs(spec)
     _say_what_is_remote(spec, fresh)
     decided = decide(spec, run_dir.workspace)
-    with ExitStack() as held:
-        with writing(run_dir):
-            if run_dir.exists():
-                with lock.hold(run_dir):
-                    print(f"the old run is now {set_aside(run_dir)}")
-            held.enter_context(lock.hold(run_dir))
-            create(run_dir, decided.run)
+    with fresh_run(run_dir, decided.run):
         _say_checked(decided.run, run_dir, file)
         return supervise(run_dir, decided.run, decided.world, decisions=decided.decisions, held=True)
 

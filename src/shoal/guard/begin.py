@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.data.index import fingerprint_in, index_in
 from shoal.errors import DataError, SetupError, ShoalError, SpecError
+from shoal.journal import lock
 from shoal.journal.rundir import RunDir
 from shoal.own.carry import carry, digest_of
 from shoal.plain_file import read_object
@@ -71,7 +72,20 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     _publish(run_dir.plan_file, json.dumps(plan, indent=2) + "\n")
 
 
-def set_aside(run_dir: RunDir) -> Path:
+@contextmanager
+def fresh_run(run_dir: RunDir, run: Run) -> Iterator[None]:
+    """A new run, held meanwhile; one that has its name is set aside."""
+    with ExitStack() as held:
+        with writing(run_dir):
+            if run_dir.exists():
+                with lock.hold(run_dir):
+                    print(f"the old run is now {_set_aside(run_dir)}")
+            held.enter_context(lock.hold(run_dir))
+            create(run_dir, run)
+        yield
+
+
+def _set_aside(run_dir: RunDir) -> Path:
     """Makes room for a fresh run of the same name; nothing is deleted."""
     base = run_dir.path.with_name(f"{run_dir.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
     there = base
