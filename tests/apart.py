@@ -1,4 +1,4 @@
-"""`pytest --apart 2`: each file of tests in a process of its own, a few at a time, forked from one that has imported all.
+"""`pytest --apart 2`: each file of tests in a process of its own, several at a time, forked from one that imported all.
 
 A third of what the tests take is waiting, so that there is one file more at a time than cores; which ones, and
 when another may run beside them, is for tests/lanes.py to say. And whoever forks must have no threads (a forked child
