@@ -117,7 +117,8 @@ def source_of(against: Path | None, place: Path) -> Path:
         raise SystemExit("`before` is another tree of Shoal: name it with --against.")
     if against.is_file():
         with tarfile.open(against) as archive:
-            archive.extractall(place, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            archive.extractall(place)
         against = place
     for folder in (against / "src", against):
         if (folder / "shoal").is_dir():

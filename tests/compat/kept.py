@@ -45,7 +45,8 @@ def looked_at(names: Iterable[str], folder: Path = FOLDER) -> dict[str, Row]:
 def unpack(name: str, folder: Path, workspace: Path) -> None:
     for archive in ("data", name):
         with tarfile.open(folder / f"{archive}.tar.xz") as tar:
-            tar.extractall(workspace, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            tar.extractall(workspace)
 
 
 def look(name: str, workspace: Path) -> Row:

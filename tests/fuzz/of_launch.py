@@ -264,7 +264,7 @@ def ray(folder: Path) -> Target:
     return Target(texts_of([details, {**details, "status": "RUNNING"}]), read, (ShoalError,))
 
 
-@reader("ray-bundle", "launch.ray.driver", "launch.ray.node", quick=60, share=8)
+@reader("ray-bundle", "launch.bundle", "launch.ray.driver", "launch.ray.node", quick=60, share=8)
 def ray_bundle(folder: Path) -> Target:
     """What travels to a Ray cluster, as its driver and its nodes unpack it."""
     from shoal.errors import ShoalError

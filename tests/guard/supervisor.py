@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.guard.supervise import supervise
 from shoal.journal.rundir import RunDir
 from shoal.spec.run import Run
+from shoal.streams import steady
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 
@@ -16,6 +17,7 @@ def fake_command(run_dir: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    steady()  # as the verbs do
     where = Path(sys.argv[1])
     plan = json.loads((where / "script.json").read_text())
     more = json.loads(sys.argv[2])

@@ -23,7 +23,7 @@ from shoal.profile.least_work import shapes
 from shoal.profile.trace import read
 from shoal.spec import dump
 from tests.forked import fork
-from tests.patience import Stopwatch
+from tests.patience import Stopwatch, slowness
 from tests.train.tiny import make_data, make_run
 
 
@@ -48,7 +48,7 @@ def test_a_run_of_two_processes_is_explained_and_left_alone(
     assert {path.name for path in new} == {"rank-00000.json.gz", "rank-00001.json.gz", "profile.json", "run.yaml"}
     assert {path.parent for path in new} == {out}  # no run directory, no checkpoint, no log
     told = json.loads((out / "profile.json").read_text())
-    assert told["accounted"] >= 0.97
+    assert told["accounted"] >= 1 - 0.03 * slowness()
     for rank in told["ranks"]:
         kinds = {kind: part["seconds"] for kind, part in rank["kinds"].items()}
         assert sum(kinds.values()) == pytest.approx(rank["step_s"])

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from shoal.errors import SetupError, UsageError
@@ -70,19 +70,42 @@ class Bundle:
         whole[4:8] = bytes(4)  # gzip's own time
         return bytes(whole)
 
+    @classmethod
+    def of_tar(cls, data: bytes) -> Bundle:
+        """What `tar` gave, after a journey: plain files alone, none outside of the folder, and not too much. OSError,
+        EOFError, ValueError or an error of tarfile or zlib for anything else."""
+        files: dict[str, bytes] = {}
+        executable, left = set(), MOST_BYTES
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            for entry in tar:
+                path, content = PurePosixPath(entry.name), tar.extractfile(entry) if entry.isreg() else None
+                if content is None or (left := left - entry.size) < 0:
+                    raise tarfile.TarError("it holds something else than files, or too much")
+                if path.is_absolute() or ".." in path.parts or not path.name:
+                    raise tarfile.TarError("it names a file outside of its folder")
+                files[entry.name] = content.read()
+                if entry.mode & 0o100:
+                    executable.add(entry.name)
+        return cls(files, frozenset(executable))
+
     def place_in(self, workspace: Path) -> Path:
         return workspace / ".shoal" / "bundles" / self.sha256[:16]
 
     def unpack_into(self, workspace: Path) -> Path:
-        """`.shoal/bundles/SHA` of a workspace that the nodes share; whoever comes second finds it there."""
+        """`.shoal/bundles/SHA` of a workspace that the nodes share."""
         there = self.place_in(workspace)
-        if there.is_dir():
-            return there
         try:
-            there.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=there.parent))
+            self.unpack_at(there)
         except OSError as e:
             raise SetupError(f"cannot write the code of the run to {there.parent} ({e.strerror}); mend that.") from e
+        return there
+
+    def unpack_at(self, there: Path) -> None:
+        """Whole or not at all; whoever comes second finds it there."""
+        if there.is_dir():
+            return
+        there.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=there.parent))
         try:
             for name, data in self.files.items():
                 path = temporary / name
@@ -96,7 +119,6 @@ class Bundle:
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return there
 
 
 def _files(folder: Path) -> Iterator[Path]:

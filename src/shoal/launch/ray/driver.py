@@ -8,7 +8,6 @@ nothing again: it could not tell these apart.
 from __future__ import annotations
 
 import argparse
-import io
 import logging
 import os
 import sys
@@ -81,27 +80,16 @@ def _told_within(seconds: float, stop: Stop) -> bool:
 
 def request_in(file: Path, workspace: str, python: str) -> Request:
     """What was asked for, out of the bundle that travelled."""
-    files: dict[str, bytes] = {}
-    left = MOST_BYTES
-    executable = set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(read_plain(file, MOST_BYTES))) as tar:
-            for entry in tar:
-                data = tar.extractfile(entry)
-                if data is None or (left := left - entry.size) < 0:
-                    raise tarfile.TarError("it holds something else than files, or too much")
-                files[entry.name] = data.read()
-                if entry.mode & 0o100:
-                    executable.add(entry.name)
-        if Bundle.RUN_FILE not in files:
+        bundle = Bundle.of_tar(read_plain(file, MOST_BYTES))
+        if Bundle.RUN_FILE not in bundle.files:
             raise tarfile.TarError(f"it has no {Bundle.RUN_FILE}")
     except (OSError, EOFError, ValueError, KeyError, tarfile.TarError, zlib.error) as e:
         said = str(e).partition("\n")[0].rstrip(":")[:200]
         raise SetupError(f"{file} cannot be read ({said}); launch the run again.") from e
-    bundle = Bundle(files, frozenset(executable))
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder) / Bundle.RUN_FILE
-        run_file.write_bytes(files[Bundle.RUN_FILE])
+        run_file.write_bytes(bundle.files[Bundle.RUN_FILE])
         run = load(run_file).run
     # As the sender saw them: here "this folder" and "this Python" would mean others.
     launch = run.launch.model_copy(update={"workspace": workspace, "python": python})
