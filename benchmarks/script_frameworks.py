@@ -9,7 +9,7 @@ multiprocess 'pyarrow<23' 'pandas<3' deepspeed hjson msgpack py-cpuinfo einops n
 framework is not found says so and counts as missed.
 
 Each row: without the probe, and with it (bit-equal files of weights? as many steps as were taken?); a rank is killed
-after the first checkpoint, and the run goes on from it (the same bits at the end, or how far off); a rank is stopped.
+once it has saved, and the run goes on (the same bits at the end, or how far off); a rank is stopped.
 Bars: the same bits with the probe; all steps seen; both faults named within 10 s of a quiet machine.
 """
 
@@ -98,11 +98,11 @@ class Trial:
         return torch.load(file) if file.exists() else None
 
     def saved(self) -> bool:
-        """A checkpoint and a step after it, so that it is whole."""
-        return self.out.is_dir() and bool(list(self.out.glob(self.style.checkpoints))) and self.process.poll() is None
+        """A second checkpoint is begun, so that the first is whole."""
+        return self.out.is_dir() and len(list(self.out.glob(self.style.checkpoints))) > 1
 
     def hit(self, number: int) -> float | None:
-        """The last rank, after the first checkpoint; when it was hit."""
+        """The last rank, once it has saved; when it was hit."""
         while self.process.poll() is None and not self.saved():
             time.sleep(0.01)
         ranks: dict[int, int] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.script.whole import problem
+from shoal.script.whole import lacks, problem
 from tests.script.conftest import ScriptRun
 
 SAVES = """
@@ -124,3 +124,42 @@ def test_a_folder_is_as_whole_as_its_parts(tmp_path: Path) -> None:
     assert problem(tmp_path) is None
     os.truncate(archive(tmp_path / "optimizer.pt"), 100)
     assert str(problem(tmp_path)).startswith("is not whole: optimizer.pt is half-written")
+
+
+def test_a_folder_of_a_framework_has_what_is_written_last(tmp_path: Path) -> None:
+    archive(tmp_path / "__0_0.distcp")
+    assert ".metadata, which torch.distributed.checkpoint writes last, is not in" in str(problem(tmp_path))
+    (tmp_path / ".metadata").write_bytes(b"x")
+    assert problem(tmp_path) is None
+    inner = tmp_path / "pytorch_model_fsdp_0"
+    inner.mkdir()
+    archive(inner / "__0_0.distcp")
+    assert "is not in pytorch_model_fsdp_0" in str(problem(tmp_path))
+    (inner / ".metadata").write_bytes(b"x")
+    archive(tmp_path / "training_args.bin")
+    assert "trainer_state.json, which the Trainer of transformers writes last" in str(problem(tmp_path))
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert problem(tmp_path) is None
+
+
+FOLDERS = """
+import zipfile
+def save(name):
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr("model/data.pkl", b"x" * 500)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    for step, files in ((8, ("model.pt", "random_0.pt", "zero_1.pt")), (16, ("model.pt", "zero_0.pt"))):
+        os.makedirs(f"out/step-{step}")
+        for file in files:
+            save(f"out/step-{step}/{file}")
+            os.utime(f"out/step-{step}/{file}", (time.time() + step, time.time() + step))
+    sys.exit(1)
+"""
+
+
+def test_a_folder_that_lacks_what_an_older_one_has_is_not_used(script: ScriptRun) -> None:
+    assert script.run(FOLDERS, "--resume", "{checkpoint}", "--checkpoints", "out/*") == 0
+    assert script.records("start")[1]["path"] == str(script.folder / "out" / "step-8")
+    (said,) = [record["text"] for record in script.records("warning")]
+    assert said.endswith("step-16 is not used: it is not whole: it has no random_N.pt, and step-8 has")
+    assert lacks(script.folder / "out" / "step-8", script.folder / "out" / "step-16") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.journal.reading import told
 from shoal.journal.rundir import RunDir
-from shoal.script.whole import problem
+from shoal.script.whole import lacks, problem
 from shoal.spec.script import Script
 
 BY = "torch.save"  # what the probe sees
@@ -28,8 +28,12 @@ def newest_whole(
     run_dir: RunDir, script: Script, verified: set[Found], say: Callable[[str], None] = lambda _: None
 ) -> Found | None:
     """`verified` are known to be whole, and get another; `say` hears of each that is newer and is not whole."""
-    for found in candidates(run_dir, script)[:MOST_TRIED]:
-        wrong = None if found in verified else problem(Path(found.path))
+    all_of_them = candidates(run_dir, script)
+    for found, older in zip(all_of_them[:MOST_TRIED], [*all_of_them[1:], None], strict=False):
+        wrong = None
+        if found not in verified:
+            beside = Path(older.path) if older is not None else None
+            wrong = problem(Path(found.path)) or (lacks(Path(found.path), beside) if beside else None)
         if wrong is None:
             verified.add(found)
             return found

@@ -1,13 +1,16 @@
 """Whether a checkpoint that a script has written is whole: torch's files and safetensors, alone or in a folder.
 
 Nothing is unpickled. A file of torch is a zip archive with a checksum for each record; of safetensors the header says
-how long the file is.
+how long the file is. A folder is written file by file, so that all that is there may be whole and the rest not be there
+yet: what is written last must be there, and what an older folder has.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -21,8 +24,13 @@ MOST_FILES = 10_000  # of a folder
 MOST_WORDS = 300  # characters
 MOST_PACKED = 4  # times the size of an archive, in it
 _LENGTH = struct.Struct("<Q")
+_NUMBER = re.compile(r"\d+")
 _OF_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".distcp")
 _SAFETENSORS = ".safetensors"
+_LAST = {  # a file by which one knows who writes such a folder: what is written last into it, and by whom
+    "*.distcp": (".metadata", "torch.distributed.checkpoint"),
+    "training_args.bin": ("trainer_state.json", "the Trainer of transformers"),
+}
 
 
 def problem(path: Path) -> str | None:
@@ -34,12 +42,30 @@ def problem(path: Path) -> str | None:
     return None if said is None else " ".join(said.split())[:MOST_WORDS]  # names in it may be anybody's
 
 
+def lacks(path: Path, older: Path) -> str | None:
+    """What a folder has not that an older one has, in words as those of `problem`: it is not finished. Numbers in names
+    do not count: shards and steps have some."""
+    if not path.is_dir() or not older.is_dir():
+        return None
+    missing = _kinds(older) - _kinds(path)
+    return None if not missing else f"is not whole: it has no {min(missing)}, and {older.name} has"[:MOST_WORDS]
+
+
+def _kinds(folder: Path) -> set[str]:
+    files = itertools.islice(folder.rglob("*"), MOST_FILES)
+    return {_NUMBER.sub("N", str(file.relative_to(folder))) for file in files if file.is_file()}
+
+
 def _of_folder(folder: Path) -> str | None:
     known = 0
-    for count, file in enumerate(sorted(folder.rglob("*"))):
+    for count, file in enumerate(sorted([folder, *itertools.islice(folder.rglob("*"), MOST_FILES)])):
         if count >= MOST_FILES:
             return f"holds more than {MOST_FILES:,} files"
-        if any(part.startswith(".") for part in file.relative_to(folder).parts) or not file.is_file():
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
+            continue
+        if file.is_dir() and (said := _unfinished(file)) is not None:
+            return f"is not whole: {said}"
+        if not file.is_file():
             continue
         if file.name.endswith(".index.json"):
             said = _of_index(file)
@@ -51,6 +77,13 @@ def _of_folder(folder: Path) -> str | None:
         if said is not None:
             return f"is not whole: {file.relative_to(folder)} {said}"
     return None if known else "holds no file of torch or safetensors, so nobody can tell whether it is whole"
+
+
+def _unfinished(folder: Path) -> str | None:
+    for sign, (last, who) in _LAST.items():
+        if any(folder.glob(sign)) and not (folder / last).is_file():
+            return f"{last}, which {who} writes last, is not in {folder.name}"
+    return None
 
 
 def _of_file(file: Path) -> str | None:
