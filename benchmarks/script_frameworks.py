@@ -54,13 +54,13 @@ STYLES = {
     "plain": Style("plain.py", (1,), "step-*.pt"),
     "ddp": Style("ddp.py", (2,), "step-*.pt"),
     "fsdp2": Style("fsdp2.py", (2,), "step-*"),
-    "image, scaler": Style("image.py", (1,), "step-*.pt"),
-    "own op, safetensors": Style("own_op.py", (1,), "step-*"),
+    "image with a scaler": Style("image.py", (1,), "step-*.pt"),
+    "own op and safetensors": Style("own_op.py", (1,), "step-*"),
     "HF Trainer": Style("hf_trainer.py", (1, 2), "checkpoint-*", 40, module="accelerate"),
     "TRL": Style("trl_sft.py", (1,), "checkpoint-*", 40, module="trl"),
     "Accelerate": Style("accelerated.py", (1, 2), "step-*", a_step=2, module="accelerate"),
     "Lightning": Style("lit.py", (1,), "*.ckpt", module="lightning"),
-    "DeepSpeed, ZeRO 2": Style("zero.py", (2,), "step-*", module="deepspeed"),
+    "DeepSpeed ZeRO 2": Style("zero.py", (2,), "step-*", module="deepspeed"),
 }
 
 
@@ -190,16 +190,16 @@ def main() -> int:
             told[f"{name} x{world}"] = found
             if "error" in found:
                 missed += 1
-                print(f"{name:<20} x{world}  did not run: {found['error']}", flush=True)
+                print(f"{name:<22} x{world}  did not run: {found['error']}", flush=True)
                 continue
             faults = [found["killed"], found["stopped"]]
             late = any(f["named_s"] is None or f["named_s"] > NAMED_S or not f["right"] for f in faults)
             bad = not found["same"] or found["steps"][0] != found["steps"][1] or late
             missed += bad
             print(
-                f"{name:<20} x{world}  {'same bits' if found['same'] else 'OTHER BITS'}  "
+                f"{name:<22} x{world}  {'same bits' if found['same'] else 'OTHER BITS'}  "
                 f"{found['steps'][0]} of {found['steps'][1]} steps, {found['saves']} saves seen\n"
-                f"{'':<24}killed: {words_of(faults[0])}\n{'':<24}stopped: {words_of(faults[1])}",
+                f"{'':<26}killed: {words_of(faults[0])}\n{'':<26}stopped: {words_of(faults[1])}",
                 flush=True,
             )
     if args.out:
