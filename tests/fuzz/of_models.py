@@ -73,6 +73,27 @@ CONFIGS: list[dict[str, Any]] = [
                 "decoder_sparse_step": 1,
             },
         ),
+        (
+            "gemma3_text",
+            {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": 8,
+                "sliding_window": 16,
+                "sliding_window_pattern": 6,
+                "layer_types": ["sliding_attention"],
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "rope_local_base_freq": 100.0,
+            },
+        ),
+        (
+            "gemma3_text",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                },
+            },
+        ),
     )
 ]
 
@@ -81,6 +102,8 @@ CONFIGS: list[dict[str, Any]] = [
     "hf-config",
     "spec.hf.config",
     "spec.hf.experts",
+    "spec.hf.rope",
+    "spec.hf.windows",
     "spec.resolve",
     "checkpoint.foreign.shapes",
     "model.hf",

@@ -14,6 +14,7 @@ import transformers
 from transformers import (
     BambaConfig,
     Dots1Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -21,6 +22,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+from shoal.spec.families import FAMILIES
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -114,6 +117,25 @@ CONFIGS = {
         tie_word_embeddings=True,
         rope_scaling=dict(YARN),
     ),
+    # Attention of a fifth of what head_dim would say, so that a missing scale shows.
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL | {"num_hidden_layers": 4},
+        head_dim=20,
+        query_pre_attn_scalar=500,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "gemma3-linear-biases-untied": lambda: Gemma3TextConfig(
+        **SMALL,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=9,
+        sliding_window_pattern=3,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        rope_local_base_freq=500.0,
+    ),
 }
 
 
@@ -124,7 +146,8 @@ def random_model(name: str) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.2)
+                one = "norm" in parameter_name and not FAMILIES[model.config.model_type].centred_norms
+                parameter.normal_(float(one), 0.2)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)

@@ -54,11 +54,13 @@ def within(family: str, rng: Random) -> Config:
     if family in ("llama", "bamba"):
         maybe(config, rng, "num_key_value_heads", [None] if family == "llama" else [1])
         maybe(config, rng, "mlp_bias", [True, False])
-    if family in ("llama", "qwen3", "qwen3_moe", "dots1", "bamba"):
+    if family in ("llama", "qwen3", "qwen3_moe", "dots1", "bamba", "gemma3_text"):
         maybe(config, rng, "attention_bias", [True, False])
-    if family == "qwen3" or rng.random() < 0.5:
+    if family in ("qwen3", "gemma3_text") or rng.random() < 0.5:
         config["head_dim"] = rng.choice([8, 12, 16] if family == "bamba" else [4, 8, 12, 16])
     _rope(config, rng)
+    if family == "gemma3_text":
+        _two_kinds_of_layers(config, rng)
     if family == "bamba":
         _states(config, rng)
     _window(config, family, rng)
@@ -100,6 +102,31 @@ def _rope(config: Config, rng: Random) -> None:
         maybe(config, rng, "partial_rotary_factor", [1.0, None], 0.1)
 
 
+def _two_kinds_of_layers(config: Config, rng: Random) -> None:
+    """A pattern of windows, and rotary positions for each kind of layer."""
+    layers = config["num_hidden_layers"]
+    maybe(config, rng, "hidden_activation", ["gelu_pytorch_tanh"])
+    maybe(config, rng, "query_pre_attn_scalar", [4, 16, 100])
+    maybe(config, rng, "sliding_window", [3, 7, 64], 0.8)
+    every = rng.choice([1, 2, 3, 6])
+    maybe(config, rng, rng.choice(["sliding_window_pattern", "_sliding_window_pattern"]), [every])
+    if rng.random() < 0.6:
+        kinds = ["sliding_attention", "full_attention"]
+        config["layer_types"] = [kinds[(i + 1) % every == 0] for i in range(layers)]
+    rope = config.pop("rope_parameters", None)
+    if rope is not None:
+        rope["rope_type"] = rope.pop("type", None) or rope["rope_type"]
+        config["rope_parameters"] = {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([100.0, 10_000])},
+        }
+    elif scaling := config.get("rope_scaling"):
+        scaling["rope_type"] = scaling.pop("type", None) or scaling["rope_type"]
+    maybe(config, rng, "rope_local_base_freq", [50.0, 10_000])
+    maybe(config, rng, "use_bidirectional_attention", [False], 0.2)
+    maybe(config, rng, "final_logit_softcapping", [None], 0.2)
+
+
 def _states(config: Config, rng: Random) -> None:
     layers = config["num_hidden_layers"]
     config["attn_layer_indices"] = rng.choice([None, [], [layers - 1], [0], list(range(layers))])
@@ -119,7 +146,7 @@ def _states(config: Config, rng: Random) -> None:
 def _window(config: Config, family: str, rng: Random) -> None:
     layers = config["num_hidden_layers"]
     sliding = rng.random() < 0.5
-    if family == "bamba":
+    if family in ("bamba", "gemma3_text"):
         return
     if family == "llama":
         maybe(config, rng, "layer_types", [["full_attention"] * layers], 0.1)
@@ -259,7 +286,12 @@ _OTHERS: dict[str, list[Any]] = {
     "per_layer_config": [{}, {"0": {"sliding_window": 2}}, {"0": {"intermediate_size": 8}}],
     "attention_chunk_size": [4],
     "chunk_size_feed_forward": [0, 1],
-    "query_pre_attn_scalar": [4],
+    "query_pre_attn_scalar": [4, 0, 2.5],
+    "sliding_window_pattern": [0, 1, 2, "x"],
+    "rope_local_base_freq": [0, 7, "x"],
+    "use_bidirectional_attention": [True, False],
+    "attn_logit_softcapping": [50.0],
+    "hidden_activation": ["gelu", "silu", "gelu_pytorch_tanh"],
     "scale_embeddings": [True],
     "logit_scale": [2.0],
     "final_logit_softcapping": [30.0],
@@ -341,6 +373,12 @@ def run_of(rng: Random) -> Drawn:
         model["sliding_window"] = rng.choice([1, 3, 7, 64])
         maybe(model, rng, "full_attention_layers", [0, 1, 2, 3], 0.5)
     maybe(model, rng, "full_attention_layers", [1], 0.1)
+    if family == "gemma3_text":
+        model.pop("full_attention_layers", None)
+    often = 0.5 if family == "gemma3_text" and "sliding_window" in model else 0.02
+    maybe(model, rng, "full_attention_every", [2, 3, 6], often)
+    maybe(model, rng, "sliding_rope_theta", [50.0, 1e4], often)
+    maybe(model, rng, "query_pre_attn_scalar", [3, 64], often)
     if rng.random() < 0.6:
         model["rope_scaling"] = _scaling(rng)
     if about.mamba or rng.random() < 0.03:

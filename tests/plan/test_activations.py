@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "qk_norm": {**DENSE, "qk_norm": True, "head_dim": 64},
     "experts": {**DENSE, "experts": EXPERTS},
+    "gemma3": {**DENSE, "family": "gemma3_text", "qk_norm": True, "head_dim": 64, "query_pre_attn_scalar": 100},
     "mamba": {**DENSE, "family": "bamba", "mamba": {"attention_layers": (), "heads": 8, "state_dim": 32}},
 }
 

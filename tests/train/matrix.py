@@ -67,6 +67,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
         "mamba": {"attention_layers": [0, 3], "heads": 4, "state_dim": 8, "groups": 2, "proj_bias": True},
     },
+    "gemma3": {
+        **WIDTHS,
+        "layers": 4,
+        "family": "gemma3_text",
+        "qk_norm": True,
+        "tie_embeddings": True,
+        "sliding_window": 12,
+        "full_attention_every": 2,
+        "sliding_rope_theta": 100.0,
+        "query_pre_attn_scalar": 12,
+    },
 }
 
 
@@ -153,6 +164,13 @@ FULL = [
     case("bamba of groups", tp=2, recompute="full"),
     case("bamba of groups", pp=2, dp_shard=2, schedule="zbv", micro_batch=2, recompute="attention"),
     case("bamba", {"train.optimizer.name": "muon"}, pp=2, tp=2, schedule="1f1b", micro_batch=2),
+    case("gemma3", PADDED, dp_shard=2),
+    case("gemma3", PADDED, tp=2),
+    case("gemma3", PADDED, pp=2, schedule="1f1b", micro_batch=2),
+    case("gemma3", PADDED, cp=2, cp_method="ring"),
+    case("gemma3", PADDED, dp_shard=2, tp=2, recompute="full"),
+    case("gemma3", PADDED, tp=2, recompute="selective"),
+    case("gemma3", PADDED, cp=2, cp_method="all_to_all"),
 ]
 
 

@@ -7,6 +7,7 @@ device has nothing to fill in again.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,13 @@ class Rope:
         if device not in self._frequencies:  # copied once: a copy a step would make a GPU wait for the host
             self._frequencies[device] = self._frequencies[torch.device("cpu")].to(device)
         return self._frequencies[device]
+
+
+def sliding_rope(shape: Shape) -> Rope | None:
+    """Of layers with a window, where these have a base of their own; nothing stretches them."""
+    if shape.sliding_window is None or shape.sliding_rope_theta is None:
+        return None
+    return Rope(replace(shape, rope_theta=shape.sliding_rope_theta, rope_scaling=None))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ def split(decoder: Decoder, place: Place) -> None:
 def _block(block: Block) -> Plan:
     kind, ffn = block.kind, block.ffn
     plan: Plan = {f"{kind}_norm": _whole(SEQUENCE), "ffn_norm": _whole(SEQUENCE)}
+    if block.post_norms:
+        plan |= {f"{kind}_post_norm": _whole(SEQUENCE), "ffn_post_norm": _whole(SEQUENCE)}
     plan |= {f"{kind}.{name}".rstrip("."): style for name, style in MIXERS[kind](block.mixer).items()}
     if not hasattr(ffn, "experts"):
         return plan | _feed_forward("ffn")

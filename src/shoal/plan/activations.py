@@ -93,16 +93,17 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     tp, c, r = at.sizes.tp, at.compute, at.stream
     mixer = MIXERS[shape.mixer(layer)](run, at, shape, layer)
     ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.dim, shape.ffn_dim)
-    norms = 2 * _norm_input(at) * shape.dim / tp
+    # What a mixer and a feed-forward said is kept where it is normed too.
+    norms = shape.norms * _norm_input(at, shape) * shape.dim / tp
     if at.compiled:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
-        none = (r + c) * shape.dim / tp + c * shape.dim + mixer.none + ffn
+        none = (r + c * (shape.norms - 1)) * shape.dim / tp + c * shape.dim + mixer.none + ffn
     else:
         none = norms + c * shape.dim + mixer.none + mixer.mask + ffn
     if at.eight:
         none += shape.q_dim - (c - 1) * shape.dim
         none -= 0 if shape.sparse(layer) else (c - 1) * (shape.dim + shape.ffn_dim)
-    selective = (r + c) * shape.dim / tp + mixer.selective + ffn_selective
+    selective = (r + c * shape.norms / 2) * shape.dim / tp + mixer.selective + ffn_selective
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.
     working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
@@ -156,17 +157,18 @@ def _mamba_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
 def shared_by_blocks(run: Run, shape: Shape) -> float:
     """Masks and rotary positions, made once a forward pass."""
     at = setting(run)
-    angles = at.tokens * FLOAT32 * shape.head_dim
+    angles = at.tokens * FLOAT32 * shape.head_dim * (1 if shape.sliding_rope_theta is None else 2)
     if at.ring or _by_rule(run, shape) or not _masked(run, shape, shape.layers - 1):
         return angles
-    both = 2 if run.data.mask_documents and shape.sliding_window and shape.full_attention_layers else 1
+    both = 2 if run.data.mask_documents and 0 < shape.sliding_layers < shape.layers_of("attention") else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2
 
 
-def _norm_input(at: Setting) -> int:
-    """Bytes a number that RMSNorm keeps of its input: one kernel keeps it as it came; the CPU's several keep it, and
-    it divided by its norm, in float32."""
-    return at.stream if at.cuda else 2 * FLOAT32
+def _norm_input(at: Setting, shape: Shape) -> int:
+    """Bytes a number that RMSNorm keeps of its input: one kernel keeps it as it came, or in float32 where its weight is
+    centred; the CPU's several keep it, and it divided by its norm, in float32."""
+    kept = FLOAT32 if shape.about.centred_norms else at.stream
+    return kept if at.cuda else 2 * FLOAT32
 
 
 def _qk_norm(at: Setting, shape: Shape) -> float:
@@ -222,7 +224,7 @@ def _by_rule(run: Run, shape: Shape) -> bool:
 def _masked(run: Run, shape: Shape, layer: int) -> bool:
     """Whether attention takes a mask: packed documents are assumed wherever they are kept apart."""
     window = shape.sliding_window
-    slides = window is not None and window < run.data.seq_len and layer >= shape.full_attention_layers
+    slides = window is not None and window < run.data.seq_len and shape.slides(layer)
     return run.data.mask_documents or slides
 
 

@@ -86,7 +86,7 @@ def _computed_pairs(shape: Shape, lengths: I64) -> int:
     first = np.arange(0, seq, BLOCK)
     own = begins[np.searchsorted(begins, first, side="right") - 1]
     back = first // BLOCK - own // BLOCK + 1
-    slides = 0 if shape.sliding_window is None else shape.layers - shape.full_attention_layers
+    slides = shape.sliding_layers
     blocks = (shape.layers_of("attention") - slides) * int(back.sum())
     if slides and shape.sliding_window is not None:
         reach = -(-(shape.sliding_window - 1) // BLOCK) + 1

@@ -67,7 +67,7 @@ class Mamba(Strict):
 
 
 class Model(Strict):
-    """The decoder: Llama 2/3, Qwen 2/3, Mistral and Bamba are all settings of this one shape."""
+    """The decoder: Llama 2/3, Qwen 2/3, Mistral, Bamba and Gemma 3 are all settings of this one shape."""
 
     preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them) to start from.")
     weights: LocalPath | None = Field(
@@ -82,8 +82,8 @@ class Model(Strict):
     hf_config: Annotated[str, Field(max_length=1 << 18)] | None = Field(
         None, description="What config.json of `hf` says; written by Shoal when a run begins."
     )
-    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba"] = Field(
-        "llama", description="The Hugging Face architecture that weights are read from and written to."
+    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba", "gemma3_text"] = (
+        Field("llama", description="The Hugging Face architecture that weights are read from and written to.")
     )
     vocab_size: CountOrAuto = Field(
         "auto", description="Rows of the embedding; `auto`: the tokenizer's, rounded up to 64."
@@ -110,6 +110,15 @@ class Model(Strict):
     )
     full_attention_layers: int = Field(
         0, ge=0, description="Leading layers that ignore `sliding_window` (Qwen 2's max_window_layers)."
+    )
+    full_attention_every: int | None = Field(
+        None, ge=2, description="Every so-many-th layer ignores `sliding_window` (Gemma 3: 6)."
+    )
+    sliding_rope_theta: float | None = Field(
+        None, gt=0, description="Base of the rotary frequencies in layers with a window (Gemma 3); none: `rope_theta`."
+    )
+    query_pre_attn_scalar: int | None = Field(
+        None, ge=1, description="Scores are divided by the root of this number (Gemma 3); none: `head_dim`."
     )
     init: Literal["auto", "normal", "megatron", "torchtitan", "scaled", "zero"] = Field(
         "auto", description="Rule for the start values (docs/guide/models.md); `auto`: what learns fastest."

@@ -63,6 +63,18 @@ def _layers(m: Model) -> Iterator[Broken]:
             ("model.full_attention_layers", "model.layers"),
             f"model.full_attention_layers {m.full_attention_layers} is more than model.layers {m.layers}; lower it",
         )
+    for name in ("full_attention_every", "sliding_rope_theta"):
+        if getattr(m, name) is not None and m.sliding_window is None:
+            yield (
+                (f"model.{name}", "model.sliding_window"),
+                f"model.{name} is about layers beside those with a model.sliding_window, and there is none; set it, or "
+                f"remove model.{name}",
+            )
+    if m.full_attention_every is not None and m.full_attention_layers:
+        yield (
+            ("model.full_attention_every", "model.full_attention_layers"),
+            "model.full_attention_every and model.full_attention_layers both say which layers see all; remove one",
+        )
     if m.experts and m.experts.top_k > m.experts.count:
         yield (
             ("model.experts.top_k", "model.experts.count"),

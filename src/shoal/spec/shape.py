@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
-from shoal.spec.families import FAMILIES
+from shoal.spec.families import FAMILIES, Family
 from shoal.spec.mixers import KINDS
 from shoal.spec.mixers.weight import Weight
 from shoal.spec.model import Experts, Mamba, Model, RopeScaling
@@ -36,10 +37,18 @@ class Shape:
     tie_embeddings: bool
     sliding_window: int | None
     full_attention_layers: int
+    full_attention_every: int | None
+    sliding_rope_theta: float | None
+    query_pre_attn_scalar: int | None
     init: str  # a rule of shoal.spec.start_values
     init_std: float
     experts: Experts | None
     mamba: Mamba | None
+
+    @property
+    def about(self) -> Family:
+        """What its family has beside the settings."""
+        return FAMILIES[self.family]
 
     @property
     def q_dim(self) -> int:
@@ -52,7 +61,28 @@ class Shape:
     @property
     def rotary_dim(self) -> int:
         """Numbers of a head that positions turn, its first."""
-        return int(self.head_dim * FAMILIES[self.family].rotary)
+        return int(self.head_dim * self.about.rotary)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by beside the root of a head's width, which is every kernel's own."""
+        scalar = self.query_pre_attn_scalar
+        return 1.0 if scalar is None else math.sqrt(self.head_dim / scalar)
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer's attention has a window."""
+        if self.sliding_window is None or layer < self.full_attention_layers:
+            return False
+        return self.full_attention_every is None or (layer + 1) % self.full_attention_every > 0
+
+    @cached_property
+    def sliding_layers(self) -> int:
+        return sum(self.slides(layer) for layer in range(self.layers))
+
+    @property
+    def norms(self) -> int:
+        """Of a block, beside those inside its mixer."""
+        return 4 if self.about.post_norms else 2
 
     def mixer(self, layer: int) -> str:
         """The kind of a layer's mixer, of `shoal.spec.mixers.KINDS`."""
@@ -132,7 +162,7 @@ class Shape:
 
     def _layers(self, active: bool) -> int:
         mixers = sum(weight.numbers for layer in range(self.layers) for weight in self.mixer_weights(layer))
-        norms = 2 * self.dim * self.layers
+        norms = self.norms * self.dim * self.layers
         dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
         if self.experts is None:
             return mixers + norms + self.layers * dense
