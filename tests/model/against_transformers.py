@@ -34,6 +34,7 @@ from safetensors.torch import save_file
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
+from shoal.spec.balancing import holds_bias
 from shoal.spec.families import FAMILIES, Family
 from tests.model.random_folders import drawn, run_of
 
@@ -131,7 +132,7 @@ def export_case(rng: Random, folder: Path) -> Case:
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if name.endswith("ffn.bias"):
-                    tensor.normal_(0.0, 0.2 if family == "dots1" else 0.0)
+                    tensor.normal_(0.0, 0.2 if holds_bias(family) else 0.0)
                 elif not name.endswith("ffn.excess"):
                     one = name.endswith("norm.weight") and not shape.about.centred_norms
                     tensor.normal_(float(one), 0.2)

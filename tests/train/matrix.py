@@ -78,6 +78,31 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_rope_theta": 100.0,
         "query_pre_attn_scalar": 12,
     },
+    "deepseek": {
+        "dim": 32,
+        "heads": 8,
+        "ffn_dim": 64,
+        "layers": 4,
+        "family": "deepseek_v3",
+        "mla": {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 12,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+        "experts": {
+            "count": 8,
+            "top_k": 3,
+            "ffn_dim": 32,
+            "shared": 1,
+            "dense_layers": 1,
+            "score": "sigmoid",
+            "groups": 4,
+            "top_groups": 2,
+            "routed_scale": 1.5,
+        },
+    },
 }
 
 
@@ -171,6 +196,14 @@ FULL = [
     case("gemma3", PADDED, dp_shard=2, tp=2, recompute="full"),
     case("gemma3", PADDED, tp=2, recompute="selective"),
     case("gemma3", PADDED, cp=2, cp_method="all_to_all"),
+    case("deepseek", PADDED, dp_shard=2),
+    case("deepseek", PADDED, dp_shard=2, ep=2),
+    case("deepseek", PADDED, tp=2),
+    case("deepseek", PADDED, pp=2, schedule="1f1b", micro_batch=2),
+    case("deepseek", PADDED, cp=2, cp_method="ring"),
+    case("deepseek", PADDED, cp=2, cp_method="all_to_all"),
+    case("deepseek", PADDED, dp_shard=2, tp=2, ep=2, recompute="full"),
+    case("deepseek", PADDED, tp=2, recompute="selective"),
 ]
 
 

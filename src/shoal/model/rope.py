@@ -57,6 +57,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((*parts, rest) if rest.shape[-1] else parts, dim=-1)
 
 
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same where neighbours are the two coordinates. They come out as halves: scores do not know an order that
+    queries and keys have in common."""
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    first, second = x[..., 0::2], x[..., 1::2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
 def frequencies(shape: Shape) -> Tensor:
     """Radians a position turns each pair of a head by, float32 on the CPU, [rotary_dim / 2]."""
     scaling = shape.rope_scaling

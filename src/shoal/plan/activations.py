@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from shoal.plan.documents import skips_between
 from shoal.spec.mesh import Sizes
 from shoal.spec.mixers import mamba as facts
+from shoal.spec.mixers import mla as latent
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -154,13 +155,35 @@ def _mamba_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
     return Mixing(none=none, selective=products, attention=0.0, working=FLOAT32 * chunk * 2 * heads)
 
 
+def _mla_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
+    """Of latent attention: the short vectors and what they were before their norms; queries, keys, values and the
+    mixture, all as wide as queries; and what of the mixture goes out."""
+    m, c, tp = latent.of(shape), at.compute, at.sizes.tp
+    short, turned = (m.q_lora_rank or 0) + m.kv_lora_rank, m.qk_rope_head_dim
+    values = shape.heads * m.v_head_dim
+    mixture = (c * shape.q_dim + FLOAT32 * shape.heads) / tp
+    none = 3 * c * shape.q_dim / tp + mixture + (c * values / tp if m.v_head_dim < shape.head_dim else 0)
+    none += (c if at.cuda else 2 * FLOAT32) * short / tp + c * turned / tp + c * short
+    if m.q_lora_rank is not None:
+        none -= c * shape.dim * (1 - 1 / tp)  # of its input nothing is gathered
+    products = c * (short + turned + shape.q_dim + shape.heads * m.qk_nope_head_dim + values) / tp
+    masked = _masked(run, shape, layer) and not at.ring and not _by_rule(run, shape)
+    exchanged = 0.0 if at.sizes.cp == 1 or at.ring else 2 * c * shape.q_dim / tp
+    return Mixing(
+        none=none + exchanged,
+        selective=products + mixture + 2 * exchanged,
+        attention=mixture,
+        mask=c * at.seq * at.sizes.cp if masked else 0,
+    )
+
+
 def shared_by_blocks(run: Run, shape: Shape) -> float:
     """Masks and rotary positions, made once a forward pass."""
     at = setting(run)
-    angles = at.tokens * FLOAT32 * shape.head_dim * (1 if shape.sliding_rope_theta is None else 2)
+    angles = at.tokens * FLOAT32 * shape.rotary_dim * (1 if shape.sliding_rope_theta is None else 2)
     if at.ring or _by_rule(run, shape) or not _masked(run, shape, shape.layers - 1):
         return angles
-    both = 2 if run.data.mask_documents and 0 < shape.sliding_layers < shape.layers_of("attention") else 1
+    both = 2 if run.data.mask_documents and 0 < shape.sliding_layers < shape.attending_layers else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2
 
 
@@ -228,4 +251,8 @@ def _masked(run: Run, shape: Shape, layer: int) -> bool:
     return run.data.mask_documents or slides
 
 
-MIXERS: dict[str, Callable[[Run, Setting, Shape, int], Mixing]] = {"attention": _attention_kept, "mamba": _mamba_kept}
+MIXERS: dict[str, Callable[[Run, Setting, Shape, int], Mixing]] = {
+    "attention": _attention_kept,
+    "mamba": _mamba_kept,
+    "mla": _mla_kept,
+}

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.spec.mesh import Sizes
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -171,10 +172,14 @@ def _tensor(step: Step, rows: Rows) -> None:
     hidden = step.tokens * shape.dim / n  # numbers of one process's stretch
     kept, full = step.recompute == "none", step.recompute in ("attention", "full")
     for layer in range(shape.layers):
-        parts = 1 if shape.sparse(layer) and not _shared(shape) else 2  # attention, feed-forward
+        taken = [KINDS[shape.mixer(layer)].gathered(shape)]  # by the mixer, and by the feed-forward
+        taken += [] if shape.sparse(layer) and not _shared(shape) else [(shape.dim,)]
         # The scatter that ends a block is not done again: nothing in its backward pass needs the result, but a norm.
-        for op, times in (("all_gather", 2 + (not kept)), ("reduce_scatter", 2)):
-            _add(rows, "tp", op, times * parts * m, (n - 1) * hidden * step.compute_bytes)
+        for op, times in (("all_gather", 1 + (not kept)), ("reduce_scatter", 1)):
+            for width in (width for widths in taken for width in widths):
+                _add(rows, "tp", op, times * m, (n - 1) * step.tokens * width / n * step.compute_bytes)
+            other = "reduce_scatter" if op == "all_gather" else "all_gather"  # what comes out, and its gradient
+            _add(rows, "tp", other, len(taken) * m, (n - 1) * hidden * step.compute_bytes)
         if full:
             _add(rows, "tp", "reduce_scatter", m * shape.norms // 2, (n - 1) * hidden * step.compute_bytes)
     # A state space norms its heads together: a sum for each token, and its gradient's.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.spec.mixers import KINDS
 from shoal.spec.shape import Shape
 
 CONVENTION = "causal, documents apart"
@@ -28,7 +27,7 @@ def seen_pairs(shape: Shape, lengths: Any) -> int:
     """Pairs of a token and one that it sees, over all layers. `lengths` (an array of integers): of the stretches of one
     document that windows hold."""
     slides = shape.sliding_layers
-    pairs = shape.layers_of("attention") * int(_triangle(lengths).sum())
+    pairs = shape.attending_layers * int(_triangle(lengths).sum())
     if slides:
         beyond = lengths - shape.sliding_window
         pairs -= slides * int(_triangle(beyond * (beyond > 0)).sum())
@@ -43,7 +42,7 @@ def step_flops(shape: Shape, tokens: float, pairs: float, recompute: str = "none
     again. A fused attention kernel always computes its scores a second time backwards: five products, where the model's
     gradient has four.
     """
-    pair, mixing = KINDS["attention"].flops_per_pair(shape), shape.mixing_flops_per_token
+    pair, mixing = shape.flops_per_pair, shape.mixing_flops_per_token
     model = (6.0 * shape.matrix_params + mixing) * tokens + float(pair) * pairs
     again = pair / 6 * pairs
     if recompute in ("attention", "full"):

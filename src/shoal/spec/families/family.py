@@ -27,6 +27,9 @@ class Routed:
     dense: Literal["none", "first", "listed"]  # how it says which leading layers have none
     holds_bias: bool = False  # has a place for the bias that picks experts
     shared: bool = False
+    groups: bool = False  # picks within groups, and scales what the experts say
+    scale: float = 1.0  # the default of `routed_scaling_factor`
+    normalized: bool = False  # the default of `norm_topk_prob`
     score: Literal["softmax", "sigmoid"] = "softmax"
     always_normalized: bool = False
     width: str = "moe_intermediate_size"
@@ -52,6 +55,7 @@ class Family:
     rotary: float = 1.0  # of a head, the part that positions turn
     routed: Routed | None = None
     mamba: bool = False  # has state-space layers
+    mla: Mapping[str, int] | None = None  # of latent attention, what its class takes for left out
     act: Literal["silu", "gelu_tanh"] = "silu"  # of the gate of a feed-forward
     act_key: str = "hidden_act"
     tied: bool = False  # the default of `tie_word_embeddings`

@@ -14,6 +14,7 @@ from shoal.spec.families import FAMILIES, Family
 from shoal.spec.hf.experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.hf.fields import refuse_the_unknown
 from shoal.spec.hf.mamba import mamba_from_hf, mamba_problem, mamba_to_hf
+from shoal.spec.hf.mla import mla_from_hf, mla_problem, mla_to_hf
 from shoal.spec.hf.numbers import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
 from shoal.spec.hf.rope import rope_from_hf, rope_to_hf, sliding_theta_from_hf
 from shoal.spec.hf.windows import window_from_hf, window_to_hf
@@ -83,6 +84,8 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
         fields["query_pre_attn_scalar"] = whole(config, "query_pre_attn_scalar", MOST_WIDE, family.query_scalar)
     if family.mamba:
         fields["mamba"] = mamba_from_hf(config, dim, layers)
+    if family.mla is not None:
+        fields |= {"mla": mla_from_hf(config, family.mla), "head_dim": "auto"}
     return fields | {"experts": experts_from_hf(config, family.routed, layers)} if family.routed else fields
 
 
@@ -126,13 +129,20 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         config["rope_local_base_freq"] = shape.sliding_rope_theta or shape.rope_theta
     if family.query_scalar is not None:
         config["query_pre_attn_scalar"] = shape.query_pre_attn_scalar or shape.head_dim
-    return config | window_to_hf(shape, family) | experts_to_hf(shape, family.routed) | mamba_to_hf(shape)
+    return (
+        config
+        | window_to_hf(shape, family)
+        | experts_to_hf(shape, family.routed)
+        | mamba_to_hf(shape)
+        | mla_to_hf(shape)
+    )
 
 
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     """Each of these computes something that the family's transformers class does not."""
     name = shape.family
     problem = experts_problem(shape, family.routed) or mamba_problem(shape, family.mamba)
+    problem = problem or mla_problem(shape, family.mla is not None)
     if problem:
         pass
     elif shape.qk_norm != family.qk_norm:

@@ -107,6 +107,10 @@ def _read(
             raise SpecError("config.json has yarn with truncate false, which Shoal does not compute.")
         scaling |= {"original_max_seq_len": original, "attention_factor": _attention_factor(rope, factor)}
         scaling |= {name: real(rope, name) for name in ("beta_fast", "beta_slow") if rope.get(name)}
+    if family.mla is not None and (all_dim := real(rope, "mscale_all_dim", 0.0)):
+        if kind != "yarn":
+            raise SpecError(f"config.json has mscale_all_dim with rope_type {kind}: Shoal computes it with yarn alone.")
+        scaling["mscale_all_dim"] = all_dim
     return theta, scaling
 
 
@@ -138,4 +142,6 @@ def rope_to_hf(shape: Shape) -> dict[str, Any] | None:
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
         if scaling.attention_factor is not None:
             rope["attention_factor"] = scaling.attention_factor
+        if scaling.mscale_all_dim is not None:
+            rope["mscale_all_dim"] = scaling.mscale_all_dim
     return rope
