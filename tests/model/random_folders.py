@@ -180,7 +180,8 @@ def _window(config: Config, family: str, rng: Random) -> None:
 
 def _experts(config: Config, family: str, rng: Random) -> None:
     count, layers = rng.choice([2, 4, 5]), config["num_hidden_layers"]
-    assert (about := FAMILIES[family].routed)
+    about = FAMILIES[family].routed
+    assert about is not None
     config[about.counts[0]] = count
     config["num_experts_per_tok"] = rng.randint(1, min(count, 3))
     maybe(config, rng, "output_router_logits", [True, False], 0.2)

@@ -48,6 +48,7 @@ def test_every_field_of_the_model_that_a_config_can_state_is_given() -> None:
         "init",
         "experts",
         "mamba",
+        "mla",
         "full_attention_every",
         "sliding_rope_theta",
         "query_pre_attn_scalar",

@@ -62,6 +62,23 @@ def _said(config: object) -> dict[str, object]:
     return said
 
 
+@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3"])
+def test_packed_documents_are_what_transformers_says_of_each_alone(name: str, tmp_path: Path) -> None:
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    ours = imported(tmp_path)
+    lengths = [1, 5, 14, 9]  # shorter than Gemma's window, and longer
+    tokens = [torch.randint(0, 151, (1, n), generator=torch.Generator().manual_seed(n)) for n in lengths]
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    alone = torch.cat([logits(theirs, one) for one in tokens], 1)
+    with torch.no_grad():
+        packed = ours(torch.cat(tokens, 1), positions, documents)
+        leaking = ours(torch.cat(tokens, 1), positions)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+    assert (leaking - alone).abs().max() > 1e-2  # the test would see it
+
+
 @pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])
 def test_both_spellings_of_rope_are_read(style: str, tmp_path: Path) -> None:
     theirs = random_model("llama3")

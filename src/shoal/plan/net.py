@@ -49,8 +49,7 @@ class Net:
             shape.vocab_size,
             shape.tie_embeddings,
             *sparse,
-            **_other(shape),
-            **_latent(shape),
+            **(_other(shape) | _latent(shape)),
         )
 
     @property
