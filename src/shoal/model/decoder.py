@@ -177,5 +177,5 @@ def _check(shape: Shape) -> None:
     """What no Decoder can be built from. The spec says the same earlier; a Shape may come from elsewhere."""
     if shape.heads % shape.kv_heads:
         raise SpecError(f"model.heads ({shape.heads}) is no multiple of model.kv_heads ({shape.kv_heads}).")
-    if shape.head_dim % 2:
+    if shape.mla is None and shape.head_dim % 2:
         raise SpecError(f"model.head_dim ({shape.head_dim}) is odd, and rotary positions turn pairs.")

@@ -27,7 +27,7 @@ from shoal.spec.yaml_text import Document, dump_yaml, parse, read_text
 # What a file of weights fixes: these cannot differ from its config.json, or the tensors would not fit.
 _FIXED_BY_WEIGHTS = (
     "family", "vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim",
-    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "init_std", "query_pre_attn_scalar",
+    "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "tie_embeddings", "init_std",
     "experts.count", "experts.ffn_dim", "experts.shared", "experts.dense_layers",
     "mamba.attention_layers", "mamba.heads", "mamba.head_dim", "mamba.state_dim", "mamba.groups", "mamba.conv_width",
     "mamba.conv_bias", "mamba.proj_bias",
