@@ -73,6 +73,48 @@ CONFIGS: list[dict[str, Any]] = [
                 "decoder_sparse_step": 1,
             },
         ),
+        (
+            "deepseek_v3",
+            {
+                "num_key_value_heads": 2,
+                "head_dim": 4,
+                "q_lora_rank": 6,
+                "kv_lora_rank": 8,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 4,
+                "v_head_dim": 8,
+                "n_routed_experts": 8,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 2.5,
+                "first_k_dense_replace": 0,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            },
+        ),
+        (
+            "gemma3_text",
+            {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": 8,
+                "sliding_window": 16,
+                "sliding_window_pattern": 6,
+                "layer_types": ["sliding_attention"],
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "rope_local_base_freq": 100.0,
+            },
+        ),
+        (
+            "gemma3_text",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                },
+            },
+        ),
     )
 ]
 
@@ -81,6 +123,9 @@ CONFIGS: list[dict[str, Any]] = [
     "hf-config",
     "spec.hf.config",
     "spec.hf.experts",
+    "spec.hf.mla",
+    "spec.hf.rope",
+    "spec.hf.windows",
     "spec.resolve",
     "checkpoint.foreign.shapes",
     "model.hf",

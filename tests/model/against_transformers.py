@@ -34,6 +34,7 @@ from safetensors.torch import save_file
 from shoal.errors import ShoalError
 from shoal.model.decoder import Decoder
 from shoal.model.hf import load_shape, load_weights, save_folder
+from shoal.spec.balancing import holds_bias
 from shoal.spec.families import FAMILIES, Family
 from tests.model.random_folders import drawn, run_of
 
@@ -93,7 +94,8 @@ def _theirs(folder: Path) -> tuple[torch.Tensor | None, str]:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                one = 1.0 if parameter.ndim == 1 and "norm" in name else 0.0
+                centred = FAMILIES[config.model_type].centred_norms
+                one = 1.0 if parameter.ndim == 1 and "norm" in name and not centred else 0.0
                 parameter.normal_(one, 0.2)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
@@ -130,9 +132,10 @@ def export_case(rng: Random, folder: Path) -> Case:
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if name.endswith("ffn.bias"):
-                    tensor.normal_(0.0, 0.2 if family == "dots1" else 0.0)
+                    tensor.normal_(0.0, 0.2 if holds_bias(family) else 0.0)
                 elif not name.endswith("ffn.excess"):
-                    tensor.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2)
+                    one = name.endswith("norm.weight") and not shape.about.centred_norms
+                    tensor.normal_(float(one), 0.2)
             model.eval()
             found = model(TOKENS)
         save_folder(folder, shape, model.state_dict())

@@ -13,7 +13,9 @@ import torch
 import transformers
 from transformers import (
     BambaConfig,
+    DeepseekV3Config,
     Dots1Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -21,6 +23,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+from shoal.spec.families import FAMILIES
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -43,6 +47,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+# Four groups of two experts, of which a token sees two: three experts are picked among four.
+DEEPSEEK: dict[str, Any] = SMALL | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
+DEEP_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32, "beta_slow": 1}
 
 CONFIGS = {
     "llama2": lambda: LlamaConfig(**SMALL | {"num_key_value_heads": 4}, rms_norm_eps=1e-5),
@@ -114,6 +137,33 @@ CONFIGS = {
         tie_word_embeddings=True,
         rope_scaling=dict(YARN),
     ),
+    # Attention of a fifth of what head_dim would say, so that a missing scale shows.
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL | {"num_hidden_layers": 4},
+        head_dim=20,
+        query_pre_attn_scalar=500,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "gemma3-linear-biases-untied": lambda: Gemma3TextConfig(
+        **SMALL,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=9,
+        sliding_window_pattern=3,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        rope_local_base_freq=500.0,
+    ),
+    "deepseek-v3": lambda: DeepseekV3Config(**DEEPSEEK, q_lora_rank=24, rope_scaling=DEEP_YARN),
+    "deepseek-v3-plain-queries-biases-tied": lambda: DeepseekV3Config(
+        **DEEPSEEK | {"norm_topk_prob": False, "v_head_dim": 20, "n_group": 1, "topk_group": 1},
+        q_lora_rank=None,
+        rope_interleave=False,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
 }
 
 
@@ -124,7 +174,8 @@ def random_model(name: str) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.2)
+                one = "norm" in parameter_name and not FAMILIES[model.config.model_type].centred_norms
+                parameter.normal_(float(one), 0.2)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)

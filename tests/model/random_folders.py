@@ -54,11 +54,15 @@ def within(family: str, rng: Random) -> Config:
     if family in ("llama", "bamba"):
         maybe(config, rng, "num_key_value_heads", [None] if family == "llama" else [1])
         maybe(config, rng, "mlp_bias", [True, False])
-    if family in ("llama", "qwen3", "qwen3_moe", "dots1", "bamba"):
+    if family in ("llama", "qwen3", "qwen3_moe", "dots1", "bamba", "gemma3_text", "deepseek_v3"):
         maybe(config, rng, "attention_bias", [True, False])
-    if family == "qwen3" or rng.random() < 0.5:
+    if family in ("qwen3", "gemma3_text") or (family != "deepseek_v3" and rng.random() < 0.5):
         config["head_dim"] = rng.choice([8, 12, 16] if family == "bamba" else [4, 8, 12, 16])
     _rope(config, rng)
+    if family == "gemma3_text":
+        _two_kinds_of_layers(config, rng)
+    if family == "deepseek_v3":
+        _latent(config, rng)
     if family == "bamba":
         _states(config, rng)
     _window(config, family, rng)
@@ -100,6 +104,46 @@ def _rope(config: Config, rng: Random) -> None:
         maybe(config, rng, "partial_rotary_factor", [1.0, None], 0.1)
 
 
+def _two_kinds_of_layers(config: Config, rng: Random) -> None:
+    """A pattern of windows, and rotary positions for each kind of layer."""
+    layers = config["num_hidden_layers"]
+    maybe(config, rng, "hidden_activation", ["gelu_pytorch_tanh"])
+    maybe(config, rng, "query_pre_attn_scalar", [4, 16, 100])
+    maybe(config, rng, "sliding_window", [3, 7, 64], 0.8)
+    every = rng.choice([1, 2, 3, 6])
+    maybe(config, rng, rng.choice(["sliding_window_pattern", "_sliding_window_pattern"]), [every])
+    if rng.random() < 0.6:
+        kinds = ["sliding_attention", "full_attention"]
+        config["layer_types"] = [kinds[(i + 1) % every == 0] for i in range(layers)]
+    rope = config.pop("rope_parameters", None)
+    if rope is not None:
+        rope["rope_type"] = rope.pop("type", None) or rope["rope_type"]
+        config["rope_parameters"] = {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([100.0, 10_000])},
+        }
+    elif scaling := config.get("rope_scaling"):
+        scaling["rope_type"] = scaling.pop("type", None) or scaling["rope_type"]
+    maybe(config, rng, "rope_local_base_freq", [50.0, 10_000])
+    maybe(config, rng, "use_bidirectional_attention", [False], 0.2)
+    maybe(config, rng, "final_logit_softcapping", [None], 0.2)
+
+
+def _latent(config: Config, rng: Random) -> None:
+    """Attention of short vectors; experts in groups come with the others'."""
+    config["num_key_value_heads"] = rng.choice([config["num_attention_heads"], None])
+    config |= {"kv_lora_rank": rng.choice([4, 12]), "q_lora_rank": rng.choice([None, 6, 16])}
+    config |= {"qk_nope_head_dim": rng.choice([4, 6, 12]), "qk_rope_head_dim": rng.choice([4, 8])}
+    config["v_head_dim"] = rng.choice([2, 5, 8])
+    maybe(config, rng, "rope_interleave", [True, False])
+    maybe(config, rng, "head_dim", [config["qk_rope_head_dim"]], 0.2)
+    maybe(config, rng, "num_nextn_predict_layers", [0, 1], 0.3)
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.get(key) or {}
+        if "yarn" not in rope.values():
+            rope.pop("mscale_all_dim", None)
+
+
 def _states(config: Config, rng: Random) -> None:
     layers = config["num_hidden_layers"]
     config["attn_layer_indices"] = rng.choice([None, [], [layers - 1], [0], list(range(layers))])
@@ -119,7 +163,7 @@ def _states(config: Config, rng: Random) -> None:
 def _window(config: Config, family: str, rng: Random) -> None:
     layers = config["num_hidden_layers"]
     sliding = rng.random() < 0.5
-    if family == "bamba":
+    if family in ("bamba", "gemma3_text", "deepseek_v3"):
         return
     if family == "llama":
         maybe(config, rng, "layer_types", [["full_attention"] * layers], 0.1)
@@ -136,8 +180,9 @@ def _window(config: Config, family: str, rng: Random) -> None:
 
 def _experts(config: Config, family: str, rng: Random) -> None:
     count, layers = rng.choice([2, 4, 5]), config["num_hidden_layers"]
-    own = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "dots1": "n_routed_experts"}[family]
-    config[own] = count
+    about = FAMILIES[family].routed
+    assert about is not None
+    config[about.counts[0]] = count
     config["num_experts_per_tok"] = rng.randint(1, min(count, 3))
     maybe(config, rng, "output_router_logits", [True, False], 0.2)
     if family == "mixtral":
@@ -151,9 +196,22 @@ def _experts(config: Config, family: str, rng: Random) -> None:
     else:
         config["n_shared_experts"] = rng.choice([1, 2])
         maybe(config, rng, "first_k_dense_replace", [0, rng.randint(0, layers - 1)])
+        if family == "deepseek_v3":
+            config["first_k_dense_replace"] = rng.randint(0, layers - 1)
+            _expert_groups(config, rng)
+            return
         maybe(config, rng, "n_group", [1])
         maybe(config, rng, "topk_group", [1])
         maybe(config, rng, "routed_scaling_factor", [1.0])
+
+
+def _expert_groups(config: Config, rng: Random) -> None:
+    groups = rng.choice([1, 2, 3])
+    config |= {"n_routed_experts": groups * rng.choice([2, 4]), "n_group": groups, "topk_group": rng.randint(1, groups)}
+    config["num_experts_per_tok"] = rng.randint(1, config["n_routed_experts"] // groups * config["topk_group"])
+    maybe(config, rng, "routed_scaling_factor", [1.0, 2.5, 0.3], 0.7)
+    maybe(config, rng, "scoring_func", ["sigmoid"], 0.3)
+    maybe(config, rng, "topk_method", ["noaux_tc"], 0.3)
 
 
 def _beside(config: Config, rng: Random) -> None:
@@ -259,9 +317,24 @@ _OTHERS: dict[str, list[Any]] = {
     "per_layer_config": [{}, {"0": {"sliding_window": 2}}, {"0": {"intermediate_size": 8}}],
     "attention_chunk_size": [4],
     "chunk_size_feed_forward": [0, 1],
-    "query_pre_attn_scalar": [4],
+    "query_pre_attn_scalar": [4, 0, 2.5],
+    "sliding_window_pattern": [0, 1, 2, "x"],
+    "rope_local_base_freq": [0, 7, "x"],
+    "use_bidirectional_attention": [True, False],
+    "attn_logit_softcapping": [50.0],
+    "hidden_activation": ["gelu", "silu", "gelu_pytorch_tanh"],
     "scale_embeddings": [True],
     "logit_scale": [2.0],
+    "q_lora_rank": [None, 0, 3],
+    "kv_lora_rank": [1, 0, "x"],
+    "qk_rope_head_dim": [3, 6, 0],
+    "qk_nope_head_dim": [0, 5],
+    "v_head_dim": [1, 16, None],
+    "qk_head_dim": [8, 20],
+    "rope_interleave": [True, False, None],
+    "scoring_func": ["softmax", "sigmoid"],
+    "topk_method": ["greedy", "noaux_tc"],
+    "num_nextn_predict_layers": [0, 1, 2],
     "final_logit_softcapping": [30.0],
     "residual_multiplier": [0.5],
     "qk_norm": [True, False],
@@ -341,10 +414,27 @@ def run_of(rng: Random) -> Drawn:
         model["sliding_window"] = rng.choice([1, 3, 7, 64])
         maybe(model, rng, "full_attention_layers", [0, 1, 2, 3], 0.5)
     maybe(model, rng, "full_attention_layers", [1], 0.1)
+    if family == "gemma3_text":
+        model.pop("full_attention_layers", None)
+    often = 0.5 if family == "gemma3_text" and "sliding_window" in model else 0.02
+    maybe(model, rng, "full_attention_every", [2, 3, 6], often)
+    maybe(model, rng, "sliding_rope_theta", [50.0, 1e4], often)
+    maybe(model, rng, "query_pre_attn_scalar", [3, 64], often)
     if rng.random() < 0.6:
         model["rope_scaling"] = _scaling(rng)
     if about.mamba or rng.random() < 0.03:
         model["mamba"] = _states_of_run(rng, model["layers"])
+    if about.mla is not None or rng.random() < 0.02:
+        model.pop("kv_heads", None)
+        model.pop("head_dim", None)
+        model["mla"] = {
+            "q_lora_rank": rng.choice([None, 6]),
+            "kv_lora_rank": rng.choice([4, 10]),
+            "qk_nope_head_dim": rng.choice([2, 6]),
+            "qk_rope_head_dim": rng.choice([2, 4, 3]),
+            "v_head_dim": rng.choice([1, 4, 16]),
+            "rope_interleave": rng.choice([True, False]),
+        }
     if about.experts or rng.random() < 0.05:
         model["experts"] = _experts_of_run(family, rng)
     return Drawn(model)
@@ -383,9 +473,13 @@ def _experts_of_run(family: str, rng: Random) -> dict[str, Any]:
         "count": count,
         "top_k": rng.randint(2, min(3, count)) if rng.random() < 0.8 else 1,
         "ffn_dim": rng.choice([8, 16]),
-        "score": "sigmoid" if family == "dots1" else "softmax",
-        "shared": rng.choice([1, 2]) if family == "dots1" else 0,
+        "score": "sigmoid" if family in ("dots1", "deepseek_v3") else "softmax",
+        "shared": rng.choice([1, 2]) if family in ("dots1", "deepseek_v3") else 0,
     }
+    if family == "deepseek_v3":
+        maybe(experts, rng, "groups", [1, 2])
+        maybe(experts, rng, "top_groups", [1, 2])
+    maybe(experts, rng, "routed_scale", [1.0, 2.5], 0.5 if family == "deepseek_v3" else 0.03)
     maybe(experts, rng, "normalize", [True, False])
     if family != "mixtral":
         maybe(experts, rng, "dense_layers", [0, 1, 2])

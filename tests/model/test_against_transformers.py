@@ -40,6 +40,6 @@ def test_more_random_folders_and_exports() -> None:
 
 
 def test_a_field_that_is_read_wrongly_would_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(config, "window_from_hf", lambda *_: (None, 0))
+    monkeypatch.setattr(config, "window_from_hf", lambda *_: {"sliding_window": None})
     outcomes = (config_case("mistral", Random(f"window/{n}"), tmp_path / "hf").outcome for n in range(60))
     assert DIFFERENT in outcomes  # the first of them ends it

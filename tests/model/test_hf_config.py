@@ -48,7 +48,11 @@ def test_every_field_of_the_model_that_a_config_can_state_is_given() -> None:
         "init",
         "experts",
         "mamba",
-    }  # the last two of those families alone
+        "mla",
+        "full_attention_every",
+        "sliding_rope_theta",
+        "query_pre_attn_scalar",
+    }  # from `experts` on of some families alone
 
 
 def test_layer_types_say_where_the_window_begins() -> None:

@@ -79,7 +79,7 @@ def test_harmless_is_said_in_one_word_and_what_is_read_is_read(kind: str) -> Non
             seen.add(str(key))
             return super().__contains__(key)
 
-    more: dict[str, Any] = {"rope_scaling": {"type": "yarn", "factor": 2.0}}
+    more: dict[str, Any] = {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
     if kind == "dots1":
         more |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
     if kind.startswith("qwen"):

@@ -284,9 +284,9 @@ def test_experts_that_shoal_cannot_compute_are_refused_by_name(wrong: dict[str, 
 @pytest.mark.parametrize(
     ("family", "experts", "said"),
     [
-        ("llama", {}, r"family llama has no model\.experts \(mixtral, qwen3_moe and dots1 do\)"),
+        ("llama", {}, r"family llama has no model\.experts \(mixtral, qwen3_moe, dots1 and deepseek_v3 do\)"),
         ("mixtral", None, r"family mixtral needs model\.experts"),
-        ("mixtral", {"shared": 1}, r"no model\.experts\.shared \(dots1 does\)"),
+        ("mixtral", {"shared": 1}, r"no model\.experts\.shared \(dots1 and deepseek_v3 do\)"),
         ("mixtral", {"dense_layers": 1}, r"no model\.experts\.dense_layers"),
         ("mixtral", {"normalize": False}, "normalize true"),
         ("mixtral", {"score": "sigmoid"}, "score softmax"),

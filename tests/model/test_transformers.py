@@ -42,19 +42,41 @@ def test_logits_equal_transformers_both_ways(name: str, tmp_path: Path) -> None:
     again = opened(tmp_path / "ours")
     assert torch.equal(logits(again, TOKENS), expected)  # the same weights under the same code: to the bit
     assert _said(again.config) == _said(theirs.config)
+    kept, written = (load_file(tmp_path / who / "model.safetensors") for who in ("theirs", "ours"))
+    assert kept.keys() == written.keys()
+    assert all(torch.equal(kept[name], written[name]) for name in kept)
 
 
 def _said(config: object) -> dict[str, object]:
     said = json.loads(config.to_json_string(use_diff=False))  # type: ignore[attr-defined]
     for key in ("_name_or_path", "transformers_version", "architectures", "dtype"):
         said.pop(key, None)
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):  # what `layer_types` says, for older ones
+        said.pop(key, None)
     if said.get("head_dim") is None:  # Mixtral: what it then takes is what Shoal says outright
         said["head_dim"] = said["hidden_size"] // said["num_attention_heads"]
     rope = said["rope_parameters"]
-    if rope["rope_type"] == "yarn":  # what transformers infers when it is left out, Shoal may say outright
+    if rope.get("rope_type") == "yarn":  # what transformers infers when it is left out, Shoal may say outright
         for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
             rope.pop(key, None)
     return said
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3"])
+def test_packed_documents_are_what_transformers_says_of_each_alone(name: str, tmp_path: Path) -> None:
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    ours = imported(tmp_path)
+    lengths = [1, 5, 14, 9]  # shorter than Gemma's window, and longer
+    tokens = [torch.randint(0, 151, (1, n), generator=torch.Generator().manual_seed(n)) for n in lengths]
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    alone = torch.cat([logits(theirs, one) for one in tokens], 1)
+    with torch.no_grad():
+        packed = ours(torch.cat(tokens, 1), positions, documents)
+        leaking = ours(torch.cat(tokens, 1), positions)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+    assert (leaking - alone).abs().max() > 1e-2  # the test would see it
 
 
 @pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])

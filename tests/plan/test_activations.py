@@ -23,10 +23,13 @@ from tests.ranks import run_ranks
 MODES = ("none", "selective", "attention", "full")
 DENSE = {"dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 384}
 EXPERTS = {"count": 4, "top_k": 2, "ffn_dim": 192, "shared": 1}
+MLA = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 KINDS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "qk_norm": {**DENSE, "qk_norm": True, "head_dim": 64},
     "experts": {**DENSE, "experts": EXPERTS},
+    "gemma3": {**DENSE, "family": "gemma3_text", "qk_norm": True, "head_dim": 64, "query_pre_attn_scalar": 100},
+    "mla": {**DENSE, "kv_heads": "auto", "mla": {**MLA, "q_lora_rank": 96}},
     "mamba": {**DENSE, "family": "bamba", "mamba": {"attention_layers": (), "heads": 8, "state_dim": 32}},
 }
 
@@ -98,6 +101,7 @@ def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
         ("dense", {"mesh.cp": 2, "mesh.cp_method": "all_to_all"}),
         ("experts", {"mesh.tp": 2, "mesh.ep": 2}),
         ("mamba", {"mesh.tp": 2}),
+        ("mla", {"mesh.tp": 2}),
     ]
     # Where all is recomputed a block's input is kept, and that is divided as it is elsewhere: once is enough. And what
     # a number takes in 16 bits, or a block of each kind when something of it is recomputed, is tested of one process.

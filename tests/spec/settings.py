@@ -16,6 +16,9 @@ NEEDED = {
     "launch.volumes": {"launch.volumes.0.at": "/x"},
     "model.experts": {"model.experts": {"count": 4, "top_k": 2, "ffn_dim": 8}},
     "model.mamba": {"model.mamba": {"attention_layers": [1], "heads": 4}},
+    "model.mla": {
+        "model.mla": {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    },
     "model.rope_scaling": {"model.rope_scaling": {"kind": "linear", "factor": 2.0}},
     "train.schedule.past": {"train.schedule.past": [{"until": 3, "steps": 9}]},
     "script": {"script.path": "/x.py"},

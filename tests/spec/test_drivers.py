@@ -65,7 +65,13 @@ NOBODY = (
 )
 
 
-OPTIONAL = ("model.experts", "model.mamba", "model.rope_scaling", "script")  # sections that are named as a whole
+OPTIONAL = (
+    "model.experts",
+    "model.mamba",
+    "model.mla",
+    "model.rope_scaling",
+    "script",
+)  # sections that are named as a whole
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -16,7 +16,7 @@ CARDS = {
     "smollm2-135m": (0.1345, None), "qwen2.5-0.5b": (0.494, None), "qwen3-0.6b": (0.596, None),
     "llama3.2-1b": (1.236, None), "llama3.2-3b": (3.213, None), "llama2-7b": (6.738, None), "mistral-7b": (7.242, None),
     "qwen2.5-7b": (7.616, None), "llama3-8b": (8.030, None), "qwen3-8b": (8.191, None), "llama2-13b": (13.016, None),
-    "bamba-9b": (9.78, None),
+    "bamba-9b": (9.78, None), "gemma3-1b": (1.0, None), "deepseek-v3": (671.0, 37.55),
     "qwen3-30b-a3b": (30.5, 3.3), "qwen3-32b": (32.8, None), "mixtral-8x7b": (46.7, 12.9), "llama2-70b": (68.98, None),
     "llama3-70b": (70.55, None), "qwen2.5-72b": (72.7, None), "qwen3-235b-a22b": (235.1, 22.0),
     "llama3.1-405b": (405.9, None),

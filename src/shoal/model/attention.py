@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.model.norm import RMSNorm
+from shoal.model.norm import norm_of
 from shoal.model.rope import rotate
 from shoal.spec.shape import Shape
 
@@ -26,8 +26,9 @@ class Attention(nn.Module):
         self.k = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
         self.v = nn.Linear(shape.dim, shape.kv_dim, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.q_dim, shape.dim, bias=shape.out_bias)
-        self.q_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.q_norm = norm_of(shape, shape.head_dim) if shape.qk_norm else None
+        self.k_norm = norm_of(shape, shape.head_dim) if shape.qk_norm else None
+        self.score_scale = shape.score_scale
         self.project: Callable[[Attention, Tensor], Sequence[Tensor]] = project
         self.attend: Callable[..., Tensor] = attend
 
@@ -39,6 +40,8 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.score_scale != 1.0:  # on the queries: every kernel divides by the root of their width
+            q = q * self.score_scale
         mixed = self.attend(q, k, v, mask, self.groups)  # [batch, seq, heads, head_dim]
         return self.out(mixed.flatten(-2))
 
@@ -46,11 +49,12 @@ class Attention(nn.Module):
 def beside(decoder: Decoder, positions: Tensor, documents: Tensor | None) -> Callable[[int], tuple[Any, ...]]:
     """Rotary positions and masks, made once for all layers."""
     shape, seq, device = decoder.shape, positions.shape[1], positions.device
-    cos, sin = decoder.rope(positions)
-    full = decoder.mask(documents, seq, None, device)
-    window = shape.sliding_window
-    sliding = full if window is None else decoder.mask(documents, seq, window, device)
-    return lambda layer: (cos, sin, full if layer < shape.full_attention_layers else sliding)
+    full = (*decoder.rope(positions), decoder.mask(documents, seq, None, device))
+    if shape.sliding_window is None:
+        return lambda layer: full
+    turned = full[:2] if decoder.sliding_rope is None else decoder.sliding_rope(positions)
+    sliding = (*turned, decoder.mask(documents, seq, shape.sliding_window, device))
+    return lambda layer: sliding if shape.slides(layer) else full
 
 
 def project(attention: Attention, x: Tensor) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""The decoder: Llama 2 and 3, Qwen 2 and 3 and Mistral are settings of this one module.
+"""The decoder: Llama 2 and 3, Qwen 2 and 3, Mistral and the others of `shoal.spec.families` are settings of this one.
 
 Plain PyTorch: no parallelism here. FSDP and DDP wrap it from outside and fire on `forward`, which is therefore the
 only way in: tokens to logits, or tokens and targets to the summed loss. What cannot be wrapped has a seam, a plain
@@ -7,6 +7,7 @@ function that `shoal.parallel` may put another in the place of: `Decoder.mask`, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -20,8 +21,8 @@ from shoal.model.head import Head
 from shoal.model.init import init_weights
 from shoal.model.mixers import MIXERS
 from shoal.model.moe import MixtureOfExperts
-from shoal.model.norm import RMSNorm
-from shoal.model.rope import Rope
+from shoal.model.norm import norm_of
+from shoal.model.rope import Rope, sliding_rope
 from shoal.spec.shape import Shape
 
 
@@ -38,12 +39,18 @@ class Block(nn.Module):
     def __init__(self, shape: Shape, layer: int) -> None:
         super().__init__()
         self.kind = shape.mixer(layer)
-        self.add_module(f"{self.kind}_norm", RMSNorm(shape.dim, eps=shape.norm_eps))
+        self.add_module(f"{self.kind}_norm", norm_of(shape, shape.dim))
         self.add_module(self.kind, MIXERS[self.kind].build(shape))
-        self.ffn_norm = RMSNorm(shape.dim, eps=shape.norm_eps)
+        self.ffn_norm = norm_of(shape, shape.dim)
         self.ffn = (
-            MixtureOfExperts(shape) if shape.sparse(layer) else FeedForward(shape.dim, shape.ffn_dim, shape.mlp_bias)
+            MixtureOfExperts(shape)
+            if shape.sparse(layer)
+            else FeedForward(shape.dim, shape.ffn_dim, shape.mlp_bias, shape.about.act)
         )
+        self.post_norms = shape.about.post_norms
+        if self.post_norms:
+            self.add_module(f"{self.kind}_post_norm", norm_of(shape, shape.dim))
+            self.ffn_post_norm = norm_of(shape, shape.dim)
 
     @property
     def mixer(self) -> nn.Module:
@@ -55,9 +62,17 @@ class Block(nn.Module):
         found: nn.Module = getattr(self, f"{self.kind}_norm")
         return found
 
+    @property
+    def mixer_post_norm(self) -> nn.Module:
+        found: nn.Module = getattr(self, f"{self.kind}_post_norm")
+        return found
+
     def forward(self, x: Tensor, beside: tuple[Any, ...], *padding: Tensor) -> Tensor:
         """`beside`: what the mixer reads (`shoal.model.mixers`). `padding`: for a mixture of experts, where some tokens
         are."""
+        if self.post_norms:
+            x = x + self.mixer_post_norm(self.mixer(self.mixer_norm(x), beside))
+            return x + self.ffn_post_norm(self.ffn(self.ffn_norm(x), *padding))
         x = x + self.mixer(self.mixer_norm(x), beside)
         return x + self.ffn(self.ffn_norm(x), *padding)  # [batch, seq, dim]
 
@@ -84,7 +99,8 @@ class Decoder(nn.Module):
         self.shape, self.layers = shape, layers
         self.kinds = tuple(dict.fromkeys(shape.mixer(i) for i in layers))
         self.first, self.last = 0 in layers, shape.layers - 1 in layers
-        self.rope = Rope(shape)
+        self.rope, self.sliding_rope = Rope(shape), sliding_rope(shape)
+        self.embed_scale = math.sqrt(shape.dim) if shape.about.scaled_embedding else 1.0
         self.mask: Callable[..., Any] = attention_mask
         self.stretch: Callable[[Tensor], Tensor] = whole  # of [batch, seq]: the tokens whose hidden states are here
         self.passes: Callable[[Tensor], None] | None = None  # told of what each block gives
@@ -93,7 +109,7 @@ class Decoder(nn.Module):
             self.embed = nn.Embedding(shape.vocab_size, shape.dim)
         self.blocks = nn.ModuleDict({str(i): block(shape, i) for i in layers})
         if self.last:
-            self.norm = RMSNorm(shape.dim, eps=shape.norm_eps)
+            self.norm = norm_of(shape, shape.dim)
             self.head = Head(shape)
 
     def forward(
@@ -133,6 +149,8 @@ class Decoder(nn.Module):
         beside = {kind: MIXERS[kind].beside(self, positions, documents) for kind in self.kinds}
         if self.first:
             x = self.embed(x)  # [batch, seq, dim]
+            if self.embed_scale != 1.0:
+                x = x * self.embed_scale
             if torch.is_autocast_enabled(device.type):
                 x = x.to(torch.get_autocast_dtype(device.type))  # and so all that is added to it
         fill = () if padding is None else (self.stretch(padding),)
@@ -159,5 +177,5 @@ def _check(shape: Shape) -> None:
     """What no Decoder can be built from. The spec says the same earlier; a Shape may come from elsewhere."""
     if shape.heads % shape.kv_heads:
         raise SpecError(f"model.heads ({shape.heads}) is no multiple of model.kv_heads ({shape.kv_heads}).")
-    if shape.head_dim % 2:
+    if shape.mla is None and shape.head_dim % 2:
         raise SpecError(f"model.head_dim ({shape.head_dim}) is odd, and rotary positions turn pairs.")

@@ -21,7 +21,7 @@ ROLES: dict[str, Role] = {  # by the last part of a matrix's name, be it dense, 
     "embed": "embedding",
     "head": "head",
     "router": "router",
-    **dict.fromkeys(("q", "k", "v", "x", "b", "c", "dt"), "attention"),
+    **dict.fromkeys(("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b", "x", "b", "c", "dt"), "attention"),
     "gate": "gate",
     "up": "up",
     **dict.fromkeys(("out", "down"), "residual"),
@@ -40,9 +40,11 @@ def init_weights(model: nn.Module, shape: Shape, seed: int) -> None:
         if make := own.get(name.removesuffix(".weight").rpartition(".")[2]):
             fill(parameter, partial(_even, make=make, seed=seed, name=name))
         elif name.endswith("norm.weight"):
-            fill(parameter, lambda shape, rows: torch.ones(rows.stop - rows.start, *shape[1:], device="cpu"))
+            # What a norm begins with is one: as its weight, or beside a weight that is what it has more.
+            begin = torch.zeros if shape.about.centred_norms else torch.ones
+            fill(parameter, partial(_same, begin=begin))
         elif name.endswith(".bias"):
-            fill(parameter, lambda shape, rows: torch.zeros(rows.stop - rows.start, *shape[1:], device="cpu"))
+            fill(parameter, partial(_same, begin=torch.zeros))
         elif parameter.ndim < 2:
             raise SpecError(f"{name} has no start values: say them in `starts` of its block (docs/guide/own-code.md).")
         elif parameter.ndim == 3:
@@ -62,7 +64,7 @@ def start(shape: Shape, name: str, parameter: Tensor) -> Start:
         layer=layer,
         layers=shape.layers,
         dim=shape.dim,
-        tied=shape.tie_embeddings,
+        tied=shape.tie_embeddings or shape.about.scaled_embedding,  # which makes a small one large
         std=shape.init_std,
     )
     return RULES[shape.init](matrix)
@@ -135,6 +137,10 @@ def _normal(shape: torch.Size, rows: slice, start: Start, seed: int, name: str) 
         return drawn(blocks[0])
     with ThreadPoolExecutor(min(len(blocks), torch.get_num_threads())) as threads:
         return torch.cat(list(threads.map(drawn, blocks)))
+
+
+def _same(shape: torch.Size, rows: slice, begin: Callable[..., Tensor]) -> Tensor:
+    return begin(rows.stop - rows.start, *shape[1:], device="cpu")
 
 
 def _even(shape: torch.Size, rows: slice, make: Callable[[Tensor], Tensor], seed: int, name: str) -> Tensor:

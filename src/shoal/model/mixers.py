@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shoal.model import attention, mamba
 from shoal.model.attention import Attention
 from shoal.model.mamba import Mamba
+from shoal.model.mla import LatentAttention
 from shoal.spec.shape import Shape
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ class Mixer:
 MIXERS = {
     "attention": Mixer(Attention, attention.beside, {}),
     "mamba": Mixer(Mamba, mamba.beside, mamba.STARTS),
+    "mla": Mixer(LatentAttention, attention.beside, {}),
 }
 
 
-def attentions(decoder: Decoder) -> Iterator[Attention]:
+def attentions(decoder: Decoder) -> Iterator[Attention | LatentAttention]:
     """Those of its mixers that attend."""
     for block in decoder.blocks.values():
-        if isinstance(block.mixer, Attention):
+        if isinstance(block.mixer, Attention | LatentAttention):
             yield block.mixer

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from shoal.devices.on_torch import groups_products
 from shoal.model.feed_forward import FeedForward
+from shoal.spec.model import Experts as Spec
 from shoal.spec.shape import Shape
 
 LOGITS_PER_SCORE = 4.0  # a sigmoid's slope at zero is a quarter: so one rate of balancing does for both scores
@@ -90,7 +91,7 @@ class MixtureOfExperts(nn.Module):
         """What the picked experts make of the tokens [tokens, dim], weighed and summed. `counts` [tokens]: which of
         them count; None: all."""
         logits = self.router(x)  # [tokens, experts]
-        chosen, weights = route(logits, self.bias, self.spec.top_k, self.spec.score, self.spec.normalize)
+        chosen, weights = route(logits, self.bias, self.spec)
         y = self.exchange(self.experts, x, chosen)  # [tokens, top_k, dim]
         with torch.autocast(x.device.type, enabled=False):
             y = (weights.to(y.dtype)[:, None, :] @ y).squeeze(1)  # [tokens, dim]
@@ -111,17 +112,29 @@ class MixtureOfExperts(nn.Module):
         return loss + float(self.spec.balance_loss) * _sum(shares(logits, self.spec.score) @ self.excess, counts)
 
 
-def route(logits: Tensor, bias: Tensor, top_k: int, score: str, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """The experts of each token and their weights, both [tokens, top_k]; logits [tokens, experts], bias [experts]."""
+    score = spec.score
     scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
     # Shares of one shrink with the number of experts and lie dense near zero, where a bias that moves one expert moves
     # many: of 64 experts the busiest kept 1.4 to 2.9 times the mean. On the logits it is 1.2, what sampling leaves.
     eager = logits + LOGITS_PER_SCORE * bias if score == "softmax" else scores + bias
-    chosen = eager.detach().topk(top_k, dim=-1).indices
+    eager = eager.detach()
+    if spec.groups > 1:
+        eager = within_groups(eager, spec.groups, spec.top_groups)
+    chosen = eager.topk(spec.top_k, dim=-1).indices
     weights = scores.gather(-1, chosen)
-    if normalize:
+    if spec.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be zero
-    return chosen, weights
+    return chosen, weights if spec.routed_scale == 1.0 else weights * spec.routed_scale
+
+
+def within_groups(eager: Tensor, groups: int, top_groups: int) -> Tensor:
+    """[tokens, experts], with nothing to be picked outside of a token's best groups, those whose two best experts have
+    the largest sum (DeepSeek-V3, arXiv:2412.19437)."""
+    best = eager.unflatten(-1, (groups, -1)).topk(2, dim=-1).values.sum(-1)  # [tokens, groups]
+    within = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(top_groups, dim=-1).indices, True)
+    return eager.masked_fill(~within.repeat_interleave(eager.shape[-1] // groups, dim=-1), -math.inf)
 
 
 def levels(logits: Tensor, score: str) -> Tensor:

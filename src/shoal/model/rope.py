@@ -7,6 +7,7 @@ device has nothing to fill in again.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,6 +40,13 @@ class Rope:
         return self._frequencies[device]
 
 
+def sliding_rope(shape: Shape) -> Rope | None:
+    """Of layers with a window, where these have a base of their own; nothing stretches them."""
+    if shape.sliding_window is None or shape.sliding_rope_theta is None:
+        return None
+    return Rope(replace(shape, rope_theta=shape.sliding_rope_theta, rope_scaling=None))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [batch, seq, heads, head_dim]; the two halves of a head are the two coordinates, as in Hugging Face. What
     of a head is wider than the angles stays as it is."""
@@ -47,6 +55,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = turned.chunk(2, dim=-1)
     parts = (first * cos - second * sin, second * cos + first * sin)
     return torch.cat((*parts, rest) if rest.shape[-1] else parts, dim=-1)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same where neighbours are the two coordinates. They come out as halves: scores do not know an order that
+    queries and keys have in common."""
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    first, second = x[..., 0::2], x[..., 1::2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def frequencies(shape: Shape) -> Tensor:

@@ -131,7 +131,9 @@ def _partial(left: Tensor) -> bool:
 
 
 def _last_width(block: nn.Module) -> int | None:
-    """Rows of the matrix that ends the block. None for a mixture of experts, where the experts' results are weighed by
-    the router, whose gradient needs them."""
+    """Rows of the matrix that ends the block. None where its result is needed: by the gradient of a norm that follows,
+    or of a router, which weighs the experts of a mixture."""
+    if getattr(block, "post_norms", False):
+        return None
     down = getattr(getattr(block, "ffn", None), "down", None)
     return down.in_features if isinstance(down, nn.Linear) else None

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from shoal.model.decoder import Block, Decoder
 from shoal.model.head import Head
 from shoal.model.mamba import Mamba
+from shoal.model.mla import LatentAttention
 from shoal.parallel import vocabulary
 from shoal.parallel.place import Place
 
@@ -61,6 +62,8 @@ def split(decoder: Decoder, place: Place) -> None:
 def _block(block: Block) -> Plan:
     kind, ffn = block.kind, block.ffn
     plan: Plan = {f"{kind}_norm": _whole(SEQUENCE), "ffn_norm": _whole(SEQUENCE)}
+    if block.post_norms:
+        plan |= {f"{kind}_post_norm": _whole(SEQUENCE), "ffn_post_norm": _whole(SEQUENCE)}
     plan |= {f"{kind}.{name}".rstrip("."): style for name, style in MIXERS[kind](block.mixer).items()}
     if not hasattr(ffn, "experts"):
         return plan | _feed_forward("ffn")
@@ -147,6 +150,29 @@ class _State(_Gathered):
         return x.to_local(grad_placements=[Partial()]), *rest
 
 
+def _mla(mla: nn.Module) -> Plan:
+    """Short vectors are made of the tokens that are here and gathered afterwards: they are less than the stream."""
+    have = {name for name, part in mla.named_children() if part is not None}
+    plan: Plan = {name: _whole(SEQUENCE) for name in ("q_a", "q_norm", "kv_a", "kv_norm") if name in have}
+    plan |= {name: ColwiseParallel(input_layouts=Shard(SEQUENCE)) for name in ("q", "q_b", "kv_b") if name in have}
+    return plan | {"": _Shared(), "out": RowwiseParallel(output_layouts=Shard(SEQUENCE))}
+
+
+class _Shared(ParallelStyle):
+    """Of latent attention: the part of the keys that all heads share is gathered, and each process has a part of its
+    gradient."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, LatentAttention)
+        module.of_all = partial(_of_all, mesh=device_mesh)
+        return module
+
+
+def _of_all(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    joined = DTensor.from_local(part, mesh, [Shard(SEQUENCE)], run_check=False).redistribute(placements=[Replicate()])
+    return joined.to_local(grad_placements=[Partial()])
+
+
 def _part(parameter: Tensor) -> Tensor:
     assert isinstance(parameter, DTensor)
     if all(placement.is_replicate() for placement in parameter.placements):
@@ -160,4 +186,4 @@ def _total(part: Tensor, mesh: DeviceMesh) -> Tensor:
     return summed.to_local(grad_placements=[Partial()])
 
 
-MIXERS: dict[str, Callable[[nn.Module], Plan]] = {"attention": _attention, "mamba": _mamba}
+MIXERS: dict[str, Callable[[nn.Module], Plan]] = {"attention": _attention, "mamba": _mamba, "mla": _mla}

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from shoal.plan.documents import skips_between
 from shoal.spec.mesh import Sizes
 from shoal.spec.mixers import mamba as facts
+from shoal.spec.mixers import mla as latent
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -93,16 +94,17 @@ def block(run: Run, shape: Shape, layer: int) -> Kept:
     tp, c, r = at.sizes.tp, at.compute, at.stream
     mixer = MIXERS[shape.mixer(layer)](run, at, shape, layer)
     ffn, ffn_selective, inner = _sparse(at, shape) if shape.sparse(layer) else _dense(at, shape.dim, shape.ffn_dim)
-    norms = 2 * _norm_input(at) * shape.dim / tp
+    # What a mixer and a feed-forward said is kept where it is normed too.
+    norms = shape.norms * _norm_input(at, shape) * shape.dim / tp
     if at.compiled:
         # The compiler's partitioner computes silu again, and the norms from their input and one number a token.
-        none = (r + c) * shape.dim / tp + c * shape.dim + mixer.none + ffn
+        none = (r + c * (shape.norms - 1)) * shape.dim / tp + c * shape.dim + mixer.none + ffn
     else:
         none = norms + c * shape.dim + mixer.none + mixer.mask + ffn
     if at.eight:
         none += shape.q_dim - (c - 1) * shape.dim
         none -= 0 if shape.sparse(layer) else (c - 1) * (shape.dim + shape.ffn_dim)
-    selective = (r + c) * shape.dim / tp + mixer.selective + ffn_selective
+    selective = (r + c * shape.norms / 2) * shape.dim / tp + mixer.selective + ffn_selective
     # The gradients of the stream and of what the feed-forward was computing; with tensor parallelism the former is
     # gathered first.
     working = r * shape.dim / tp + 2 * c * inner + (c * shape.dim if tp > 1 else 0)
@@ -153,20 +155,43 @@ def _mamba_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
     return Mixing(none=none, selective=products, attention=0.0, working=FLOAT32 * chunk * 2 * heads)
 
 
+def _mla_kept(run: Run, at: Setting, shape: Shape, layer: int) -> Mixing:
+    """Of latent attention: the short vectors and what they were before their norms; queries, keys, values and the
+    mixture, all as wide as queries; and what of the mixture goes out."""
+    m, c, tp = latent.of(shape), at.compute, at.sizes.tp
+    short, turned = (m.q_lora_rank or 0) + m.kv_lora_rank, m.qk_rope_head_dim
+    values = shape.heads * m.v_head_dim
+    mixture = (c * shape.q_dim + FLOAT32 * shape.heads) / tp
+    none = 3 * c * shape.q_dim / tp + mixture + (c * values / tp if m.v_head_dim < shape.head_dim else 0)
+    none += (c if at.cuda else 2 * FLOAT32) * short / tp + c * turned / tp + c * short
+    if m.q_lora_rank is not None:
+        none -= c * shape.dim * (1 - 1 / tp)  # of its input nothing is gathered
+    products = c * (short + turned + shape.q_dim + shape.heads * m.qk_nope_head_dim + values) / tp
+    masked = _masked(run, shape, layer) and not at.ring and not _by_rule(run, shape)
+    exchanged = 0.0 if at.sizes.cp == 1 or at.ring else 2 * c * shape.q_dim / tp
+    return Mixing(
+        none=none + exchanged,
+        selective=products + mixture + 2 * exchanged,
+        attention=mixture,
+        mask=c * at.seq * at.sizes.cp if masked else 0,
+    )
+
+
 def shared_by_blocks(run: Run, shape: Shape) -> float:
     """Masks and rotary positions, made once a forward pass."""
     at = setting(run)
-    angles = at.tokens * FLOAT32 * shape.head_dim
+    angles = at.tokens * FLOAT32 * shape.rotary_dim * (1 if shape.sliding_rope_theta is None else 2)
     if at.ring or _by_rule(run, shape) or not _masked(run, shape, shape.layers - 1):
         return angles
-    both = 2 if run.data.mask_documents and shape.sliding_window and shape.full_attention_layers else 1
+    both = 2 if run.data.mask_documents and 0 < shape.sliding_layers < shape.attending_layers else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2
 
 
-def _norm_input(at: Setting) -> int:
-    """Bytes a number that RMSNorm keeps of its input: one kernel keeps it as it came; the CPU's several keep it, and
-    it divided by its norm, in float32."""
-    return at.stream if at.cuda else 2 * FLOAT32
+def _norm_input(at: Setting, shape: Shape) -> int:
+    """Bytes a number that RMSNorm keeps of its input: one kernel keeps it as it came, or in float32 where its weight is
+    centred; the CPU's several keep it, and it divided by its norm, in float32."""
+    kept = FLOAT32 if shape.about.centred_norms else at.stream
+    return kept if at.cuda else 2 * FLOAT32
 
 
 def _qk_norm(at: Setting, shape: Shape) -> float:
@@ -222,8 +247,12 @@ def _by_rule(run: Run, shape: Shape) -> bool:
 def _masked(run: Run, shape: Shape, layer: int) -> bool:
     """Whether attention takes a mask: packed documents are assumed wherever they are kept apart."""
     window = shape.sliding_window
-    slides = window is not None and window < run.data.seq_len and layer >= shape.full_attention_layers
+    slides = window is not None and window < run.data.seq_len and shape.slides(layer)
     return run.data.mask_documents or slides
 
 
-MIXERS: dict[str, Callable[[Run, Setting, Shape, int], Mixing]] = {"attention": _attention_kept, "mamba": _mamba_kept}
+MIXERS: dict[str, Callable[[Run, Setting, Shape, int], Mixing]] = {
+    "attention": _attention_kept,
+    "mamba": _mamba_kept,
+    "mla": _mla_kept,
+}

@@ -65,6 +65,7 @@ class Cases:
     heads: Column
     q_dim: Column
     kv_dim: Column
+    mixer_share: Column  # of the matrices that these widths would have, what there is
     mixing_bytes: Column  # of mixers that do not attend: through memory, a token
     ffn_dim: Column
     matrices: Column
@@ -180,6 +181,7 @@ def _row(case: Case) -> dict[str, float | bool]:
         "heads": net.heads,
         "q_dim": net.q_dim,
         "kv_dim": net.kv_dim,
+        "mixer_share": net.mixer_share,
         "ffn_dim": net.ffn_dim,
         "matrices": net.matrices,
         "vocab": net.vocab,

@@ -41,7 +41,7 @@ class Documents:
 def one_document(shape: Shape, seq: int) -> Documents:
     """Where nothing is known of the data, or documents are not kept apart."""
     seen = seen_pairs(shape, np.array([seq])) / (shape.layers * seq)
-    return Documents(seen, seq / 2 * shape.layers_of("attention") / shape.layers, WHOLE)
+    return Documents(seen, seq / 2 * shape.attending_layers / shape.layers, WHOLE)
 
 
 def of_windows(shape: Shape, windows: Sequence[I64], basis: str) -> Documents:
@@ -86,8 +86,8 @@ def _computed_pairs(shape: Shape, lengths: I64) -> int:
     first = np.arange(0, seq, BLOCK)
     own = begins[np.searchsorted(begins, first, side="right") - 1]
     back = first // BLOCK - own // BLOCK + 1
-    slides = 0 if shape.sliding_window is None else shape.layers - shape.full_attention_layers
-    blocks = (shape.layers_of("attention") - slides) * int(back.sum())
+    slides = shape.sliding_layers
+    blocks = (shape.attending_layers - slides) * int(back.sum())
     if slides and shape.sliding_window is not None:
         reach = -(-(shape.sliding_window - 1) // BLOCK) + 1
         blocks += slides * int(np.minimum(back, reach).sum())

@@ -62,7 +62,7 @@ def footprint(cases: Cases) -> Footprint:
 def held_params(cases: Cases) -> tuple[Column, Column]:
     """Parameters that a device would hold of its stage without sharding by data parallelism: all but routed experts,
     and those."""
-    attention = 2 * cases.dim * (cases.q_dim + cases.kv_dim)
+    attention = 2 * cases.dim * (cases.q_dim + cases.kv_dim) * cases.mixer_share
     plain = cases.layers - cases.sparse_layers
     expert = cases.matrices * cases.dim * cases.expert_dim
     blocks = cases.layers * attention + plain * cases.matrices * cases.dim * cases.ffn_dim

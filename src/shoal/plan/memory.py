@@ -149,7 +149,7 @@ def _backward(run: Run, shape: Shape, has: Held, before: float, grows: bool) -> 
     """The loss and the backward pass of one micro-batch, `before` being the gradients (in numbers) that are there when
     it begins, and `grows` whether it adds others to them."""
     at, mode = setting(run), str(run.mesh.recompute)
-    kinds = [(shape.sparse(layer), layer >= shape.full_attention_layers) for layer in has.layers]
+    kinds = [(shape.sparse(layer), shape.slides(layer)) for layer in has.layers]
     of_kind = {kind: block(run, shape, layer) for kind, layer in dict(zip(kinds, has.layers, strict=True)).items()}
     kept = [of_kind[kind] for kind in kinds]
     most = max(has.flights)

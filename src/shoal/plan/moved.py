@@ -41,6 +41,7 @@ def moved(cases: Cases, c: Constants) -> Column:
 def _products(cases: Cases) -> Column:
     m, tp, d = cases.tokens, cases.tp, cases.dim
     attention = _linear(cases, m, (cases.q_dim + 2 * cases.kv_dim) / tp, d) + _linear(cases, m, d, cases.q_dim / tp)
+    attention = attention * cases.mixer_share
     share = cases.sparse_layers / cases.layers
     dense = _feed_forward(cases, m, cases.ffn_dim / tp)
     own = np.maximum(cases.experts / np.maximum(cases.ep, 1), 1.0)

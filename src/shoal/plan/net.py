@@ -30,6 +30,9 @@ class Net:
     other_in: int = 0
     other_out: int = 0
     other_bytes: float = 0.0  # through memory for each token of such a layer, forwards
+    # Of latent attention: what its matrices weigh of those that such widths would have, and the width of its values.
+    mixer_share: float = 1.0
+    v_head_dim: int = 0  # 0: as keys
 
     @staticmethod
     def of(shape: Shape) -> Net:
@@ -46,7 +49,7 @@ class Net:
             shape.vocab_size,
             shape.tie_embeddings,
             *sparse,
-            **_other(shape),
+            **(_other(shape) | _latent(shape)),
         )
 
     @property
@@ -87,7 +90,7 @@ class Net:
     @property
     def attention_params(self) -> float:
         """Of a layer's mixer."""
-        return 2 * self.dim * (self.q_dim + self.kv_dim)
+        return 2 * self.dim * (self.q_dim + self.kv_dim) * self.mixer_share
 
     @property
     def dense_params(self) -> int:
@@ -105,13 +108,23 @@ class Net:
 
     def flops_per_token(self, seq: int, causal: bool) -> float:
         """Training FLOPs of one token, as `Shape.flops_per_token` counts them."""
-        attention = 12 * (self.layers - self.other_layers) * self.heads * self.head_dim * seq
+        both = self.head_dim + (self.v_head_dim or self.head_dim)
+        attention = 6 * (self.layers - self.other_layers) * self.heads * both * seq
         return 6 * (self._of_layers(self.top_k) + self.vocab * self.dim) + (attention / 2 if causal else attention)
 
     def _of_layers(self, experts: int) -> float:
         dense = self.layers - self.sparse_layers
         sparse = self.expert_params * (experts + self.shared) + self.dim * self.experts
         return self.layers * self.attention_params + dense * self.dense_params + self.sparse_layers * sparse
+
+
+def _latent(shape: Shape) -> dict[str, Any]:
+    """Latent attention attends with the widths of plain attention, and multiplies with smaller matrices."""
+    if shape.mla is None:
+        return {}
+    matrices = sum(weight.numbers for weight in shape.mixer_weights(0) if weight.product)
+    plain = 2 * shape.dim * (shape.q_dim + shape.kv_dim)
+    return {"mixer_share": matrices / plain, "v_head_dim": shape.mla.v_head_dim}
 
 
 def _other(shape: Shape) -> dict[str, Any]:

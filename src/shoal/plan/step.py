@@ -104,6 +104,7 @@ def tokens_per_second(cases: Cases, c: Constants) -> Column:
 def _products(cases: Cases, c: Constants) -> Time:
     m, tp, d = cases.tokens, cases.tp, cases.dim
     attention = linear(cases, c, m, (cases.q_dim + 2 * cases.kv_dim) / tp, d) + linear(cases, c, m, d, cases.q_dim / tp)
+    attention = attention.times(cases.mixer_share)
     dense = _feed_forward(cases, c, m, cases.ffn_dim / tp)
     share = cases.sparse_layers / cases.layers
     if not share.any():

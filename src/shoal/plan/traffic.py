@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from shoal.plan.chunks import CHUNK_BYTES, chunk_tokens
 from shoal.spec.mesh import Sizes
+from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -171,12 +172,16 @@ def _tensor(step: Step, rows: Rows) -> None:
     hidden = step.tokens * shape.dim / n  # numbers of one process's stretch
     kept, full = step.recompute == "none", step.recompute in ("attention", "full")
     for layer in range(shape.layers):
-        parts = 1 if shape.sparse(layer) and not _shared(shape) else 2  # attention, feed-forward
-        # The scatter that ends a block is not done again: nothing in its backward pass needs the result.
-        for op, times in (("all_gather", 2 + (not kept)), ("reduce_scatter", 2)):
-            _add(rows, "tp", op, times * parts * m, (n - 1) * hidden * step.compute_bytes)
+        taken = [KINDS[shape.mixer(layer)].gathered(shape)]  # by the mixer, and by the feed-forward
+        taken += [] if shape.sparse(layer) and not _shared(shape) else [(shape.dim,)]
+        # The scatter that ends a block is not done again: nothing in its backward pass needs the result, but a norm.
+        for op, times in (("all_gather", 1 + (not kept)), ("reduce_scatter", 1)):
+            for width in (width for widths in taken for width in widths):
+                _add(rows, "tp", op, times * m, (n - 1) * step.tokens * width / n * step.compute_bytes)
+            other = "reduce_scatter" if op == "all_gather" else "all_gather"  # what comes out, and its gradient
+            _add(rows, "tp", other, len(taken) * m, (n - 1) * hidden * step.compute_bytes)
         if full:
-            _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.compute_bytes)
+            _add(rows, "tp", "reduce_scatter", m * shape.norms // 2, (n - 1) * hidden * step.compute_bytes)
     # A state space norms its heads together: a sum for each token, and its gradient's.
     _all_reduce(rows, "tp", n, (3 if full else 2) * m * shape.layers_of("mamba"), step.tokens * FLOAT32)
     _add(rows, "tp", "reduce_scatter", m, (n - 1) * hidden * step.stream_bytes)  # the embedding
@@ -242,8 +247,10 @@ def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]
     dim, ffn = shape.dim, shape.ffn_dim // tp
     mixer = [weight.local(tp) for weight in shape.mixer_weights(layer)]
     out: list[Dims] = [(dim,), *mixer, (dim,)]
+    after: list[Dims] = [(dim,)] * (shape.norms - 2)
     if not shape.sparse(layer):
-        return out + [(ffn, dim), (ffn, dim), (dim, ffn)] + ([(ffn,), (ffn,), (dim,)] if shape.mlp_bias else [])
+        biases: list[Dims] = [(ffn,), (ffn,), (dim,)] if shape.mlp_bias else []
+        return [*out, (ffn, dim), (ffn, dim), (dim, ffn), *biases, *after]
     e = shape.experts
     assert e is not None
     out.append((e.count, dim))
@@ -252,14 +259,14 @@ def _block(shape: Shape, layer: int, tp: int, experts_apart: bool) -> list[Dims]
         out += [(width, dim), (width, dim), (dim, width)]
     if not experts_apart:
         out += [(e.count, e.ffn_dim, dim), (e.count, e.ffn_dim, dim), (e.count, dim, e.ffn_dim)]
-    return out
+    return out + after
 
 
 def _held_whole(shape: Shape) -> Iterable[int]:
     """Numbers of each parameter that tensor parallelism does not cut, and whose gradient it sums."""
     yield shape.dim
     for layer in range(shape.layers):
-        yield from (shape.dim, shape.dim)
+        yield from [shape.dim] * shape.norms
         yield from (weight.numbers for weight in shape.mixer_weights(layer) if weight.summed)
         if shape.sparse(layer):
             assert shape.experts is not None

@@ -28,7 +28,6 @@ from shoal.parallel.place import Place
 from shoal.profile.launches import name_triton_launches
 from shoal.profile.processes import NOT_WRITTEN, trace_file
 from shoal.profile.ranges import Ranges
-from shoal.spec.mixers import KINDS
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 from shoal.train.loop import Training, train
@@ -158,7 +157,7 @@ class Done:
         about = {name: sum(float(r[of]) for r in traced) / len(traced) for name, of in names.items()}
         tokens, shape = about["tokens_per_step"], self._shape
         attention = about["flops_per_step"] - (6 * shape.matrix_params + shape.mixing_flops_per_token) * tokens
-        pair, layers = KINDS["attention"].flops_per_pair(shape), shape.layers_of("attention")
+        pair, layers = shape.flops_per_pair, shape.attending_layers
         return {**about, "attended": attention / (pair * layers * tokens * self._seq) if layers else 0.0}
 
 

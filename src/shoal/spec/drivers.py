@@ -113,6 +113,7 @@ REFUSED: dict[Driver, Table] = {
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
         "model.mamba": No("stages have not been tried with state-space layers; take a model without them"),
+        "model.mla": No("stages have not been tried with latent attention; take a model without it"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
         "train.fp8_head": No("stages compute in fp32 or bf16; leave it out"),

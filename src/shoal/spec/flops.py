@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.spec.mixers import KINDS
 from shoal.spec.shape import Shape
 
 CONVENTION = "causal, documents apart"
@@ -27,8 +26,8 @@ class Flops:
 def seen_pairs(shape: Shape, lengths: Any) -> int:
     """Pairs of a token and one that it sees, over all layers. `lengths` (an array of integers): of the stretches of one
     document that windows hold."""
-    slides = 0 if shape.sliding_window is None else shape.layers - shape.full_attention_layers
-    pairs = shape.layers_of("attention") * int(_triangle(lengths).sum())
+    slides = shape.sliding_layers
+    pairs = shape.attending_layers * int(_triangle(lengths).sum())
     if slides:
         beyond = lengths - shape.sliding_window
         pairs -= slides * int(_triangle(beyond * (beyond > 0)).sum())
@@ -39,10 +38,11 @@ def step_flops(shape: Shape, tokens: float, pairs: float, recompute: str = "none
     """Of a step on so many tokens, with `seen_pairs` of them.
 
     Recomputed (`shoal.parallel.recompute`): `attention` and `full` do a block's products again, but for the last one,
-    which no gradient needs (of routed experts it is: the router's does); `full` does attention again. A fused attention
-    kernel always computes its scores a second time backwards: five products, where the model's gradient has four.
+    which no gradient needs (of routed experts the router's does, and a norm's where one follows); `full` does attention
+    again. A fused attention kernel always computes its scores a second time backwards: five products, where the model's
+    gradient has four.
     """
-    pair, mixing = KINDS["attention"].flops_per_pair(shape), shape.mixing_flops_per_token
+    pair, mixing = shape.flops_per_pair, shape.mixing_flops_per_token
     model = (6.0 * shape.matrix_params + mixing) * tokens + float(pair) * pairs
     again = pair / 6 * pairs
     if recompute in ("attention", "full"):
@@ -54,6 +54,8 @@ def step_flops(shape: Shape, tokens: float, pairs: float, recompute: str = "none
 
 
 def _last_product(shape: Shape, layer: int) -> int:
+    if shape.about.post_norms:
+        return 0
     if shape.experts is not None and shape.sparse(layer):
         return shape.dim * shape.experts.ffn_dim * shape.experts.shared
     return shape.dim * shape.ffn_dim

@@ -20,6 +20,11 @@ class RopeScaling(Strict):
     beta_fast: float = Field(32.0, gt=0, description="yarn: rotations above which a dimension is left alone.")
     beta_slow: float = Field(1.0, gt=0, description="yarn: rotations below which a dimension is interpolated.")
     attention_factor: float | None = Field(None, gt=0, description="yarn: scale on cos and sin; derived when empty.")
+    mscale_all_dim: float | None = Field(
+        None,
+        gt=0,
+        description="yarn with `mla` (DeepSeek): scores grow by the square of 1 + this x 0.1 x ln factor.",
+    )
 
 
 class Experts(Strict):
@@ -34,6 +39,11 @@ class Experts(Strict):
         "softmax", description="How router logits become scores: over all experts (Mixtral, Qwen 3) or each by itself."
     )
     normalize: bool = Field(True, description="The weights of a token's experts are made to sum to one.")
+    groups: int = Field(1, ge=1, description="Experts lie in so many groups, of which a token sees some (DeepSeek).")
+    top_groups: int = Field(
+        1, ge=1, description="Groups that a token's experts may lie in: those with the best two experts."
+    )
+    routed_scale: float = Field(1.0, gt=0, description="What the picked experts say is multiplied by this (DeepSeek).")
     balance_rate: Annotated[float, Field(ge=0)] | Auto = Field(
         "auto",
         description="How far each step moves the bias that evens out the experts' loads (arXiv:2408.15664); 0: off. "
@@ -66,8 +76,21 @@ class Mamba(Strict):
     proj_bias: bool = Field(False, description="Bias on the projections in and out.")
 
 
+class Mla(Strict):
+    """Multi-head latent attention (DeepSeek): keys and values of all heads are made of one short vector a token."""
+
+    q_lora_rank: int | None = Field(
+        None, ge=1, description="Width of the short vector that queries are made of; none: of the stream itself."
+    )
+    kv_lora_rank: int = Field(ge=1, description="Width of the short vector that keys and values are made of.")
+    qk_nope_head_dim: int = Field(ge=1, description="Numbers of a query's head that positions do not turn.")
+    qk_rope_head_dim: int = Field(ge=2, description="Numbers that they turn; of the keys all heads share them.")
+    v_head_dim: int = Field(ge=1, description="Width of a head's values.")
+    rope_interleave: bool = Field(True, description="Positions turn neighbours in a head; else its two halves.")
+
+
 class Model(Strict):
-    """The decoder: Llama 2/3, Qwen 2/3, Mistral and Bamba are all settings of this one shape."""
+    """The decoder: Llama 2/3, Qwen 2/3, Mistral, Bamba, Gemma 3 and DeepSeek-V3 are all settings of this one shape."""
 
     preset: str | None = Field(None, description="A named shape (`shoal show --presets` lists them) to start from.")
     weights: LocalPath | None = Field(
@@ -82,9 +105,9 @@ class Model(Strict):
     hf_config: Annotated[str, Field(max_length=1 << 18)] | None = Field(
         None, description="What config.json of `hf` says; written by Shoal when a run begins."
     )
-    family: Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba"] = Field(
-        "llama", description="The Hugging Face architecture that weights are read from and written to."
-    )
+    family: Literal[
+        "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "dots1", "bamba", "gemma3_text", "deepseek_v3"
+    ] = Field("llama", description="The Hugging Face architecture that weights are read from and written to.")
     vocab_size: CountOrAuto = Field(
         "auto", description="Rows of the embedding; `auto`: the tokenizer's, rounded up to 64."
     )
@@ -111,6 +134,15 @@ class Model(Strict):
     full_attention_layers: int = Field(
         0, ge=0, description="Leading layers that ignore `sliding_window` (Qwen 2's max_window_layers)."
     )
+    full_attention_every: int | None = Field(
+        None, ge=2, description="Every so-many-th layer ignores `sliding_window` (Gemma 3: 6)."
+    )
+    sliding_rope_theta: float | None = Field(
+        None, gt=0, description="Base of the rotary frequencies in layers with a window (Gemma 3); none: `rope_theta`."
+    )
+    query_pre_attn_scalar: int | None = Field(
+        None, ge=1, description="Scores are divided by the root of this number (Gemma 3); none: `head_dim`."
+    )
     init: Literal["auto", "normal", "megatron", "torchtitan", "scaled", "zero"] = Field(
         "auto", description="Rule for the start values (docs/guide/models.md); `auto`: what learns fastest."
     )
@@ -121,3 +153,6 @@ class Model(Strict):
     )
     experts: Experts | None = Field(None, description="Makes the model a mixture of experts.")
     mamba: Mamba | None = Field(None, description="Makes the model a hybrid of state-space layers and attention.")
+    mla: Mla | None = Field(
+        None, description="Makes attention latent: keys and values out of one short vector a token."
+    )

@@ -1,4 +1,4 @@
-"""Named model shapes, from a laptop's to the 405B class. The YAML files in `presets/` hold them, one file a family."""
+"""Named model shapes, from a laptop's to the 671B class. The YAML files in `presets/` hold them, one file a family."""
 
 from __future__ import annotations
 

@@ -31,11 +31,14 @@ _FIXED_BY_WEIGHTS = (
     "experts.count", "experts.ffn_dim", "experts.shared", "experts.dense_layers",
     "mamba.attention_layers", "mamba.heads", "mamba.head_dim", "mamba.state_dim", "mamba.groups", "mamba.conv_width",
     "mamba.conv_bias", "mamba.proj_bias",
+    "mla.q_lora_rank", "mla.kv_lora_rank", "mla.qk_nope_head_dim", "mla.qk_rope_head_dim", "mla.v_head_dim",
 )  # fmt: skip
 
 
 # Names that resolved files of earlier versions lack: each had what is its default now, but for `init`.
-_LATER = ("init", "mamba", "hf", "hf_config")
+_LATER = (
+    "init", "mamba", "hf", "hf_config", "full_attention_every", "sliding_rope_theta", "query_pre_attn_scalar", "mla",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec import balancing
-from shoal.spec.families import FAMILIES
+from shoal.spec.families import FAMILIES, Family
 from shoal.spec.mixers import KINDS
 from shoal.spec.mixers.weight import Weight
-from shoal.spec.model import Experts, Mamba, Model, RopeScaling
+from shoal.spec.model import Experts, Mamba, Mla, Model, RopeScaling
 from shoal.spec.start_values import STD, rule_of
 
 
@@ -36,10 +37,19 @@ class Shape:
     tie_embeddings: bool
     sliding_window: int | None
     full_attention_layers: int
+    full_attention_every: int | None
+    sliding_rope_theta: float | None
+    query_pre_attn_scalar: int | None
     init: str  # a rule of shoal.spec.start_values
     init_std: float
     experts: Experts | None
     mamba: Mamba | None
+    mla: Mla | None
+
+    @property
+    def about(self) -> Family:
+        """What its family has beside the settings."""
+        return FAMILIES[self.family]
 
     @property
     def q_dim(self) -> int:
@@ -51,12 +61,51 @@ class Shape:
 
     @property
     def rotary_dim(self) -> int:
-        """Numbers of a head that positions turn, its first."""
-        return int(self.head_dim * FAMILIES[self.family].rotary)
+        """Numbers of a head that positions turn."""
+        return self.mla.qk_rope_head_dim if self.mla else int(self.head_dim * self.about.rotary)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by beside the root of a head's width, which is every kernel's own."""
+        scalar, rope = self.query_pre_attn_scalar, self.rope_scaling
+        if rope is not None and rope.mscale_all_dim is not None and rope.factor > 1:
+            return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
+        return 1.0 if scalar is None else math.sqrt(self.head_dim / scalar)
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer's attention has a window."""
+        if self.sliding_window is None or layer < self.full_attention_layers:
+            return False
+        return self.full_attention_every is None or (layer + 1) % self.full_attention_every > 0
+
+    @cached_property
+    def sliding_layers(self) -> int:
+        return sum(self.slides(layer) for layer in range(self.layers))
+
+    @property
+    def norms(self) -> int:
+        """Of a block, beside those inside its mixer."""
+        return 4 if self.about.post_norms else 2
 
     def mixer(self, layer: int) -> str:
         """The kind of a layer's mixer, of `shoal.spec.mixers.KINDS`."""
+        if self.mla is not None:
+            return "mla"
         return "attention" if self.mamba is None or layer in self.mamba.attention_layers else "mamba"
+
+    @property
+    def attending(self) -> str:
+        """The kind of those mixers in which a token looks at others one by one."""
+        return "attention" if self.mla is None else "mla"
+
+    @property
+    def attending_layers(self) -> int:
+        return self.layers_of(self.attending)
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Training FLOPs of one token and one that it sees, in one layer."""
+        return KINDS[self.attending].flops_per_pair(self)
 
     def layers_of(self, kind: str) -> int:
         """How many layers have a mixer of this kind."""
@@ -104,12 +153,11 @@ class Shape:
         does. The embedding is a lookup and counts nothing; the head counts even when tied.
         """
         seen = seq_len / 2 if causal else seq_len
-        return self.flops_per_token_seeing(seen * self.layers_of("attention") / self.layers)
+        return self.flops_per_token_seeing(seen * self.attending_layers / self.layers)
 
     def flops_per_token_seeing(self, seen: float) -> float:
         """The same of a token that sees so many others, on average over layers and tokens."""
-        pairs = KINDS["attention"].flops_per_pair(self)
-        return 6 * self.matrix_params + self.layers * pairs * seen + self.mixing_flops_per_token
+        return 6 * self.matrix_params + self.layers * self.flops_per_pair * seen + self.mixing_flops_per_token
 
     @property
     def mixing_flops_per_token(self) -> int:
@@ -132,7 +180,7 @@ class Shape:
 
     def _layers(self, active: bool) -> int:
         mixers = sum(weight.numbers for layer in range(self.layers) for weight in self.mixer_weights(layer))
-        norms = 2 * self.dim * self.layers
+        norms = self.norms * self.dim * self.layers
         dense = 3 * self.dim * self.ffn_dim + (2 * self.ffn_dim + self.dim) * self.mlp_bias
         if self.experts is None:
             return mixers + norms + self.layers * dense
@@ -155,6 +203,8 @@ def shape_of(model: Model, tokenizer_vocab: int | None = None) -> Shape:
         vocab = round_up(tokenizer_vocab, 64)
     kv_heads = model.heads if model.kv_heads == "auto" else model.kv_heads
     head_dim = model.dim // model.heads if model.head_dim == "auto" else model.head_dim
+    if model.mla is not None:
+        head_dim = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
     ffn_dim = round_up(model.dim * 8 // 3, 64) if model.ffn_dim == "auto" else model.ffn_dim
     same = {name: getattr(model, name) for name in Shape.__dataclass_fields__}
     closed = {"vocab_size": vocab, "kv_heads": kv_heads, "head_dim": head_dim, "ffn_dim": ffn_dim}

@@ -76,7 +76,7 @@ def layer_costs(shape: Shape, seq_len: int) -> list[float]:
 
 def _block_cost(shape: Shape, layer: int, seq_len: int) -> float:
     window = seq_len
-    if shape.sliding_window is not None and layer >= shape.full_attention_layers:
+    if shape.sliding_window is not None and shape.slides(layer):
         window = min(window, shape.sliding_window)
     seen = window - window**2 / (2 * seq_len)  # keys that a query sees, on average over the sequence
     kind = KINDS[shape.mixer(layer)]

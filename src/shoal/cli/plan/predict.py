@@ -107,7 +107,7 @@ def _about(best: Verdict) -> list[str]:
 def _documents(asked: Asked) -> str:
     """What attention has to do, and how that is known."""
     seen, half, shape = asked.seen, asked.run.data.seq_len / 2, asked.shape
-    attending = shape.layers_of("attention")
+    attending = shape.attending_layers
     if not attending:
         return "Attention: no layer has any."
     all_layers = shape.layers / attending  # the counts are means over all layers

@@ -64,8 +64,7 @@ def _dense(s: Subject) -> Iterator[float]:
     shape = s.shape
     stages = [held(s.closed, shape, rank).layers for rank in range(s.sizes.pp)]
     for layer in max(stages, key=len):
-        yield from (_flops(shape.dim, shape.q_dim), _flops(shape.dim, shape.q_dim))
-        yield from (_flops(shape.dim, shape.kv_dim), _flops(shape.dim, shape.kv_dim))
+        yield from (_flops(*weight.dims) for weight in shape.mixer_weights(layer) if weight.product)
         if not shape.sparse(layer):
             yield from [_flops(shape.dim, shape.ffn_dim)] * 3
         elif shape.experts is not None and shape.experts.shared:

@@ -86,23 +86,33 @@ def odd_heads(s: Subject) -> Iterator[Finding]:
     fast = not s.asked.machine.cpu and s.asked.precision != "fp32" and run.train.kernels != "plain"
     if not fast or not run.data.mask_documents or (width >= 16 and not width & (width - 1)):
         return
+    latent = s.shape.mla is not None
+    name = "model.mla.qk_nope_head_dim + qk_rope_head_dim" if latent else "model.head_dim"
+    other = "" if latent else f"model.head_dim {_power(width)} with model.heads {_heads(s)}, or "
     yield Finding(
         Severity.HURTS if s.part("attention") >= HURTS else Severity.NOTE,
         "odd-heads",
-        ("model.head_dim", "data.mask_documents"),
-        f"model.head_dim {width} is no power of two from 16 on, so the kernel that skips what lies between documents "
+        ("model.mla" if latent else "model.head_dim", "data.mask_documents"),
+        f"{name} {width} is no power of two from 16 on, so the kernel that skips what lies between documents "
         f"does not take it: a mask of {run.data.seq_len:,} x {run.data.seq_len:,} is made, and attention, "
         f"{percent(s.part('attention'))} of a step, computes all of it.",
-        f"model.head_dim {_power(width)} with model.heads {max(1, round(s.shape.q_dim / _power(width)))}, or "
-        "data.mask_documents false where windows are single documents.",
+        f"{other}data.mask_documents false where windows are single documents.",
     )
+
+
+def _heads(s: Subject) -> int:
+    return max(1, round(s.shape.q_dim / _power(s.shape.head_dim)))
 
 
 def _widths(s: Subject) -> dict[str, int]:
     """Of one process."""
     shape, tp, experts = s.shape, s.sizes.tp, s.shape.experts
-    widths = {"model.dim": shape.dim, "model.heads x head_dim": shape.q_dim // tp}
-    widths |= {"model.kv_heads x head_dim": shape.kv_dim // tp}
+    widths = {"model.dim": shape.dim}
+    if shape.mla is None:
+        widths |= {"model.heads x head_dim": shape.q_dim // tp, "model.kv_heads x head_dim": shape.kv_dim // tp}
+    else:
+        widths["model.mla.kv_lora_rank"] = shape.mla.kv_lora_rank
+        widths["model.heads x mla.v_head_dim"] = shape.heads * shape.mla.v_head_dim // tp
     if experts is None or experts.dense_layers:
         widths["model.ffn_dim"] = shape.ffn_dim // tp
     if experts is not None:
@@ -112,13 +122,13 @@ def _widths(s: Subject) -> dict[str, int]:
 
 def _is_cut(name: str) -> bool:
     """By tensor parallelism."""
-    return name not in ("model.dim", "model.experts.ffn_dim")
+    return name not in ("model.dim", "model.experts.ffn_dim", "model.mla.kv_lora_rank")
 
 
 def _matrices(s: Subject) -> Iterator[tuple[float, tuple[int, int]]]:
     """Of a block: its share of the products' work, and its two sides on a process."""
     shape, tp, e = s.shape, s.sizes.tp, s.shape.experts
-    sides = [(shape.dim, shape.q_dim // tp)] * 2 + [(shape.dim, shape.kv_dim // tp)] * 2
+    sides = [(w.local(tp)[0], w.local(tp)[1]) for w in shape.mixer_weights(0) if w.product]
     work: list[tuple[float, tuple[int, int]]] = [(1.0, side) for side in sides]
     sparse = sum(shape.sparse(layer) for layer in range(shape.layers)) / shape.layers
     if sparse < 1:

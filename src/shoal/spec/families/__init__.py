@@ -4,7 +4,7 @@ All are settings of one decoder (`shoal.model.decoder`). A family is added by it
 `shoal.spec.model.Model.family`.
 """
 
-from shoal.spec.families import bamba, dots1, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from shoal.spec.families import bamba, deepseek_v3, dots1, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from shoal.spec.families.family import Family, Routed, Window
 
 FAMILIES: dict[str, Family] = {
@@ -16,6 +16,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": qwen3_moe.FAMILY,
     "dots1": dots1.FAMILY,
     "bamba": bamba.FAMILY,
+    "gemma3_text": gemma3_text.FAMILY,
+    "deepseek_v3": deepseek_v3.FAMILY,
 }
 
 __all__ = ["FAMILIES", "Family", "Routed", "Window"]

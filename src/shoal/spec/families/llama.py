@@ -16,4 +16,5 @@ FAMILY = Family(
     attention_bias=True,
     mlp_bias=True,
     max_position=2048,
+    heads_divide=True,
 )

@@ -34,6 +34,8 @@ def harmless(**words: str) -> Verdicts:
 
 
 NO_BIAS = Only((False,), "this family's class has none")
-_NO_EXPERTS = Only((0,), "transformers computes this family without experts (mixtral, qwen3_moe and dots1 have them)")
+_NO_EXPERTS = Only(
+    (0,), "transformers computes this family without experts (mixtral, qwen3_moe, dots1 and deepseek_v3 have them)"
+)
 DENSE: Verdicts = {"num_local_experts": _NO_EXPERTS, "num_experts": _NO_EXPERTS}
 ROUTED: Verdicts = harmless(said="output_router_logits", loss="router_aux_loss_coef aux_loss_alpha seq_aux")

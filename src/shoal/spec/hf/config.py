@@ -1,5 +1,4 @@
-"""A Hugging Face config.json to the fields of `model` and back, for Llama, Qwen 2, Qwen 3 and Mistral, dense, of
-experts (Mixtral, Qwen 3 MoE, dots.llm1) or with state-space layers (Bamba).
+"""A Hugging Face config.json to the fields of `model` and back, for every family of `shoal.spec.families`.
 
 Both ways refuse, with a sentence that names it, whatever the other side cannot express: a model that silently
 computes something else is worse than none. A key that a config leaves out means what transformers 5 takes it to mean.
@@ -15,12 +14,16 @@ from shoal.spec.families import FAMILIES, Family
 from shoal.spec.hf.experts import experts_from_hf, experts_problem, experts_to_hf
 from shoal.spec.hf.fields import refuse_the_unknown
 from shoal.spec.hf.mamba import mamba_from_hf, mamba_problem, mamba_to_hf
+from shoal.spec.hf.mla import mla_from_hf, mla_problem, mla_to_hf
 from shoal.spec.hf.numbers import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, MOST_WIDE, flag, real, whole
-from shoal.spec.hf.rope import rope_from_hf, rope_to_hf
-from shoal.spec.hf.windows import window_from_hf
+from shoal.spec.hf.rope import rope_from_hf, rope_to_hf, sliding_theta_from_hf
+from shoal.spec.hf.windows import window_from_hf, window_to_hf
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import STD
 from shoal.values import BadValue, inside, shown
+
+# How transformers spells an activation; the first is written.
+ACTS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_python_tanh")}
 
 
 def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,10 +42,12 @@ def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any]:
-    act = config.get("hidden_act") or "silu"
-    if act not in ("silu", "swish"):
+    spellings = ACTS[family.act]
+    act = config.get(family.act_key) or spellings[0]
+    if act not in spellings:
         raise SpecError(
-            f"config.json has hidden_act {shown(act)!r}: Shoal's feed-forward layers are SwiGLU (silu) only."
+            f"config.json has {family.act_key} {shown(act)!r}: Shoal's feed-forward layers are gated by {spellings[0]} "
+            "in this family."
         )
     dim = whole(config, "hidden_size", MOST_WIDE)
     layers = whole(config, "num_hidden_layers", MOST_LAYERS)
@@ -50,8 +55,7 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
     kv_heads = family.kv_heads if "num_key_value_heads" not in config else None
     head_dim = family.head_dim if "head_dim" not in config else None
     max_seq_len = whole(config, "max_position_embeddings", MOST_POSITIONS, family.max_position)
-    theta, scaling = rope_from_hf(config, max_seq_len, family)
-    window, full_layers = window_from_hf(config, kind, family, layers)
+    windows = window_from_hf(config, kind, family, layers)
     bias = flag(config, "attention_bias") if family.attention_bias else False
     fields = {
         "family": kind,
@@ -64,19 +68,24 @@ def _read(config: Mapping[str, Any], kind: str, family: Family) -> dict[str, Any
         "ffn_dim": whole(config, "intermediate_size", MOST_WIDE),
         "max_seq_len": max_seq_len,
         "norm_eps": real(config, "rms_norm_eps", family.norm_eps),
-        "rope_theta": theta,
-        "rope_scaling": scaling,
+        **rope_from_hf(config, max_seq_len, family),
         "qk_norm": family.qk_norm,
         "qkv_bias": family.biases[0] if family.biases else bias,
         "out_bias": family.biases[1] if family.biases else bias,
         "mlp_bias": flag(config, "mlp_bias") if family.mlp_bias else False,
-        "tie_embeddings": flag(config, "tie_word_embeddings"),
-        "sliding_window": window,
-        "full_attention_layers": full_layers,
+        "tie_embeddings": flag(config, "tie_word_embeddings", family.tied),
+        **windows,
         "init_std": real(config, "initializer_range", STD) or STD,
     }
+    if family.sliding_theta is not None:
+        sliding = sliding_theta_from_hf(config, family.sliding_theta)
+        fields["sliding_rope_theta"] = None if windows["sliding_window"] is None else sliding
+    if family.query_scalar is not None:
+        fields["query_pre_attn_scalar"] = whole(config, "query_pre_attn_scalar", MOST_WIDE, family.query_scalar)
     if family.mamba:
         fields["mamba"] = mamba_from_hf(config, dim, layers)
+    if family.mla is not None:
+        fields |= {"mla": mla_from_hf(config, family.mla), "head_dim": "auto"}
     return fields | {"experts": experts_from_hf(config, family.routed, layers)} if family.routed else fields
 
 
@@ -100,7 +109,7 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
+        family.act_key: ACTS[family.act][0],
         "max_position_embeddings": max_position,
         "initializer_range": min(shape.init_std, 1.0),  # transformers opens no Llama with more; it computes nothing
         "rms_norm_eps": shape.norm_eps,
@@ -116,19 +125,24 @@ def to_hf(shape: Shape) -> dict[str, Any]:
         config["attention_bias"] = shape.out_bias
     if family.mlp_bias:
         config["mlp_bias"] = shape.mlp_bias
-    if family.window is not None:
-        config["sliding_window"] = shape.sliding_window
-        if family.window.switched:
-            config["use_sliding_window"] = shape.sliding_window is not None
-        if family.window.leading is not None and shape.sliding_window is not None:
-            config["max_window_layers"] = shape.full_attention_layers
-    return config | experts_to_hf(shape, family.routed) | mamba_to_hf(shape)
+    if family.sliding_theta is not None:
+        config["rope_local_base_freq"] = shape.sliding_rope_theta or shape.rope_theta
+    if family.query_scalar is not None:
+        config["query_pre_attn_scalar"] = shape.query_pre_attn_scalar or shape.head_dim
+    return (
+        config
+        | window_to_hf(shape, family)
+        | experts_to_hf(shape, family.routed)
+        | mamba_to_hf(shape)
+        | mla_to_hf(shape)
+    )
 
 
 def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     """Each of these computes something that the family's transformers class does not."""
     name = shape.family
     problem = experts_problem(shape, family.routed) or mamba_problem(shape, family.mamba)
+    problem = problem or mla_problem(shape, family.mla is not None)
     if problem:
         pass
     elif shape.qk_norm != family.qk_norm:
@@ -144,11 +158,17 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     elif shape.mlp_bias and not family.mlp_bias:
         problem = f"family {name} has no model.mlp_bias (llama does)"
     elif shape.sliding_window is not None and family.window is None:
-        problem = f"family {name} has no model.sliding_window (mistral, qwen2 and qwen3 do)"
+        problem = f"family {name} has no model.sliding_window (mistral, qwen2, qwen3 and gemma3_text do)"
     elif shape.full_attention_layers and shape.sliding_window and family.window and family.window.leading is None:
         problem = f"family {name} has no model.full_attention_layers (qwen2, qwen3 and dots1 do)"
-    elif name == "llama" and shape.dim % shape.heads:
-        problem = f"family llama needs a model.dim ({shape.dim}) that is a multiple of model.heads ({shape.heads})"
+    elif shape.full_attention_every and (family.window is None or family.window.every is None):
+        problem = f"family {name} has no model.full_attention_every (gemma3_text does)"
+    elif shape.sliding_rope_theta is not None and family.sliding_theta is None:
+        problem = f"family {name} has no model.sliding_rope_theta (gemma3_text does)"
+    elif shape.query_pre_attn_scalar is not None and family.query_scalar is None:
+        problem = f"family {name} has no model.query_pre_attn_scalar (gemma3_text does)"
+    elif family.heads_divide and shape.dim % shape.heads:
+        problem = f"family {name} needs a model.dim ({shape.dim}) that is a multiple of model.heads ({shape.heads})"
     if problem:
         raise SpecError(f"{problem}, so transformers could not compute this model: change it or model.family.")
 

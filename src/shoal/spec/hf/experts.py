@@ -1,4 +1,4 @@
-"""The experts of a Hugging Face config.json to `model.experts` and back, for Mixtral, Qwen 3 MoE and dots.llm1."""
+"""The experts of a Hugging Face config.json to `model.experts` and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from shoal import values
 from shoal.errors import SpecError
 from shoal.spec.families import FAMILIES, Routed
-from shoal.spec.hf.numbers import MOST_EXPERTS, MOST_LAYERS, MOST_WIDE, flag, whole
+from shoal.spec.hf.numbers import MOST_EXPERTS, MOST_LAYERS, MOST_WIDE, real, truth, whole
 from shoal.spec.shape import Shape
 from shoal.values import inside, shown
 
@@ -20,17 +20,26 @@ def experts_from_hf(config: Mapping[str, Any], routed: Routed, layers: int) -> d
     so that what goes out again computes what was trained.
     """
     defaults = routed.defaults
-    return {
+    found = {
         "count": _count(config, routed),
         "top_k": whole(config, "num_experts_per_tok", MOST_EXPERTS, defaults.get("num_experts_per_tok")),
         "ffn_dim": whole(config, routed.width, MOST_WIDE, defaults.get(routed.width)),
-        "shared": whole(config, "n_shared_experts", MOST_EXPERTS) if routed.shared else 0,
+        "shared": whole(config, "n_shared_experts", MOST_EXPERTS, defaults.get("n_shared_experts"))
+        if routed.shared
+        else 0,
         "dense_layers": _dense_layers(config, routed, layers),
         "score": routed.score,
-        "normalize": True if routed.always_normalized else flag(config, "norm_topk_prob"),
+        "normalize": True if routed.always_normalized else truth(config, "norm_topk_prob", routed.normalized),
         "balance_rate": 0.0,
         "balance_loss": 0.0,
         "z_loss": 0.0,
+    }
+    if not routed.groups:
+        return found
+    return found | {
+        "groups": whole(config, "n_group", MOST_EXPERTS, defaults["n_group"]),
+        "top_groups": whole(config, "topk_group", MOST_EXPERTS, defaults["topk_group"]),
+        "routed_scale": real(config, "routed_scaling_factor", routed.scale),
     }
 
 
@@ -59,7 +68,8 @@ def experts_to_hf(shape: Shape, routed: Routed | None) -> dict[str, Any]:
     if routed.dense == "first":
         config["first_k_dense_replace"] = e.dense_layers
     if routed.shared:
-        config |= {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "n_shared_experts": e.shared}
+        config |= {"n_group": e.groups, "topk_group": e.top_groups}
+        config |= {"routed_scaling_factor": e.routed_scale, "n_shared_experts": e.shared}
     return config
 
 
@@ -78,6 +88,9 @@ def experts_problem(shape: Shape, routed: Routed | None) -> str:
     if e.shared and not routed.shared:
         others = _those(lambda r: r.shared)
         return f"family {name} has no model.experts.shared ({others} {'do' if ' and ' in others else 'does'})"
+    for key in ("groups", "routed_scale"):
+        if getattr(e, key) != 1 and not routed.groups:
+            return f"family {name} has no model.experts.{key} ({_those(lambda r: r.groups)} does)"
     if e.dense_layers and routed.dense == "none":
         return f"family {name} has no model.experts.dense_layers ({_those(lambda r: r.dense != 'none')} do)"
     if routed.always_normalized and not e.normalize:
@@ -100,7 +113,9 @@ def _dense_layers(config: Mapping[str, Any], routed: Routed, layers: int) -> int
     if routed.dense == "none":
         return 0
     if routed.dense == "first":
-        return whole(config, "first_k_dense_replace", MOST_LAYERS, 0, least=0)
+        return whole(
+            config, "first_k_dense_replace", MOST_LAYERS, routed.defaults.get("first_k_dense_replace", 0), least=0
+        )
     step = whole(config, "decoder_sparse_step", MOST_LAYERS, 1)
     with inside("mlp_only_layers"):
         only = {values.whole(i, MOST_LAYERS) for i in values.items(config.get("mlp_only_layers") or [], MOST_LAYERS)}

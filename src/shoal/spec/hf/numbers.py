@@ -37,6 +37,11 @@ def real(config: Mapping[str, Any], key: str, default: float | None = None, leas
         return values.real(said, least=least)
 
 
+def truth(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A flag that a class asks for without a look at its type: null is not left out, but false."""
+    return flag(config, key, default and key not in config)
+
+
 def flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
     said = config.get(key)
     with inside(key):

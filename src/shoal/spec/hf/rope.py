@@ -17,15 +17,61 @@ from shoal.spec.hf.numbers import MOST_POSITIONS, real, whole
 from shoal.spec.shape import Shape
 from shoal.values import BadValue, inside, shown
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 
-def rope_from_hf(config: Mapping[str, Any], max_seq_len: int, family: Family) -> tuple[float, dict[str, Any] | None]:
-    """theta and `rope_scaling`."""
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+def rope_from_hf(config: Mapping[str, Any], max_seq_len: int, family: Family) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`."""
+    if family.sliding_theta is not None:
+        rope = _of_full_layers(config)
+    else:
+        rope = _object(config, "rope_scaling") or _object(config, "rope_parameters")
+    with inside("rope_scaling" if config.get("rope_scaling") else "rope_parameters"):
+        theta, scaling = _read(rope, config, max_seq_len, family)
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _object(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     rope = config.get(key) or {}
-    with inside(key):
-        if not isinstance(rope, dict):
+    if not isinstance(rope, dict):
+        with inside(key):
             raise BadValue(f"a {type(rope).__name__} where an object belongs")
-        return _read(rope, config, max_seq_len, family)
+    return rope
+
+
+def _of_full_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Where layers with a window have rotary positions of their own: `rope_parameters` has an object for each kind, and
+    the older `rope_scaling` is about those without one."""
+    both, scaling = _object(config, "rope_parameters"), _object(config, "rope_scaling")
+    if others := [name for name in both if name not in (FULL, SLIDING)]:
+        raise SpecError(
+            f"config.json has {shown(others[0])} in its rope_parameters, which in this family are an object each of "
+            f"{FULL} and {SLIDING}."
+        )
+    if "type" in scaling and "rope_type" not in scaling:
+        raise SpecError(
+            "config.json has a rope_scaling with a `type`, which transformers does not read in this family: say "
+            "rope_type."
+        )
+    if scaling and both.get(FULL) is None and both:
+        raise SpecError(f"config.json has a rope_scaling, and rope_parameters without {FULL}: keep one of them.")
+    with inside("rope_parameters"):
+        return {"rope_type": "default", **_object(both, FULL), **scaling}
+
+
+def sliding_theta_from_hf(config: Mapping[str, Any], default: float) -> float:
+    """The base of layers with a window."""
+    with inside("rope_parameters"):
+        rope = _object(_object(config, "rope_parameters"), SLIDING)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    unknown = [
+        name for name, value in rope.items() if name not in ("rope_type", "type", "rope_theta") and value is not None
+    ]
+    if kind != "default" or unknown:
+        what = f"rope_type {shown(kind)!r}" if kind != "default" else shown(unknown[0])
+        raise SpecError(f"config.json has {what} for its {SLIDING}, and Shoal does not stretch the positions of these.")
+    local = {"rope_theta": config["rope_local_base_freq"]} if config.get("rope_local_base_freq") is not None else {}
+    return real({**local, **rope}, "rope_theta", default)
 
 
 def _read(
@@ -61,6 +107,10 @@ def _read(
             raise SpecError("config.json has yarn with truncate false, which Shoal does not compute.")
         scaling |= {"original_max_seq_len": original, "attention_factor": _attention_factor(rope, factor)}
         scaling |= {name: real(rope, name) for name in ("beta_fast", "beta_slow") if rope.get(name)}
+    if family.mla is not None and (all_dim := real(rope, "mscale_all_dim", 0.0)):
+        if kind != "yarn":
+            raise SpecError(f"config.json has mscale_all_dim with rope_type {kind}: Shoal computes it with yarn alone.")
+        scaling["mscale_all_dim"] = all_dim
     return theta, scaling
 
 
@@ -92,4 +142,6 @@ def rope_to_hf(shape: Shape) -> dict[str, Any] | None:
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
         if scaling.attention_factor is not None:
             rope["attention_factor"] = scaling.attention_factor
+        if scaling.mscale_all_dim is not None:
+            rope["mscale_all_dim"] = scaling.mscale_all_dim
     return rope

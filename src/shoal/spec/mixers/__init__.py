@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.spec.mixers import attention, mamba
+from shoal.spec.mixers import attention, mamba, mla
 from shoal.spec.mixers.weight import Weight
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ class Kind(Protocol):
     def flops_per_token(self, shape: Shape) -> int:
         """Training FLOPs of one token, whatever it sees, beside the products with weights."""
 
+    def gathered(self, shape: Shape) -> tuple[int, ...]:
+        """Numbers a token of each thing that tensor parallelism gathers for its products."""
+
     def widths(self, shape: Shape) -> dict[str, int]:
         """What tensor parallelism deals out, by the names in the run file: each must divide."""
 
 
-KINDS: dict[str, Kind] = {"attention": attention, "mamba": mamba}
+KINDS: dict[str, Kind] = {"attention": attention, "mamba": mamba, "mla": mla}
 
 
 def widest_tp(shape: Shape) -> int:

@@ -34,5 +34,9 @@ def flops_per_token(shape: Shape) -> int:
     return 0
 
 
+def gathered(shape: Shape) -> tuple[int, ...]:
+    return (shape.dim,)
+
+
 def widths(shape: Shape) -> dict[str, int]:
     return {"model.heads": shape.heads, "model.kv_heads": shape.kv_heads}

@@ -54,6 +54,10 @@ def flops_per_token(shape: Shape) -> int:
     return 3 * (7 * inner * m.state_dim + 2 * m.conv_width * (inner + 2 * m.groups * m.state_dim))
 
 
+def gathered(shape: Shape) -> tuple[int, ...]:
+    return (shape.dim,)
+
+
 def widths(shape: Shape) -> dict[str, int]:
     m = of(shape)
     return {"model.mamba.heads": m.heads} | ({"model.mamba.groups": m.groups} if m.groups > 1 else {})
