@@ -152,12 +152,8 @@ QUICK = [
     case("mixture", pp=2, dp_shard=2, tp=2, ep=2, schedule="zbv", micro_batch=2),
     case("bamba", PADDED, dp_shard=2, tp=2),
     case("bamba", PADDED, pp=2, schedule="1f1b", micro_batch=2),
-    case("gemma3", PADDED, dp_shard=2),
     case("gemma3", PADDED, tp=2),
-    case("gemma3", PADDED, pp=2, schedule="1f1b", micro_batch=2),
     case("deepseek", PADDED, dp_shard=2, ep=2),
-    case("deepseek", PADDED, tp=2),
-    case("deepseek", PADDED, pp=2, schedule="1f1b", micro_batch=2),
 ]
 FULL = [
     *QUICK,
@@ -198,6 +194,10 @@ FULL = [
     case("bamba of groups", tp=2, recompute="full"),
     case("bamba of groups", pp=2, dp_shard=2, schedule="zbv", micro_batch=2, recompute="attention"),
     case("bamba", {"train.optimizer.name": "muon"}, pp=2, tp=2, schedule="1f1b", micro_batch=2),
+    case("gemma3", PADDED, dp_shard=2),
+    case("gemma3", PADDED, pp=2, schedule="1f1b", micro_batch=2),
+    case("deepseek", PADDED, tp=2),
+    case("deepseek", PADDED, pp=2, schedule="1f1b", micro_batch=2),
     case("gemma3", PADDED, cp=2, cp_method="ring"),
     case("gemma3", PADDED, dp_shard=2, tp=2, recompute="full"),
     case("gemma3", PADDED, tp=2, recompute="selective"),
