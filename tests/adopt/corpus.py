@@ -22,7 +22,21 @@ FIRST: dict[str, set[str]] = {
     "gan.py": set(),
     "project/train.py": set(),
 }
-SECOND: dict[str, set[str]] = {}
+SECOND: dict[str, set[str]] = {
+    "deepspeed_loop.py": set(),
+    "imagenet_spawn.py": {"checkpoint-rng", "non-atomic-save", "no-autocast"},
+    "pieces.py": {"unsafe-load"},
+    "snapshot_class.py": {"checkpoint-rng", "non-atomic-save", "optimizer-early"},
+    "trl_sft.py": set(),
+    "fabric_loop.py": set(),
+    "diffusion.py": {
+        *("accumulation", "checkpoint-optimizer", "checkpoint-rng", "no-seed", "non-atomic-save"),
+        *("absolute-path", "unsafe-load", "host-sync", "loader-workers", "no-autocast"),
+    },
+    "ppo.py": set(),
+    "finetune_text.py": {"host-sync", "non-atomic-save"},
+    "barrier_pair.py": {"non-atomic-save"},
+}
 LABELS = FIRST | SECOND
 
 
@@ -85,5 +99,35 @@ FIRST_DEFECTS = [
     Defect("project/train.py", "no-seed", "    fix_randomness(cfg.seed)\n", ""),
     Defect("project/train.py", "checkpoint-rng", '            "random": random_states(),\n', "", "lib/engine.py"),
 ]  # fmt: skip
-SECOND_DEFECTS: list[Defect] = []
+SECOND_DEFECTS = [
+    Defect("deepspeed_loop.py", "one-rank-collective",
+           '                engine.save_checkpoint(args.ckpt_dir, client_state={"step": step})\n'
+           "                if engine.global_rank == 0:\n",
+           "                if engine.global_rank == 0:\n"
+           '                    engine.save_checkpoint(args.ckpt_dir, client_state={"step": step})\n'),
+    Defect("deepspeed_loop.py", "absolute-path", 'Tokens("train.bin")', 'Tokens("/mnt/nas/corpus/train.bin")'),
+    Defect("imagenet_spawn.py", "one-rank-collective",
+           "        acc1 = validate(val_loader, model)\n        scheduler.step()\n",
+           "        scheduler.step()\n        acc1 = 0\n        if args.rank == 0:\n"
+           "            acc1 = validate(val_loader, model)\n"),
+    Defect("imagenet_spawn.py", "fixed-world", "    args.world_size = ngpus\n    mp.spawn(main_worker, nprocs=ngpus,",
+           "    args.world_size = ngpus\n    mp.spawn(main_worker, nprocs=8,"),
+    Defect("imagenet_spawn.py", "checkpoint-schedule",
+           '                "scheduler": scheduler.state_dict(),\n', ""),
+    Defect("imagenet_spawn.py", "train-mode", "    model.train()\n    end = time.time()", "    end = time.time()"),
+    Defect("pieces.py", "checkpoint-rng", "    add_randomness(state)\n", ""),
+    Defect("pieces.py", "checkpoint-optimizer", '    state["optim"] = optimizer.state_dict()\n', ""),
+    Defect("pieces.py", "order-lost", "enumerate(itertools.islice(loader, skip, None), skip)", "enumerate(loader)"),
+    Defect("pieces.py", "no-seed", "    torch.manual_seed(seed)\n", ""),
+    Defect("snapshot_class.py", "sampler-epoch", "        self.train_loader.sampler.set_epoch(epoch)\n", ""),
+    Defect("snapshot_class.py", "checkpoint-scaler", "            scaler_state=self.scaler.state_dict(),\n", ""),
+    Defect("snapshot_class.py", "zero-grad", "        self.optimizer.zero_grad(set_to_none=True)\n", ""),
+    Defect("fabric_loop.py", "zero-grad", "        optimizer.zero_grad()\n", ""),
+    Defect("ppo.py", "zero-grad", "                optimizer.zero_grad()\n", ""),
+    Defect("finetune_text.py", "accumulation", "outputs.loss / args.grad_accum", "outputs.loss"),
+    Defect("finetune_text.py", "train-mode", "        count += 1\n    model.train()\n", "        count += 1\n"),
+    Defect("finetune_text.py", "checkpoint-position", '            "epoch": epoch,\n', ""),
+    Defect("barrier_pair.py", "one-rank-collective", "    if RANK == 0:\n        dist.barrier()\n", ""),
+    Defect("barrier_pair.py", "host-sync", "            if step % 100:\n                continue\n", ""),
+]  # fmt: skip
 DEFECTS = FIRST_DEFECTS + SECOND_DEFECTS

@@ -37,6 +37,7 @@ class Unit:
     nodes: list[ast.AST] = field(default_factory=list)  # of it alone, as they stand
     bound: dict[str, list[Bound]] = field(default_factory=dict)
     params: list[str] = field(default_factory=list)
+    rest: str = ""  # the parameter that takes all other names
     imports: dict[str, str] = field(default_factory=dict)  # name here → in full
     children: dict[str, Unit] = field(default_factory=dict)
 
@@ -103,6 +104,7 @@ class Code:
         made = Unit(node, unit.module, name, owner, unit)
         spec = node.args
         made.params = [a.arg for a in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+        made.rest = spec.kwarg.arg if spec.kwarg is not None else ""
         self.units.append(made)
         if owner is not None and name:
             for found in self.classes.get(owner, ()):

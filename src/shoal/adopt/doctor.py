@@ -33,11 +33,11 @@ OF_A_LOOP: tuple[Asked, ...] = (
 
 @dataclass
 class Report:
+    training: Training
     script: str
     files: list[str]
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
-    project: Project | None = None
 
     @property
     def defects(self) -> list[Finding]:
@@ -45,16 +45,20 @@ class Report:
 
 
 def examine(script: Path) -> Report:
+    return judge(read_project(script))
+
+
+def judge(project: Project) -> Report:
     try:
-        project = read_project(script)
         training = Training(project)
         asked = [*EVERYWHERE, *(OF_A_LOOP if training.steps else ())]
         found = merged([finding for rule in asked for finding in rule(training)])
         notes = list(_notes(training))
     except RecursionError:
+        script = project.script.shown
         raise SpecError(f"{script} is nested too deeply to be read; give a script that people have written.") from None
     files = [module.shown for module in project.modules.values()]
-    return Report(project.script.shown, files, found, [*notes, *project.left_out], project)
+    return Report(training, project.script.shown, files, found, [*notes, *project.left_out])
 
 
 def _notes(t: Training) -> Iterator[str]:

@@ -38,7 +38,7 @@ _MADE_BY = tuple(
         ("engine", r"deepspeed\.initialize$"),
         ("booster", r"colossalai\.booster\.Booster$"),
         ("memory", r"torch\.utils\.data(\.\w+)*\.TensorDataset$"),
-        ("pictures", r"torchvision\.datasets\.(ImageFolder|ImageNet|DatasetFolder|Coco\w+|VOC\w+|Places365|INaturalist|Food101|Flowers102|LSUN|CelebA)$"),
+        ("pictures", r"torchvision\.datasets\.(?!FakeData)[A-Z]\w+$"),
         ("model", r"(torch\.nn\.(?!functional|utils|init|parallel|Parameter)[A-Z]\w+|torchvision\.models(\.\w+)+|timm\.create_model)$"),
         ("model", r"transformers\.\w+\.(from_pretrained|from_config)$"),
         ("buffer", r"io\.BytesIO$"),

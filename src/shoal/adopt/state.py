@@ -191,6 +191,8 @@ class Reader:
         for kind in (OPTIMIZER, SCHEDULE, SCALER, MODEL):
             if kind in kinds:
                 return Held({kind}, {value.id})
+        if (takes := self._takes_rest(value.id, unit)) is not None:
+            return self._rest(takes, depth)
         if (owner := self._code.owner_of(value.id, unit)) is not None:
             given = self._t.kinds.given(owner, value.id)
             found = self._all(given, depth) if given else Held(open=True)
@@ -212,6 +214,21 @@ class Reader:
         if self._counts(value.id, where[0]) and by_name(value.id) in (POSITION, None):
             found = Held({POSITION})
         found.add(self._pieces(value.id, where[0], depth))
+        return found
+
+    def _takes_rest(self, name: str, unit: Unit) -> Unit | None:
+        at: Unit | None = unit
+        while at is not None and at.rest != name:
+            at = at.above
+        return at
+
+    def _rest(self, unit: Unit, depth: int) -> Held:
+        """What its callers give beside its parameters, by name."""
+        found = Held()
+        for _, call in self._t.graph.callers.get(unit, ()):
+            for keyword in call.keywords if isinstance(call, ast.Call) else ():
+                if keyword.arg not in unit.params:
+                    found.add(self.held(keyword.value, depth, keyword.arg or ""))
         return found
 
     def _counts(self, name: str, unit: Unit) -> bool:

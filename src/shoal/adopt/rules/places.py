@@ -15,7 +15,7 @@ _ROOTS = (
     *("gpfs", "lustre", "raid", "workspace", "shared", "storage", "ssd", "nvme", "fsx", "efs", "content", "vol", "volumes"),
     *("checkpoints", "projects", "project", "cluster", "beegfs", "gs", "fast", "local", "private", "kaggle"),
 )  # fmt: skip
-_ABSOLUTE = re.compile(rf"^(/({'|'.join(_ROOTS)})/[\w.\-/ {{}}*]+|[A-Za-z]:[\\/][\w.\\/ \-]+)$")
+_ABSOLUTE = re.compile(rf"^(/({'|'.join(_ROOTS)})(/[\w.\-/ {{}}*]*)?|[A-Za-z]:[\\/][\w.\\/ \-]+)$")
 _UNPICKLES = re.compile(r"((c?pickle|cPickle|_pickle|dill|cloudpickle|joblib)\.(load|loads)|pandas\.read_pickle)$")
 _COLLECTIVE_START = "torch.distributed.init_process_group"
 _CUDA = re.compile(r"cuda:(\d+)$")
@@ -81,6 +81,8 @@ def fixed_world(t: Training) -> Iterator[Finding]:
         if is_open(call):
             continue
         if full == _COLLECTIVE_START:
+            if _follow(t, argument(call, "world_size", 3), unit) == 1:
+                continue  # a group of one
             for name, position in (("world_size", 3), ("rank", 4)):
                 given = _follow(t, argument(call, name, position), unit)
                 if (

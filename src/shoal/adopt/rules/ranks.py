@@ -28,7 +28,7 @@ _OF_HELPER = (
     "all_reduce",
 )
 _SPLITS = re.compile(
-    r"(split_dataset_by_node|\.shard|split_between_processes|DistributedBatchSampler|\.prepare|ShardingFilter\w*)$"
+    r"(split_dataset_by_node|\.shard|split_between_processes|DistributedBatchSampler|\.prepare|ShardingFilter\w*|prepare_data_loader)$"
 )
 
 

@@ -25,7 +25,8 @@ _DRAWS = re.compile(
 )
 _OTHER_SAVES = re.compile(r"(json|yaml|pickle|safetensors\.torch|numpy)\.(dump|dumps|safe_dump|save_file|savez?)$")
 _MOVES = ("os.replace", "os.rename", "shutil.move", "os.link", "os.renames")
-_AFTER = re.compile(r"resume|restore|restart|continue|latest|last|ckpt|checkpoint|snapshot|load_state")
+_SKIPPING = re.compile(r"skip|fast_forward|(start|first|resume)_?(batch|index|idx|step|iter)|consumed|seen|already")
+_SETS_UP = re.compile(r"seed|determin|reproduc|set_?up|init_(env|exp|run|train)")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ def _is_meant(t: Training, held: Held) -> bool:
     """To be gone on from: more than a model is in it, or the script loads what it calls a checkpoint."""
     if held.parts - {MODEL}:
         return bool(t.loads) or OPTIMIZER in held.parts or POSITION in held.parts
+    paths = {ast.dump(path) for call, _ in t.saves if (path := argument(call, "f", 1)) is not None}
     for call, unit in t.loads:
+        if call.args and ast.dump(call.args[0]) in paths:
+            return True
         words = [t.code.reads(n) or str(constant(n) or "") for a in call.args for n in ast.walk(a)]
         words += [unit.name, t.target(call)]
         for guard in t.guards.around(call):
@@ -242,9 +246,10 @@ def _skips(t: Training, loop: ast.For | ast.AsyncFor) -> bool:
         del call
         if t.kinds.of(target) & {"loader", "shares", "stateful"} or re.search(r"sampler|loader", t.code.reads(target)):
             return True
-    return any(
-        re.search(r"skip|fast_forward|start_(batch|index|idx)|consumed", name) for u in t.units for name in u.bound
-    )
+    if any(_SKIPPING.search(name) for name in t.code.attributes):
+        return True
+    inside = [n for part in (loop.iter, *loop.body) for n in ast.walk(part)]
+    return any(_SKIPPING.search(n.id) for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 
 def no_seed(t: Training) -> Iterator[Finding]:
@@ -255,11 +260,7 @@ def no_seed(t: Training) -> Iterator[Finding]:
         if _SEEDS.match(full) or last in ("manual_seed", "seed_everything"):
             if not any(_CLOCK.match(t.code.dotted(n, t.code.unit_of[call])) for a in call.args for n in ast.walk(a)):
                 return
-        elif (
-            "seed" in last.lower()
-            and not t.graph.callees.get(call)
-            and full not in ("random.seed", "numpy.random.seed", "torch.seed")
-        ):
+        elif _SETS_UP.search(last.lower()) and not t.graph.callees.get(call) and _is_foreign(full):
             return  # of a package: who knows
         if any(k.arg == "seed" for k in call.keywords) and re.search(r"(Config|Arguments|Args|Trainer|Fabric)$", last):
             return
@@ -267,6 +268,12 @@ def no_seed(t: Training) -> Iterator[Finding]:
     yield Finding(
         "no-seed", unit.module.shown, line, "torch's random numbers are never seeded: no run can be repeated."
     )
+
+
+def _is_foreign(full: str) -> bool:
+    """A function that is imported from somewhere that is not read here."""
+    top, _, rest = full.partition(".")
+    return bool(top and rest) and top not in ("random", "numpy", "torch", "self", "deepspeed", "datasets")
 
 
 def non_atomic_save(t: Training) -> Iterator[Finding]:

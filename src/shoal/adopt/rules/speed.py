@@ -19,6 +19,8 @@ _READS_FILES = re.compile(
     r"(open|PIL\.Image\.open|Image\.open|cv2\.imread|numpy\.load|torch\.load|torchaudio\.load|soundfile\.read"
     r"|imageio\.\w*imread|torchvision\.io\.\w+|h5py\.File|librosa\.load|decord\.\w+|rasterio\.open|nibabel\.load)$"
 )
+_SHOWS = ("info", "set_description", "set_postfix", "set_postfix_str", "write", "debug")
+_DECODES = re.compile(r"transform|augment|tokeniz|decode|process")
 _READ = ("item", "tolist", "numpy")
 
 
@@ -42,6 +44,7 @@ def host_sync(t: Training) -> Iterator[Finding]:
 
 def _each_step(t: Training, loop: Loop) -> Iterator[tuple[ast.AST, Unit]]:
     """What runs in every turn of the loop, also in functions that it calls."""
+    with_step = {g.test for step in t.steps for g in t.guards.around(step.call)}  # what runs with a step runs on each
     wanted, seen = [(node, loop) for node in t.graph.below(loop)], set[Unit]()
     while wanted:
         node, until = wanted.pop(0)
@@ -54,7 +57,7 @@ def _each_step(t: Training, loop: Loop) -> Iterator[tuple[ast.AST, Unit]]:
         within = inner[: inner.index(until)] if until in inner else inner
         if any(one not in t.all_loops and not _micro(t, one) for one in within):
             continue  # a loop of its own, of an evaluation or the like
-        if any(t.guards.interval(g, unit) for g in t.guards.around(node, until=until)):
+        if any(t.guards.interval(g, unit) for g in t.guards.around(node, until=until) if g.test not in with_step):
             continue
         yield node, unit
         for callee in t.graph.callees.get(node, ()):
@@ -76,13 +79,23 @@ def _waits(t: Training, call: ast.Call, unit: Unit, losses: set[str]) -> str | N
             return f"{_short(on)}.{call.func.attr}()"
         if call.func.attr == "cpu" and not call.keywords and "model" not in t.kinds.of(on):
             return None if _read_later(t, call) else f"{_short(on)}.cpu()"
-    if full == "float" and call.args and t.code.reads(call.args[0]) in losses:
+    if full == "torch.cuda.synchronize":
+        return "torch.cuda.synchronize()"
+    if full == "float" and call.args and t.code.reads(_bare(call.args[0])) in losses:
         return f"float({_short(call.args[0])})"
-    if full == "print" or full.endswith(("logging.info", "logger.info", "log.info")):
-        shown = [n for a in call.args for n in _printed(a) if t.code.reads(n) in losses]
+    if full == "print" or t.code.reads(call.func) in _SHOWS:
+        given = [*call.args, *(k.value for k in call.keywords)]
+        shown = [n for a in given for n in _printed(a) if t.code.reads(_bare(n)) in losses]
         if shown:
             return f"printing {_short(shown[0])}"
     return None
+
+
+def _bare(node: ast.AST) -> ast.AST:
+    """Without `.detach()` and the like."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("detach", "mean"):
+        node = node.func.value
+    return node
 
 
 def _printed(node: ast.AST) -> list[ast.AST]:
@@ -152,7 +165,9 @@ def _is_read_from_disk(t: Training, data: ast.expr) -> bool:
             reads = [t.graph.method(one, "__getitem__"), t.graph.method(one, "__iter__")]
             for method in (m for m in reads if m is not None):
                 for node in t.graph.inside(method.nodes):
-                    if isinstance(node, ast.Call) and _READS_FILES.match(t.code.called(node)):
+                    if not isinstance(node, ast.Call):
+                        continue
+                    if _READS_FILES.match(t.code.called(node)) or _DECODES.search(t.code.reads(node.func)):
                         return True
     return False
 

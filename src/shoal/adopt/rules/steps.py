@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from shoal.adopt.code import LOOPS, Loop, Unit, argument, constant
+from shoal.adopt.code import LOOPS, Bound, Loop, Unit, argument, constant
 from shoal.adopt.finding import Finding
 from shoal.adopt.kinds import WRAPPED
 from shoal.adopt.training import Backward, Step, Training
 
-_DEEP = 4
+_DEEP = 6
+_TYPES = re.compile(r"dtype|float|half|bf16|fp16|memory_format|channels_last")
+_SCALES = ("div", "div_", "mul", "mul_", "true_divide", "divide")
+_KEEPS = ("mean", "sum", "stack", "squeeze", "float", "to", "clone", "contiguous", "view", "reshape")
 
 
 def zero_grad(t: Training) -> Iterator[Finding]:
-    if any(step.managed for step in t.steps):
-        return
+    if any(step.managed for step in t.steps) or any(n.startswith("torch.distributed.autograd") for n in t.names):
+        return  # a context of RPC has gradients of its own
     zeroed = {t.code.reads(target) for _, _, target in t.methods("zero_grad")}
     stepped = {step.optimizer for step in t.steps}
     for unit in t.units:  # `p.grad = None`, `p.grad.zero_()`
@@ -114,30 +118,45 @@ def _zeroed_with(t: Training, step: Step, test: ast.AST, loop: Loop) -> bool:
 
 
 def _is_divided(t: Training, loss: ast.AST, unit: Unit, depth: int) -> bool:
-    """Anywhere on its way to backward, by whatever it may be."""
-    for node in ast.walk(loss):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
+    """By something that is no plain number, on its way from the loss function to backward."""
+    if depth > _DEEP:
+        return True  # nobody can tell
+    if isinstance(loss, ast.BinOp):
+        if isinstance(loss.op, ast.Div):
             return True
-        if isinstance(node, ast.Attribute) and node.attr in ("div", "div_", "mul", "mul_", "true_divide"):
-            return True
-        if depth >= _DEEP:
-            continue
-        if isinstance(node, ast.Name):
-            for one in unit.nodes:
-                if isinstance(one, ast.AugAssign) and t.code.reads(one.target) == node.id:
-                    if isinstance(one.op, ast.Div | ast.Mult):
-                        return True
-            if (found := t.code.binding(node.id, unit)) and any(
-                _is_divided(t, b.value, found[0], depth + 1) for b in found[1] if b.value is not loss
-            ):
-                return True
-            if _in_place(t, node.id, unit):
-                return True
-        if isinstance(node, ast.Call):
-            for callee in t.graph.callees.get(node, ()):
-                if callee.name != "forward" and any(_is_divided(t, v, callee, depth + 1) for v in callee.returned):
+        if isinstance(loss.op, ast.Mult):
+            return not any(isinstance(side, ast.Constant) for side in (loss.left, loss.right))
+        return _is_divided(t, loss.left, unit, depth + 1) and _is_divided(t, loss.right, unit, depth + 1)
+    if isinstance(loss, ast.IfExp):
+        return _is_divided(t, loss.body, unit, depth + 1) or _is_divided(t, loss.orelse, unit, depth + 1)
+    if isinstance(loss, ast.Name):
+        for one in unit.nodes:
+            if isinstance(one, ast.AugAssign) and t.code.reads(one.target) == loss.id:
+                if isinstance(one.op, ast.Div | ast.Mult):
                     return True
+        if (found := t.code.binding(loss.id, unit)) is not None:
+            values = [b for b in found[1] if not b.each and b.value is not loss]
+            return _in_place(t, loss.id, unit) or any(_of_bound(t, b, found[0], depth + 1) for b in values)
+        return _in_place(t, loss.id, unit)
+    if isinstance(loss, ast.Call):
+        if isinstance(loss.func, ast.Attribute) and loss.func.attr in _SCALES:
+            return True
+        if isinstance(loss.func, ast.Attribute) and loss.func.attr in _KEEPS and not t.graph.callees.get(loss):
+            inside = loss.args[0] if t.code.called(loss).startswith("torch.") and loss.args else loss.func.value
+            return _is_divided(t, inside, unit, depth + 1)
+        returned = [(v, u) for u in t.graph.callees.get(loss, ()) if u.name != "forward" for v in u.returned]
+        return any(_is_divided(t, value, callee, depth + 1) for value, callee in returned)
     return False
+
+
+def _of_bound(t: Training, bound: Bound, unit: Unit, depth: int) -> bool:
+    """`logits, loss = step(…)`: which part of what a function of the project returns."""
+    value = bound.value
+    if bound.index is None or not isinstance(value, ast.Call):
+        return _is_divided(t, value, unit, depth)
+    parts = [(v, u) for u in t.graph.callees.get(value, ()) if u.name != "forward" for v in u.returned]
+    chosen = [(v.elts[bound.index], u) for v, u in parts if isinstance(v, ast.Tuple) and bound.index < len(v.elts)]
+    return any(_is_divided(t, part, callee, depth) for part, callee in chosen)
 
 
 def _in_place(t: Training, name: str, unit: Unit) -> bool:
@@ -199,8 +218,9 @@ def optimizer_early(t: Training) -> Iterator[Finding]:
         } - {""}
         if not models or any(isinstance(one, LOOPS) for one in t.code.around(call)):
             continue
+        trains = min([t.line(loop) for loop in t.all_loops if t.code.unit_of[loop] is unit], default=1 << 30)
         for later in unit.calls:
-            if t.line(later) <= t.line(call) or t.code.loops(later):
+            if not t.line(call) < t.line(later) < trains or t.code.loops(later):
                 continue
             what = _moves(t, later, models)
             if what:
@@ -221,6 +241,9 @@ def _moves(t: Training, call: ast.Call, models: set[str]) -> str | None:
         if WRAPPED.match(full):
             return "fully_shard"
     if isinstance(call.func, ast.Attribute) and t.code.reads(call.func.value) in models:
-        if call.func.attr == "cuda" or (call.func.attr == "to" and (call.args or call.keywords)):
+        device = argument(call, "device", 0)
+        said = ast.unparse(device) if device is not None else ""
+        to_device = call.func.attr == "to" and device is not None and not _TYPES.search(said) and said not in ("'cpu'",)
+        if call.func.attr == "cuda" or to_device:
             return f"the model is moved to its device ({ast.unparse(call.func)})"
     return None

@@ -1,0 +1,24 @@
+"""What was measured of a script: one row for each thing that was tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str  # repeated, resumed, two processes
+    same: bool | None  # None: it could not be measured
+    found: str  # in words
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "same": self.same, "found": self.found}
+
+
+@dataclass
+class Measured:
+    rows: list[Row] = field(default_factory=list)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [row.as_json() for row in self.rows]
