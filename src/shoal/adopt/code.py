@@ -196,10 +196,8 @@ class Code:
             if bound.value.lineno < line and statement is not None and self.parents.get(statement) in around:
                 last = max(last, bound.value.lineno)
         loops = self.loops(node)
-        return [
-            b for b in bounds
-            if b.value.lineno >= last and (b.value.lineno <= line or not last or any(x in loops for x in self.loops(b.value)))
-        ]  # fmt: skip
+        later = [b for b in bounds if b.value.lineno >= last]
+        return [b for b in later if b.value.lineno <= line or not last or set(loops) & set(self.loops(b.value))]
 
     def owner_of(self, name: str, unit: Unit) -> Unit | None:
         """The unit that has a parameter of this name, seen from here."""

@@ -63,7 +63,7 @@ def judge(project: Project) -> Report:
 
 def _notes(t: Training) -> Iterator[str]:
     if t.owner is not None:
-        yield f"{t.owner} has the loop: it saves, resumes, shares out data and scales losses by itself, and is not judged"
+        yield f"{t.owner} has the loop: it saves, resumes, shares out data and scales losses, and is not judged"
         if t.owner == "Lightning" and not any(name.endswith("seed_everything") for name in t.used):
             yield "Lightning seeds nothing by itself: seed_everything(…) makes a run repeatable"
     elif not t.steps:

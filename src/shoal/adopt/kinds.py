@@ -1,5 +1,5 @@
-"""What a value is for a training: an optimizer, a schedule, a model, a loader. Followed through assignments, parameters,
-attributes and what functions of the project return; where that says nothing there is no answer."""
+"""What a value is for a training: an optimizer, a schedule, a model, a loader. It is followed through assignments,
+parameters, attributes and what functions of the project return; where that says nothing there is no answer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MADE_BY = tuple(
         ("optimizer", r"torch\.optim(\.\w+)*\.[A-Z]\w+$"),
         ("optimizer", r"torch\.distributed\.optim\.\w+$"),
         ("optimizer", r"timm\.optim(\.\w+)*\.(create_optimizer\w*|[A-Z]\w+)$"),
-        ("optimizer", r"(?!\.)([\w.]+\.)?(Paged)?(Fused)?(Adam|AdamW|Adam8bit|AdamW8bit|AdamW4bit|SGD|Adafactor|RMSprop)"
-                      r"$"),
-        ("optimizer", r"(lion_pytorch|muon|bitsandbytes|apex|heavyball|schedulefree|torchao|deepspeed\.ops)(\.\w+)*\.[A-Z]\w+$"),
+        ("optimizer", r"(?!\.)([\w.]+\.)?(Paged|Fused)?(AdamW?(8bit|4bit)?|SGD|Adafactor|RMSprop)$"),
+        ("optimizer", r"(lion_pytorch|muon|bitsandbytes|apex|heavyball|schedulefree|torchao)(\.\w+)*\.[A-Z]\w+$"),
+        ("optimizer", r"deepspeed\.ops(\.\w+)*\.[A-Z]\w+$"),
         ("scaler", r"torch(\.cuda)?\.amp(\.\w+)*\.(GradScaler|ShardedGradScaler)$"),
         ("scaler", r"torch\.distributed\.fsdp\.sharded_grad_scaler\.ShardedGradScaler$"),
         ("shares", r"torch\.utils\.data(\.distributed)?\.DistributedSampler$"),
@@ -39,7 +39,8 @@ _MADE_BY = tuple(
         ("booster", r"colossalai\.booster\.Booster$"),
         ("memory", r"torch\.utils\.data(\.\w+)*\.TensorDataset$"),
         ("pictures", r"torchvision\.datasets\.(?!FakeData)[A-Z]\w+$"),
-        ("model", r"(torch\.nn\.(?!functional|utils|init|parallel|Parameter)[A-Z]\w+|torchvision\.models(\.\w+)+|timm\.create_model)$"),
+        ("model", r"torch\.nn\.(?!functional|utils|init|parallel|Parameter)[A-Z]\w+$"),
+        ("model", r"(torchvision\.models(\.\w+)+|timm\.create_model)$"),
         ("model", r"transformers\.\w+\.(from_pretrained|from_config)$"),
         ("buffer", r"io\.BytesIO$"),
         ("file", r"(open|gzip\.open|fsspec\.open)$"),

@@ -21,7 +21,9 @@ _BY_NAME = (
         r"epoch|(^|_)(step|steps|iter|iters|iteration|iterations|it|position|batch|batches|progress|update|updates)(_|$)"
         r"|iter_num|samples_seen|tokens_seen"
     )),
-    (MODEL, re.compile(r"model|(^|_)(net|network|weights|module|state_dict|ema|gen|disc|critic|encoder|decoder)(_|$|[gd]$)|net[gd]")),
+    (MODEL, re.compile(
+        r"model|(^|_)(net|network|weights|module|state_dict|ema|gen|disc|critic|encoder|decoder)(_|$|[gd]$)|net[gd]"
+    )),
 )  # fmt: skip
 _ANYTHING = re.compile(
     r"extra|state|other|misc|train|rest|ckpt|checkpoint|app|all|everything"
@@ -87,7 +89,7 @@ class Reader:
                     found.add(self.held(item, depth, key.value))
                     found.keys[key.value] = item
                 else:
-                    found.add(self.held(item, depth, self._said(key, unit)))
+                    found.add(self.held(item, depth, self._code.reads(key)))
             return found
         if isinstance(value, ast.Tuple | ast.List | ast.Set):
             return self._all(list(value.elts), depth)
@@ -119,10 +121,6 @@ class Reader:
         for one in values:
             found.add(self.held(one, depth))
         return found
-
-    def _said(self, key: ast.expr, unit: Unit) -> str:
-        """A key that is a name: of a constant, which may say what it is for."""
-        return self._code.reads(key)
 
     def _call(self, call: ast.Call, unit: Unit, depth: int) -> Held:
         full, last = self._code.called(call), self._code.reads(call.func)
@@ -292,10 +290,9 @@ class Reader:
         if not bounds:
             return Held(open=self._code.reads(value.value) not in ("args", "cfg", "config", "opts", "hparams"))
         found = Held()
-        for bound, where in bounds[:6]:
+        for bound, _ in bounds[:6]:
             if bound.index is None and not _is_number(bound.value):
                 found.add(self.held(bound.value, depth))
-            del where
         found.add(self._added(value.attr, depth))
         return found
 

@@ -11,10 +11,10 @@ from shoal.adopt.finding import Finding
 from shoal.adopt.training import Training
 
 _ROOTS = (
-    *("home", "Users", "root", "data", "data1", "data2", "datasets", "dataset", "mnt", "media", "scratch", "work", "nfs"),
-    *("gpfs", "lustre", "raid", "workspace", "shared", "storage", "ssd", "nvme", "fsx", "efs", "content", "vol", "volumes"),
-    *("checkpoints", "projects", "project", "cluster", "beegfs", "gs", "fast", "local", "private", "kaggle"),
-)  # fmt: skip
+    *("home", "Users", "root", "data", "data1", "data2", "datasets", "dataset", "mnt", "media", "scratch", "work"),
+    *("nfs", "gpfs", "lustre", "raid", "workspace", "shared", "storage", "ssd", "nvme", "fsx", "efs", "content", "vol"),
+    *("volumes", "checkpoints", "projects", "project", "cluster", "beegfs", "fast", "private", "kaggle"),
+)
 _ABSOLUTE = re.compile(rf"^(/({'|'.join(_ROOTS)})(/[\w.\-/ {{}}*]*)?|[A-Za-z]:[\\/][\w.\\/ \-]+)$")
 _UNPICKLES = re.compile(r"((c?pickle|cPickle|_pickle|dill|cloudpickle|joblib)\.(load|loads)|pandas\.read_pickle)$")
 _COLLECTIVE_START = "torch.distributed.init_process_group"
@@ -94,7 +94,7 @@ def fixed_world(t: Training) -> Iterator[Finding]:
                         t, "fixed-world", call, unit, f"{name} of the process group is {given}, whatever is started."
                     )
                     break
-        elif full.endswith("multiprocessing.spawn") or full.endswith("multiprocessing.spawn.spawn"):
+        elif full.endswith(("multiprocessing.spawn", "multiprocessing.spawn.spawn")):
             given = _follow(t, argument(call, "nprocs", 2), unit)
             if isinstance(given, int) and given > 1:
                 yield _at(t, "fixed-world", call, unit, f"it starts {given} processes, whatever the machine has.")
@@ -166,11 +166,18 @@ def _environment(t: Training) -> Iterator[Finding]:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
                 target, value = node.targets[0], node.value
                 key = constant(target.slice)
-                fixed = isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and t.code.reads(value.func) == "str" and all(isinstance(a, ast.Constant) for a in value.args))  # fmt: skip
+                fixed = isinstance(value, ast.Constant) or _is_text_of_number(t, value)
                 if t.code.dotted(target.value, unit) != "os.environ" or not fixed or t.guards.around(node):
                     continue
                 if key in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
                     yield _at(t, "fixed-world", node, unit, f"it sets {key} itself, over what it was started with.")
+
+
+def _is_text_of_number(t: Training, value: ast.AST) -> bool:
+    """`str(4)`."""
+    if not (isinstance(value, ast.Call) and t.code.reads(value.func) == "str"):
+        return False
+    return all(isinstance(a, ast.Constant) for a in value.args)
 
 
 def _at(t: Training, rule: str, node: ast.AST, unit: Unit, reason: str) -> Finding:

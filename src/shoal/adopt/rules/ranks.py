@@ -43,7 +43,7 @@ def collective(t: Training, call: ast.Call, unit: Unit, full: str) -> str | None
         return last
     if last == "save_checkpoint" and "engine" in kinds:
         return last
-    whole = last == "state_dict" and "fsdp" in kinds and not t.code.reads(call.func.value) == "module"
+    whole = last == "state_dict" and "fsdp" in kinds and t.code.reads(call.func.value) != "module"
     return "state_dict (of FSDP)" if whole else None
 
 

@@ -16,7 +16,10 @@ _SEEDS = re.compile(
     r"(torch(\.random)?\.manual_seed|torch\.cuda\.manual_seed(_all)?|(transformers|accelerate)(\.\w+)*\.set_seed"
     r"|(lightning|pytorch_lightning|lightning_fabric)(\.\w+)*\.seed_everything)$"
 )
-_CLOCK = re.compile(r"(time\.(time|time_ns|perf_counter\w*|monotonic\w*)|os\.(urandom|getpid)|datetime\..*now|random\.(randint|random|randrange|getrandbits)|secrets\.\w+|uuid\.\w+|torch\.(seed|initial_seed))$")  # fmt: skip
+_CLOCK = re.compile(
+    r"(time\.(time|time_ns|perf_counter\w*|monotonic\w*)|os\.(urandom|getpid)|datetime\..*now|secrets\.\w+|uuid\.\w+"
+    r"|random\.(randint|random|randrange|getrandbits)|torch\.(seed|initial_seed))$"
+)
 _DRAWS = re.compile(
     r"(torch\.(rand|randn|randint|randperm|rand_like|randn_like|bernoulli|multinomial|normal)"
     r"|(numpy)\.random\.(?!seed|get_state|set_state)\w+|random\.(?!seed|getstate|setstate|Random$)\w+"
@@ -232,7 +235,7 @@ def _order_lost(t: Training) -> Iterator[Finding]:
 
 
 def _skips(t: Training, loop: ast.For | ast.AsyncFor) -> bool:
-    """Batches that were read before: by islice, a sampler that is told, `if i < first: continue`, a seed of the step."""
+    """Batches that were read before: by islice, a sampler that is told, `if i < first: continue`."""
     words = {t.code.reads(n) for n in ast.walk(loop.iter)}
     if words & {"islice", "skip", "skip_first_batches", "skip_batches"}:
         return True
@@ -242,8 +245,7 @@ def _skips(t: Training, loop: ast.For | ast.AsyncFor) -> bool:
     for node in t.graph.below(loop):
         if isinstance(node, ast.If) and any(isinstance(one, ast.Continue) for one in node.body):
             return True
-    for call, _, target in t.methods("load_state_dict"):
-        del call
+    for _, _, target in t.methods("load_state_dict"):
         if t.kinds.of(target) & {"loader", "shares", "stateful"} or re.search(r"sampler|loader", t.code.reads(target)):
             return True
     if any(_SKIPPING.search(name) for name in t.code.attributes):

@@ -50,14 +50,15 @@ def accumulation(t: Training) -> Iterator[Finding]:
         return
     for step in t.steps:
         for backward in t.backwards:
-            if backward.unit is step.unit and not backward.managed and _accumulates(t, step, backward):
-                if not _is_divided(t, backward.loss, backward.unit, 0):
-                    yield Finding(
-                        "accumulation",
-                        backward.unit.module.shown,
-                        t.line(backward.call),
-                        "several backward calls add up before a step, and the loss is not divided by their number.",
-                    )
+            if backward.unit is not step.unit or backward.managed or not _accumulates(t, step, backward):
+                continue
+            if not _is_divided(t, backward.loss, backward.unit, 0):
+                yield Finding(
+                    "accumulation",
+                    backward.unit.module.shown,
+                    t.line(backward.call),
+                    "several backward calls add up before a step, and the loss is not divided by their number.",
+                )
 
 
 def _sums(t: Training) -> bool:
@@ -79,7 +80,7 @@ def _mends_gradients(t: Training) -> bool:
 
 
 def _accumulates(t: Training, step: Step, backward: Backward) -> bool:
-    """The step is behind `i % n == 0` and the backward is not; or the backward has a loop of its own, before the step."""
+    """The step is behind `i % n == 0` and the backward is not; or the backward has a loop of its own before it."""
     step_loops, back_loops = t.code.loops(step.call), t.code.loops(backward.call)
     if step_loops and back_loops and step_loops[0] is back_loops[0]:
         outside = {guard.test for guard in t.guards.around(backward.call, until=back_loops[0])}
@@ -102,18 +103,18 @@ def _turns(t: Training, test: ast.AST, unit: Unit, depth: int) -> bool:
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return constant(node.right) != 1
-        if isinstance(node, ast.Name) and depth < _DEEP and (found := t.code.binding(node.id, unit)):
-            if any(_turns(t, b.value, found[0], depth + 1) for b in found[1] if b.index is None and not b.each):
-                return True
+        found = t.code.binding(node.id, unit) if isinstance(node, ast.Name) and depth < _DEEP else None
+        values = [b.value for b in found[1] if b.index is None and not b.each] if found else []
+        if found and any(_turns(t, value, found[0], depth + 1) for value in values):
+            return True
     return False
 
 
 def _zeroed_with(t: Training, step: Step, test: ast.AST, loop: Loop) -> bool:
     """Whether gradients are set to zero as seldom as the step is taken; each time: nothing adds up."""
     for call, unit, _ in t.methods("zero_grad"):
-        if unit is step.unit and loop in t.code.loops(call):
-            if not t.guards.around(call, until=loop):
-                return False
+        if unit is step.unit and loop in t.code.loops(call) and not t.guards.around(call, until=loop):
+            return False
     return True
 
 
@@ -130,10 +131,9 @@ def _is_divided(t: Training, loss: ast.AST, unit: Unit, depth: int) -> bool:
     if isinstance(loss, ast.IfExp):
         return _is_divided(t, loss.body, unit, depth + 1) or _is_divided(t, loss.orelse, unit, depth + 1)
     if isinstance(loss, ast.Name):
-        for one in unit.nodes:
-            if isinstance(one, ast.AugAssign) and t.code.reads(one.target) == loss.id:
-                if isinstance(one.op, ast.Div | ast.Mult):
-                    return True
+        changes = [n for n in unit.nodes if isinstance(n, ast.AugAssign) and t.code.reads(n.target) == loss.id]
+        if any(isinstance(one.op, ast.Div | ast.Mult) for one in changes):
+            return True
         if (found := t.code.binding(loss.id, unit)) is not None:
             values = [b for b in found[1] if not b.each and b.value is not loss]
             return _in_place(t, loss.id, unit) or any(_of_bound(t, b, found[0], depth + 1) for b in values)
@@ -182,7 +182,7 @@ def train_mode(t: Training) -> Iterator[Finding]:
                 "train-mode",
                 unit.module.shown,
                 t.line(call),
-                "the model is put into eval mode inside the training loop, and never back: it trains on without dropout.",
+                "the model is put into eval mode in the training loop, and never back: it trains on without dropout.",
             )
 
 
