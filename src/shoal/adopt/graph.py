@@ -19,6 +19,7 @@ class Graph:
         self.callees: dict[ast.AST, list[Unit]] = {}  # of a call, or of a name that stands for a function
         self.callers: dict[Unit, list[tuple[Unit, ast.AST]]] = {}
         self._methods: dict[str, list[Unit]] = {}
+        self._loops: dict[Unit, list[Loop]] = {}
         for classes in code.classes.values():
             for one in classes:
                 for name, method in one.methods.items():
@@ -119,15 +120,25 @@ class Graph:
             wanted += [u for u in self.code.units if u.above is unit and isinstance(u.node, ast.Lambda)]
         return found
 
-    def loops(self, node: ast.AST, depth: int = 0) -> list[Loop]:
+    def loops(self, node: ast.AST) -> list[Loop]:
         """Around it, innermost first; then those around the calls of its function."""
         unit = self.code.unit_of[node]
         found = self.code.loops(node)
-        if depth < _DEEP:
-            for caller, place in self.callers.get(unit, ()):
-                if caller is not unit and caller in self.reached:
-                    found += [one for one in self.loops(place, depth + 1) if one not in found]
-        return found
+        return found + [one for one in self._around(unit) if one not in found]
+
+    def _around(self, unit: Unit) -> list[Loop]:
+        """The loops around all calls of a function, the nearest callers first."""
+        if unit not in self._loops:
+            found, seen, wanted = list[Loop](), {unit}, deque([unit])
+            while wanted:
+                for caller, place in self.callers.get(wanted.popleft(), ()):
+                    if caller in self.reached:
+                        found += [one for one in self.code.loops(place) if one not in found]
+                        if caller not in seen:
+                            seen.add(caller)
+                            wanted.append(caller)
+            self._loops[unit] = found
+        return self._loops[unit]
 
     def inside(self, nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         """All that runs where these do: they, and what is in the functions that they call."""

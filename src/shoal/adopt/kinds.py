@@ -11,7 +11,7 @@ from shoal.adopt.graph import Graph
 
 _DEEP = 8
 _MOST_CALLERS = 12
-_MOST_ASKED = 3000  # expressions, for one answer: hostile code leads to many
+_MOST_ASKED, _MOST_EVER = 500, 500_000  # expressions, for one answer and for all: hostile code leads to many
 # By the full name of what makes it; the first that fits counts.
 _MADE_BY = tuple(
     (kind, re.compile(pattern))
@@ -66,7 +66,7 @@ class Kinds:
     def __init__(self, code: Code, graph: Graph) -> None:
         self._code, self._graph = code, graph
         self._known: dict[ast.AST, frozenset[str]] = {}
-        self._left = 0
+        self._left, self._ever = 0, _MOST_EVER
         # FSDP2 changes a module in place.
         self.sharded = {
             code.reads(call.args[0])
@@ -79,8 +79,8 @@ class Kinds:
         """Of an expression that stands in the code."""
         if node in self._known:
             return self._known[node]
-        self._left = self._left - 1 if depth else _MOST_ASKED
-        if depth > _DEEP or self._left < 0 or (unit := self._code.unit_of.get(node)) is None:
+        self._left, self._ever = self._left - 1 if depth else _MOST_ASKED, self._ever - 1
+        if depth > _DEEP or self._left < 0 or self._ever < 0 or (unit := self._code.unit_of.get(node)) is None:
             return frozenset()
         self._known[node] = frozenset()  # what is asked for again meanwhile stands in a circle
         found = self._of(node, unit, depth)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shoal.adopt.code import Unit
 from shoal.adopt.training import Training
 
 _DEEP = 10
-_MOST_ASKED = 4000
+_MOST_ASKED = 2000
 MODEL, OPTIMIZER, SCHEDULE, SCALER, RNG, POSITION = "model", "optimizer", "schedule", "scaler", "rng", "position"
 _BY_NAME = (
     (RNG, re.compile(r"rng|random_state|seed_state|generator")),
@@ -179,7 +180,7 @@ class Reader:
             return Held({MODEL}, {name})
         return Held(open=True)
 
-    @property
+    @cached_property
     def _models(self) -> set[str]:
         found = self._t.methods("parameters", "train", "eval", "named_parameters")
         return {self._code.reads(target) for _, _, target in found}
@@ -244,6 +245,9 @@ class Reader:
     def _pieces(self, name: str, unit: Unit, depth: int) -> Held:
         """What is added to it: `state["x"] = …`, `state.update(…)`, `state.x = …`."""
         found = Held()
+        self._left -= 1
+        if self._left < 0:
+            return Held(open=True)
         for node in unit.nodes:
             if isinstance(node, ast.Assign | ast.AugAssign):
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:

@@ -55,6 +55,7 @@ class Training:
         self.graph = Graph(self.code)
         self.kinds = Kinds(self.code, self.graph)
         self.guards = Guards(self.code, self.graph)
+        self._made: dict[str, list[tuple[ast.Call, Unit]]] = {}
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -181,7 +182,10 @@ class Training:
 
     def made(self, kind: str) -> list[tuple[ast.Call, Unit]]:
         """Calls that make such an object."""
-        return [(c, u) for c, u, _ in self.calls if kind in self.kinds.of(c) and self._is_made(c, kind)]
+        if kind not in self._made:
+            found = [(c, u) for c, u, _ in self.calls if kind in self.kinds.of(c) and self._is_made(c, kind)]
+            self._made[kind] = found
+        return self._made[kind]
 
     def _is_made(self, call: ast.Call, kind: str) -> bool:
         """Here, not by a function of the project that is called, and not handed on."""

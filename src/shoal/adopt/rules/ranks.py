@@ -71,12 +71,10 @@ def one_rank_collective(t: Training) -> Iterator[Finding]:
 
 def _within(t: Training, call: ast.Call, made: dict[ast.Call, tuple[Unit, str]]) -> set[str]:
     """The collectives of functions of the project that it calls, which are under no guard of ranks there."""
-    found = set[str]()
-    for callee in t.graph.callees.get(call, ()):
-        for node in t.graph.inside(callee.nodes):
-            if isinstance(node, ast.Call) and node in made and not _guarded(t, node):
-                found.add(made[node][1])
-    return found
+    if not made:
+        return set()
+    inside = (node for callee in t.graph.callees.get(call, ()) for node in t.graph.inside(callee.nodes))
+    return {made[n][1] for n in inside if isinstance(n, ast.Call) and n in made and not _guarded(t, n)}
 
 
 def _guarded(t: Training, node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ from shoal.adopt.finding import Finding
 from shoal.adopt.kinds import WRAPPED
 from shoal.adopt.training import Backward, Step, Training
 
-_DEEP = 6
+_DEEP = 5
 _TYPES = re.compile(r"dtype|float|half|bf16|fp16|memory_format|channels_last")
 _SCALES = ("div", "div_", "mul", "mul_", "true_divide", "divide")
 _KEEPS = ("mean", "sum", "stack", "squeeze", "float", "to", "clone", "contiguous", "view", "reshape")
@@ -103,8 +103,8 @@ def _turns(t: Training, test: ast.AST, unit: Unit, depth: int) -> bool:
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return constant(node.right) != 1
-        found = t.code.binding(node.id, unit) if isinstance(node, ast.Name) and depth < _DEEP else None
-        values = [b.value for b in found[1] if b.index is None and not b.each] if found else []
+        found = t.code.binding(node.id, unit) if isinstance(node, ast.Name) and depth < 2 else None
+        values = [b.value for b in found[1][:4] if b.index is None and not b.each] if found else []
         if found and any(_turns(t, value, found[0], depth + 1) for value in values):
             return True
     return False
@@ -135,7 +135,7 @@ def _is_divided(t: Training, loss: ast.AST, unit: Unit, depth: int) -> bool:
         if any(isinstance(one.op, ast.Div | ast.Mult) for one in changes):
             return True
         if (found := t.code.binding(loss.id, unit)) is not None:
-            values = [b for b in found[1] if not b.each and b.value is not loss]
+            values = [b for b in found[1][:5] if not b.each and b.value is not loss]
             return _in_place(t, loss.id, unit) or any(_of_bound(t, b, found[0], depth + 1) for b in values)
         return _in_place(t, loss.id, unit)
     if isinstance(loss, ast.Call):
