@@ -83,6 +83,7 @@ def mended(tmp_path: Path, save: str, also: str = "", newline: str = "\n") -> st
     return made.after.script.source if made.mended else None
 
 
+@pytest.mark.slow  # it imports torch
 def test_a_mended_save_runs(tmp_path: Path) -> None:
     """In a file with bytes beyond ASCII, line ends of Windows and no last one."""
     save = "name = 'größe'; torch.save(model.state_dict(), 'größe.pt')"
