@@ -154,10 +154,10 @@ class Code:
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """What it stands in, innermost first, to the end of its unit."""
         unit = self.unit_of.get(node)
-        while (node := self.parents.get(node)) is not None and not isinstance(node, _FUNCTIONS):  # type: ignore[assignment]
-            if unit is not None and node is unit.node:
-                return
-            yield node
+        at = self.parents.get(node)
+        while at is not None and not isinstance(at, _FUNCTIONS) and not (unit is not None and at is unit.node):
+            yield at
+            at = self.parents.get(at)
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """Around it, innermost first; what a `for` reads stands outside of it."""

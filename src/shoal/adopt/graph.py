@@ -153,7 +153,9 @@ class Graph:
 
     def below(self, tree: ast.AST) -> Iterator[ast.AST]:
         """Its own nodes, without those of functions that are defined there and what a `for` reads."""
-        stack = [*tree.body, *tree.orelse] if isinstance(tree, ast.For | ast.AsyncFor | ast.While) else [tree]
+        stack: list[ast.AST] = (
+            [*tree.body, *tree.orelse] if isinstance(tree, ast.For | ast.AsyncFor | ast.While) else [tree]
+        )
         stack.reverse()
         found: list[ast.AST] = [tree.test] if isinstance(tree, ast.While) else []
         while stack:

@@ -36,7 +36,7 @@ class Guards:
                 body = one.body if isinstance(one.body, list) else [one.body]
                 found.append(Guard(one.test, before in body))
             if isinstance(one, ast.BoolOp) and isinstance(one.op, ast.And) and before in one.values:
-                found += [Guard(v, True) for v in one.values[: one.values.index(before)]]  # type: ignore[arg-type]
+                found += [Guard(v, True) for v in _before(one.values, before)]
             found += _skipped(one, before)
             if one is until:
                 return found
@@ -124,6 +124,10 @@ class Guards:
         if isinstance(node, ast.Subscript):
             return _says_rank(node.slice)
         return bool(_RANK.match(self._code.reads(node).lower()))
+
+
+def _before(values: list[ast.expr], last: ast.AST) -> list[ast.expr]:
+    return values[: next(i for i, value in enumerate(values) if value is last)]
 
 
 def _says_rank(node: ast.AST) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 
 from shoal.adopt.code import Bound, Code, Unit
 from shoal.adopt.graph import Graph
@@ -199,8 +200,8 @@ class Kinds:
         return _all(found)
 
 
-def _all(found: object) -> frozenset[str]:
-    return frozenset().union(*found)  # type: ignore[misc]  # of any iterable of sets
+def _all(found: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset(kind for one in found for kind in one)
 
 
 def _names(node: ast.AST, name: str) -> bool:

@@ -250,7 +250,8 @@ class Reader:
             return Held(open=True)
         for node in unit.nodes:
             if isinstance(node, ast.Assign | ast.AugAssign):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                targets: list[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
                     if isinstance(target, ast.Subscript) and self._code.reads(target.value) == name:
                         key = target.slice
                         said = key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""

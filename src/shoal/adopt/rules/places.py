@@ -118,9 +118,8 @@ def fixed_world(t: Training) -> Iterator[Finding]:
             shape = argument(call, "mesh_shape", 1)
             sizes = [_follow(t, e, unit) for e in shape.elts] if isinstance(shape, ast.Tuple) else [None]
             if all(isinstance(size, int) and size > 0 for size in sizes) and sizes != [1]:
-                yield _at(
-                    t, "fixed-world", call, unit, f"the mesh has the shape {ast.unparse(shape)}, whatever is started."
-                )  # type: ignore[arg-type]
+                said = f"the mesh has the shape {tuple(sizes)}, whatever is started."
+                yield _at(t, "fixed-world", call, unit, said)
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not full.startswith("torch.cuda"):
             given = _index(_follow(t, argument(call, "device", 0), unit))
             if given is not None and (given > 0 or t.spreads):

@@ -154,7 +154,8 @@ def reads(t: Training, loop: ast.For | ast.AsyncFor, made: ast.Call) -> bool:
 
 def _knows_rank(t: Training, data: ast.expr, graph: Graph) -> bool:
     """Whether a rank is anywhere in how the data set is made."""
-    wanted, seen = [data], set[ast.AST]()
+    wanted: list[ast.AST] = [data]
+    seen = set[ast.AST]()
     while wanted and len(seen) < 200:
         node = wanted.pop()
         if node in seen:
@@ -172,5 +173,5 @@ def _knows_rank(t: Training, data: ast.expr, graph: Graph) -> bool:
             for callee in graph.callees.get(one, ()):
                 wanted += callee.returned
                 if callee.name == "__init__":
-                    wanted += [n for n in callee.nodes if isinstance(n, ast.Assign)]  # type: ignore[misc]
+                    wanted += [n for n in callee.nodes if isinstance(n, ast.Assign)]
     return False

@@ -45,7 +45,8 @@ def host_sync(t: Training) -> Iterator[Finding]:
 def _each_step(t: Training, loop: Loop) -> Iterator[tuple[ast.AST, Unit]]:
     """What runs in every turn of the loop, also in functions that it calls."""
     with_step = {g.test for step in t.steps for g in t.guards.around(step.call)}  # what runs with a step runs on each
-    wanted, seen = [(node, loop) for node in t.graph.below(loop)], set[Unit]()
+    wanted: list[tuple[ast.AST, ast.AST]] = [(node, loop) for node in t.graph.below(loop)]
+    seen = set[Unit]()
     while wanted:
         node, until = wanted.pop(0)
         unit = t.code.unit_of.get(node)
@@ -54,8 +55,7 @@ def _each_step(t: Training, loop: Loop) -> Iterator[tuple[ast.AST, Unit]]:
         if not isinstance(node, ast.Call):
             continue
         inner = t.code.loops(node)
-        within = inner[: inner.index(until)] if until in inner else inner
-        if any(one not in t.all_loops and not _micro(t, one) for one in within):
+        if any(one not in t.all_loops and not _micro(t, one) for one in _within(inner, until)):
             continue  # a loop of its own, of an evaluation or the like
         if any(t.guards.interval(g, unit) for g in t.guards.around(node, until=until) if g.test not in with_step):
             continue
@@ -63,7 +63,12 @@ def _each_step(t: Training, loop: Loop) -> Iterator[tuple[ast.AST, Unit]]:
         for callee in t.graph.callees.get(node, ()):
             if callee not in seen and callee.name not in ("forward", "__init__"):
                 seen.add(callee)
-                wanted += [(one, callee.node) for one in callee.nodes]  # type: ignore[misc]
+                wanted += [(one, callee.node) for one in callee.nodes]
+
+
+def _within(loops: list[Loop], end: ast.AST) -> list[Loop]:
+    """Those before it."""
+    return loops[: next((i for i, loop in enumerate(loops) if loop is end), len(loops))]
 
 
 def _micro(t: Training, loop: ast.AST) -> bool:
