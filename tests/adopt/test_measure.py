@@ -80,9 +80,7 @@ def test_what_no_rule_has_found_is_found_by_its_losses(tmp_path: Path) -> None:
     assert verdicts(tmp_path, good, SAME, Row("resumed", False, "x", 2), ALONE) == {"not-resumed": CONFIRMED}
 
 
-def test_a_shadow_has_copies_and_leaves_checkpoints_of_old_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shadow_has_copies_and_leaves_checkpoints_of_old_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.adopt.shadow.MOST_COPIED", 10)
     folder = tmp_path / "mine"
     (folder / "data").mkdir(parents=True)

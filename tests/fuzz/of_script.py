@@ -77,11 +77,11 @@ def script_file(folder: Path) -> Target:
     return file_target(folder / "train.py", generate, read, (SpecError,))
 
 
-@reader("adopted-script", "adopt.project", quick=60, share=30)
+@reader("adopted-script", "adopt.project", "adopt.patch", quick=60, share=30)
 def adopted_script(folder: Path) -> Target:
     """Findings, and a patch that compiles, or one sentence; nothing of it is run."""
     from shoal.adopt.doctor import examine
-    from shoal.adopt.patch import patch
+    from shoal.adopt.patch import patch, write
     from shoal.errors import SpecError
 
     scripts = Path(__file__).parents[1] / "adopt" / "scripts"
@@ -98,7 +98,7 @@ def adopted_script(folder: Path) -> Target:
         return damaged(rng, b"".join(lines))
 
     def read(path: Path) -> None:
-        patch(examine(path))
+        write(patch(examine(path)))
 
     return file_target(folder / "train.py", generate, read, (SpecError,))
 
