@@ -77,7 +77,7 @@ def script_file(folder: Path) -> Target:
     return file_target(folder / "train.py", generate, read, (SpecError,))
 
 
-@reader("adopted-script", "adopt.project", "adopt.patch", quick=60, share=30)
+@reader("adopted-script", "adopt.project", "adopt.patch", quick=12, share=10)
 def adopted_script(folder: Path) -> Target:
     """Findings, and a patch that compiles, or one sentence; nothing of it is run."""
     from shoal.adopt.doctor import examine
