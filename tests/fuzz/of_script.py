@@ -77,6 +77,32 @@ def script_file(folder: Path) -> Target:
     return file_target(folder / "train.py", generate, read, (SpecError,))
 
 
+@reader("adopted-script", "adopt.project", "adopt.patch", quick=12, share=10)
+def adopted_script(folder: Path) -> Target:
+    """Findings, and a patch that compiles, or one sentence; nothing of it is run."""
+    from shoal.adopt.doctor import examine
+    from shoal.adopt.patch import patch, write
+    from shoal.errors import SpecError
+
+    scripts = Path(__file__).parents[1] / "adopt" / "scripts"
+    names = ("plain_loop.py", "gan.py", "pieces.py", "barrier_pair.py", "diffusion.py")
+    texts = [(scripts / name).read_bytes() for name in names]
+
+    def generate(rng: Random) -> bytes:
+        lines = rng.choice(texts).splitlines(keepends=True)
+        if rng.random() < 0.7:  # still Python, more often than not
+            for _ in range(rng.randint(1, 6)):
+                at = rng.randrange(len(lines))
+                lines[at] = rng.choice((b"", lines[at] + lines[at], lines[rng.randrange(len(lines))]))
+            return b"".join(lines)
+        return damaged(rng, b"".join(lines))
+
+    def read(path: Path) -> None:
+        write(patch(examine(path)))
+
+    return file_target(folder / "train.py", generate, read, (SpecError,))
+
+
 @reader("script-run-file", "journal.rundir", quick=100, share=30)
 def script_run_file(folder: Path) -> Target:
     """Whether a run is a script is asked of any run directory."""

@@ -28,6 +28,7 @@ GROUPS = {
         "show": "print the resolved run file and where each value came from",
         "plan": "predict speed, memory, cost and goodput, and find the best layout",
         "check": "train a few steps in several ways: does own code repeat, resume and split exactly?",
+        "adopt": "read a training script of yours: what is wrong with it, measured and mended where that is possible",
     },
     "train": {
         "train": "train on this machine, all its devices",
@@ -137,12 +138,13 @@ def _code(argv: list[str]) -> int:
 
 def _cut(argv: list[str]) -> tuple[list[str], list[str]]:
     """The words for Shoal, and those that belong to somebody's script."""
-    if argv[0] != "run":
+    if argv[0] not in ("run", "adopt"):
         return argv, []
     from shoal.cli.run import cut
 
-    ours, after = cut(argv[1:])
-    return ["run", *ours], after
+    options = importlib.import_module(f"shoal.cli.{argv[0]}").OPTIONS
+    ours, after = cut(argv[1:], options)
+    return [argv[0], *ours], after
 
 
 def _run_verb(argv: list[str], after: list[str]) -> int:

@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import shlex
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-probe", action="store_true", help="the same as script.probe=false")
 
 
-def cut(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the arguments of the script, with it, and those."""
+def cut(argv: list[str], options: Collection[str] = OPTIONS) -> tuple[list[str], list[str]]:
+    """What stands before the arguments of the script, with it, and those. `options` are followed by a value."""
     from shoal.spec.overrides import split_overrides
 
     at = 0
@@ -56,7 +57,7 @@ def cut(argv: list[str]) -> tuple[list[str], list[str]]:
         word = argv[at]
         if word == "--":
             return [*argv[:at], *argv[at + 1 : at + 2]], argv[at + 2 :]
-        if word in OPTIONS or (word.startswith("--") and "." in word and "=" not in word):
+        if word in options or (word.startswith("--") and "." in word and "=" not in word):
             at += 2
         elif word.startswith("-") or split_overrides([word])[1]:
             at += 1

@@ -21,6 +21,8 @@ def look_at(path: Path) -> None:
         inside = sorted(one.name for one in path.glob("*.py"))
         such = f", such as {path / inside[0]}" if inside else ""
         raise SpecError(f"{path} is a folder; give the Python file that trains{such}.")
+    if path.is_symlink() and not path.exists():
+        raise SpecError(f"{path} is a link that leads nowhere; give the Python file that trains.")
     if not path.exists():
         beside = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
         near = closest(path.name, beside)

@@ -11,6 +11,7 @@ import atexit
 import functools
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from shoal.script.losses import Losses
 from shoal.script.recorder import Recorder
 
 RUN, FIRST_STEP = "SHOAL_SCRIPT", "SHOAL_PROBE_STEP"  # the run directory; the steps that were taken before
+MEASURED = "SHOAL_PROBE_MEASURED"  # `shoal adopt`: `steps`, a record of each; `kill`, and the end after a save
 MARKS = 1024  # of a step, at most: so that the marks of ranks compare, whatever each has done in a step
 MOST_KEYS = 32  # of a checkpoint, in the journal
 
@@ -35,8 +37,9 @@ MOST_KEYS = 32  # of a checkpoint, in the journal
 def begin_here() -> Probe:
     run, rank = Path(os.environ[RUN]), int(os.environ.get("RANK", "0"))
     attempt, first = int(os.environ.get("SHOAL_ATTEMPT", "0")), int(os.environ.get(FIRST_STEP, "0"))
-    recorder = Recorder(run / "journal.jsonl", attempt) if rank == 0 else None
-    probe = Probe(Pulse.begin(), recorder, Saver(f"{run.name}-{rank}"), first)
+    measured = os.environ.get(MEASURED)
+    recorder = Recorder(run / "journal.jsonl", attempt, each=measured is not None) if rank == 0 else None
+    probe = Probe(Pulse.begin(), recorder, Saver(f"{run.name}-{rank}"), first, measured == "kill" and not attempt)
     os.register_at_fork(after_in_child=probe.off)
     atexit.register(probe.end)
     after_import("torch", probe.hook)
@@ -44,8 +47,12 @@ def begin_here() -> Probe:
 
 
 class Probe:
-    def __init__(self, pulse: Pulse, recorder: Recorder | None, saver: Saver, first_step: int) -> None:
+    def __init__(
+        self, pulse: Pulse, recorder: Recorder | None, saver: Saver, first_step: int, killed: bool = False
+    ) -> None:
+        """`killed`: in the step after the first save that follows a step."""
         self._pulse, self._recorder, self._saver, self._first = pulse, recorder, saver, first_step
+        self._killed, self._has_saved = killed, False
         self._on, self._main = True, threading.main_thread().ident
         self._leads: weakref.ref[Any] | None = None  # the optimizer whose steps count
         self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others that have taken one since its last
@@ -137,6 +144,9 @@ class Probe:
         self._mark("forward", step=self._step)
         if self._recorder and self._losses:
             self._guarded(lambda: self._record(optimizer))
+            if self._killed and self._has_saved:
+                self.end()
+                os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def _step(self) -> int:
@@ -163,6 +173,7 @@ class Probe:
             self._began = time.time()  # of the step that comes
         if not self._recorder:
             return
+        self._has_saved = self._steps > 0
         keys = [str(key)[:100] for key in list(obj)[:MOST_KEYS]] if isinstance(obj, dict) else []
         self._recorder.saved(self._step, os.path.abspath(path), began, keys)
 

@@ -14,8 +14,9 @@ LEAST_S = 0.02
 
 
 class Recorder:
-    def __init__(self, path: Path, attempt: int) -> None:
-        self._path, self._attempt = path, attempt
+    def __init__(self, path: Path, attempt: int, each: bool = False) -> None:
+        """`each`: every step has a record of its own."""
+        self._path, self._attempt, self._least_s = path, attempt, 0.0 if each else LEAST_S
         self._journal: Journal | None = None
         self._file: tuple[int, int] | None = None
         self._left: dict[str, Any] | None = None  # steps without a record of their own
@@ -26,7 +27,7 @@ class Recorder:
         if self._left is not None:
             about |= {"begin": self._left["begin"], "steps": self._left.get("steps", 1) + 1}
         self._left = about
-        if about["t"] - self._written >= LEAST_S:
+        if about["t"] - self._written >= self._least_s:
             self.rest()
 
     def rest(self) -> None:

@@ -1,0 +1,77 @@
+"""Read a training script of yours and say what is wrong with it: `shoal adopt [options] SCRIPT [its arguments]`.
+
+The script and the modules of its own project are read; nothing of it is run unless you say --measure. Then it is run
+for a few steps: twice, killed after a save and resumed, and on two processes; findings are confirmed or refuted by the
+losses. Nothing of yours is changed unless you say --apply. Options stand before SCRIPT, all after it is the script's.
+Exit code 0: no defect was found; 2: at least one was (hints do not count).
+
+shoal adopt train.py
+shoal adopt --patch mend.diff train.py
+shoal adopt --measure --resume '--resume {checkpoint}' train.py --steps 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from shoal.errors import DONE, WRONG_USAGE, UsageError
+
+OPTIONS = ("--patch", "--steps", "--resume", "--checkpoints", "--patience")  # with a value
+FEWEST, MOST = 2, 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", metavar="SCRIPT", help="the Python file that trains")
+    parser.add_argument("--json", action="store_true", help="the report as JSON, for programs")
+    parser.add_argument(
+        "--patch", metavar="FILE", help="write a diff that mends what can be mended by rule (-: print it)"
+    )
+    parser.add_argument("--apply", action="store_true", help="change the files of the script that way")
+    parser.add_argument("--measure", action="store_true", help="run the script, and try what was found")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="of each run that is measured (20)")
+    parser.add_argument(
+        "--resume", metavar="WORDS", help="arguments that it goes on with: --resume '--ckpt {checkpoint}'"
+    )
+    parser.add_argument("--checkpoints", metavar="GLOB", help="where it saves, if not by torch.save")
+    parser.add_argument(
+        "--patience", type=float, default=600.0, metavar="SECONDS", help="a run that is silent so long hangs (600)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.adopt.doctor import examine
+    from shoal.adopt.patch import patch, write
+    from shoal.adopt.report import as_json, as_text
+
+    if not FEWEST <= args.steps <= MOST:
+        raise UsageError(f"--steps must be from {FEWEST} to {MOST:,}.")
+    if not 0 < args.patience < float("inf"):
+        raise UsageError("--patience must be more than 0, and a number.")
+    if args.after and not args.measure:
+        raise UsageError(
+            f"`{args.after[0]}` after SCRIPT is an argument of the script, which is run with --measure only."
+        )
+    if args.json and args.patch == "-":
+        raise UsageError("--json and --patch - both print; give --patch a file.")
+    report, measured = examine(Path(args.script)), None
+    if args.measure:
+        from shoal.adopt.measure import measure
+
+        report, measured = measure(report, args)
+    made = patch(report)
+    if args.patch == "-":
+        print(made.diff, end="")
+    elif args.json:
+        print(json.dumps(as_json(report, made, measured), indent=2))
+    else:
+        print(as_text(report, made, measured))
+    if args.patch and args.patch != "-":
+        Path(args.patch).write_text(made.diff, encoding="utf-8", newline="")
+        print(f"wrote {args.patch}: it mends {len(made.mended)} of {len(report.defects)}", file=sys.stderr)
+    if args.apply:
+        names = write(made)
+        print(f"changed {', '.join(names)}" if names else "there is nothing to change", file=sys.stderr)
+    return WRONG_USAGE if report.defects else DONE
