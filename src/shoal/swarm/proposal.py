@@ -216,6 +216,19 @@ def values_of(run: Run) -> dict[str, Any]:
     return _nested((path, value) for path, value in _all_leaves(run) if key(path) in table)
 
 
+# What a charter of before there was a choice means.
+LATER: dict[Path, Any] = {
+    ("data", "packing"): "chop",
+    ("model", "full_attention_every"): None,
+    ("model", "sliding_rope_theta"): None,
+    ("model", "query_pre_attn_scalar"): None,
+    ("model", "experts", "groups"): 1,
+    ("model", "experts", "top_groups"): 1,
+    ("model", "experts", "routed_scale"): 1.0,
+    ("model", "rope_scaling", "mscale_all_dim"): None,
+}
+
+
 def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
     """The run that is proposed, with this machine's defaults for everything else; Unfit for what is not in the table,
     out of its range, incomplete, or too large as a whole. `at`: where each input is here, by its place."""
@@ -223,7 +236,9 @@ def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
         raise Unfit("its values are no section")
     table = _table_of_values(values)
     given = _checked(values, at, table)
-    given.setdefault(("data", "packing"), "chop")  # a charter of before there was a choice
+    for path, meant in LATER.items():
+        if any(given_path[: len(path) - 1] == path[:-1] for given_path in given):  # of a section that is there
+            given.setdefault(path, meant)
     here = _nested((path, at[value] if key(path) in PLACES and value else value) for path, value in given.items())
     try:
         run = Run.model_validate({"name": name, **here})
