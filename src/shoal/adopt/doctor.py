@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,10 @@ def judge(project: Project) -> Report:
     return Report(training, project.script.shown, files, found, [*notes, *project.left_out])
 
 
+# Functions of others by whose name a script may go on.
+_GOES_ON = re.compile("attach$|resume|restore|load_(?:checkpoint|ckpt|state|snapshot)")
+
+
 def _notes(t: Training) -> Iterator[str]:
     if t.owner is not None:
         yield f"{t.owner} has the loop: it saves, resumes, shares out data and scales losses, and is not judged"
@@ -77,7 +82,6 @@ def _notes(t: Training) -> Iterator[str]:
             "booster": "it steps and saves",
         }[kind]
         yield f"{HELPERS[kind]} helps the loop: {does}, and that is not judged"
-    if t.steps and not t.owner and not t.loads and not t.helpers and not t.shared_saves:
-        attached = any(name.endswith("shoal.attach") for name in t.used)
-        if not attached:
-            yield "it loads no checkpoint: a run that was killed begins anew (shoal.attach goes on)"
+    done_elsewhere = t.owner or t.helpers or any(_GOES_ON.search(name.rpartition(".")[2]) for name in t.used)
+    if t.steps and not t.loads and not t.shared_saves and not done_elsewhere:
+        yield "it loads no checkpoint: a run that was killed begins anew (shoal.attach goes on)"
