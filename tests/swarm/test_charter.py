@@ -121,6 +121,17 @@ def test_a_charter_of_the_closed_set_is_read() -> None:
     assert read(proposed(CUT)).stages == 2
 
 
+def test_settings_that_came_later_are_named_only_where_they_are_used(tmp_path: Path) -> None:
+    """So peers of before them join what they can train; and what is not named means what it meant."""
+    plain = whole()["model"]
+    assert not {"full_attention_every", "sliding_rope_theta", "query_pre_attn_scalar"} & plain.keys()
+    assert not {"groups", "top_groups", "routed_scale"} & plain["experts"].keys()
+    used = {"model.sliding_window": 4, "model.full_attention_every": 2, "model.experts.routed_scale": 1.5}
+    model = read(proposed(**used)).local(tmp_path / "charter", {}, []).model
+    assert model.experts is not None
+    assert (model.full_attention_every, model.experts.groups, model.experts.routed_scale) == (2, 1, 1.5)
+
+
 def test_a_charter_of_before_there_was_packing_means_chopped_windows(tmp_path: Path) -> None:
     values = proposed()
     assert read(values).local(tmp_path / "charter", {}, []).data.packing == "pairs"

@@ -196,6 +196,19 @@ CUT = Table("cut", {n: range for n, range in (ALIKE | ADVISED).items() if n in o
 PLACES = {name for name, range in ALIKE.items() if range is PLACE}
 
 
+# What a charter of before there was a choice means.
+LATER: dict[Path, Any] = {
+    ("data", "packing"): "chop",
+    ("model", "full_attention_every"): None,
+    ("model", "sliding_rope_theta"): None,
+    ("model", "query_pre_attn_scalar"): None,
+    ("model", "experts", "groups"): 1,
+    ("model", "experts", "top_groups"): 1,
+    ("model", "experts", "routed_scale"): 1.0,
+    ("model", "rope_scaling", "mscale_all_dim"): None,
+}
+
+
 def table_of(run: Run) -> Table:
     return CUT if swarm_driver_of(run) == "cut" else WHOLE
 
@@ -213,20 +226,9 @@ class Unfit(Exception):
 def values_of(run: Run) -> dict[str, Any]:
     """What of a run is proposed to others. The writer sends this and nothing else."""
     table = table_of(run).proposed
-    return _nested((path, value) for path, value in _all_leaves(run) if key(path) in table)
-
-
-# What a charter of before there was a choice means.
-LATER: dict[Path, Any] = {
-    ("data", "packing"): "chop",
-    ("model", "full_attention_every"): None,
-    ("model", "sliding_rope_theta"): None,
-    ("model", "query_pre_attn_scalar"): None,
-    ("model", "experts", "groups"): 1,
-    ("model", "experts", "top_groups"): 1,
-    ("model", "experts", "routed_scale"): 1.0,
-    ("model", "rope_scaling", "mscale_all_dim"): None,
-}
+    left_out = {path: meant for path, meant in LATER.items() if path[0] == "model"}  # so that older peers read it
+    leaves = ((path, value) for path, value in _all_leaves(run) if path not in left_out or value != left_out[path])
+    return _nested((path, value) for path, value in leaves if key(path) in table)
 
 
 def run_of(name: str, values: Any, at: Mapping[str, str]) -> Run:
