@@ -4,8 +4,8 @@ how soon is a rank named that is killed or stopped, and does the script truly go
     python benchmarks/script_frameworks.py [--only plain,ddp] [--site FOLDER]
 
 The scripts are in benchmarks/frameworks, unedited by Shoal. Frameworks are looked for in FOLDER: what `uv pip install
---target FOLDER --no-deps accelerate lightning lightning-utilities pytorch-lightning torchmetrics trl datasets dill
-multiprocess 'pyarrow<23' 'pandas<3' deepspeed hjson msgpack py-cpuinfo einops ninja` put there. A row whose
+--target FOLDER --no-deps accelerate lightning lightning-utilities pytorch-lightning torchmetrics
+deepspeed hjson msgpack py-cpuinfo einops ninja` put there. A row whose
 framework is not found says so and counts as missed.
 
 Each row: without the probe, and with it (bit-equal files of weights? as many steps as were taken?); a rank is killed
@@ -47,7 +47,6 @@ class Style:
     checkpoints: str
     steps: int = 200
     a_step: int = 1  # of the loop's: steps of the script for each of the optimizer's
-    module: str | None = None
 
 
 STYLES = {
@@ -56,11 +55,10 @@ STYLES = {
     "fsdp2": Style("fsdp2.py", (2,), "step-*"),
     "image with a scaler": Style("image.py", (1,), "step-*.pt"),
     "own op and safetensors": Style("own_op.py", (1,), "step-*"),
-    "HF Trainer": Style("hf_trainer.py", (1, 2), "checkpoint-*", 40, module="accelerate"),
-    "TRL": Style("trl_sft.py", (1,), "checkpoint-*", 40, module="trl"),
-    "Accelerate": Style("accelerated.py", (1, 2), "step-*", a_step=2, module="accelerate"),
-    "Lightning": Style("lit.py", (1,), "*.ckpt", module="lightning"),
-    "DeepSpeed ZeRO 2": Style("zero.py", (2,), "step-*", module="deepspeed"),
+    "HF Trainer": Style("hf_trainer.py", (1, 2), "checkpoint-*", 40),
+    "Accelerate": Style("accelerated.py", (1, 2), "step-*", a_step=2),
+    "Lightning": Style("lit.py", (1,), "*.ckpt"),
+    "DeepSpeed ZeRO 2": Style("zero.py", (2,), "step-*"),
 }
 
 

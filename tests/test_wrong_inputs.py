@@ -265,7 +265,8 @@ def test_a_tracking_server_that_is_not_there_stops_nothing(folder: Path) -> None
     process = start(folder, "train run.yaml track.mlflow=http://127.0.0.1:9 train.steps=20")
     out, _ = process.communicate(timeout=limit(200))
     assert process.returncode == 0, out
-    assert len(re.findall(r"127\.0\.0\.1:9", out)) == 1, out
+    said = len(re.findall(r"127\.0\.0\.1:9", out))
+    assert said == 1 or (said == 0 and "tracking is behind" in out), out  # on a busy machine the run may end first
     assert "shoal track sync demo" in out
 
 
