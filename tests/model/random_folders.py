@@ -6,7 +6,7 @@ at its edge, of another type, of another family, unknown, null.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -72,7 +72,7 @@ def within(family: str, rng: Random) -> Config:
     return config
 
 
-def maybe(config: Config, rng: Random, key: str, values: list[Any], often: float = 0.4) -> None:
+def maybe(config: Config, rng: Random, key: str, values: Sequence[Any], often: float = 0.4) -> None:
     if rng.random() < often:
         config[key] = rng.choice(values)
 
@@ -412,13 +412,13 @@ def run_of(rng: Random) -> Drawn:
     maybe(model, rng, "mlp_bias", [True], 0.3 if family == "llama" else 0.03)
     if rng.random() < (0.4 if family != "llama" else 0.05):
         model["sliding_window"] = rng.choice([1, 3, 7, 64])
-        maybe(model, rng, "full_attention_layers", [0, 1, 2, 3], 0.5)
-    maybe(model, rng, "full_attention_layers", [1], 0.1)
+        maybe(model, rng, "full_attention_layers", range(model["layers"] + 1), 0.5)
+    maybe(model, rng, "full_attention_layers", [1, 3], 0.05)
     if family == "gemma3_text":
         model.pop("full_attention_layers", None)
     often = 0.5 if family == "gemma3_text" and "sliding_window" in model else 0.02
     maybe(model, rng, "full_attention_every", [2, 3, 6], often)
-    maybe(model, rng, "sliding_rope_theta", [50.0, 1e4], often)
+    maybe(model, rng, "sliding_rope_theta", [50.0, 1e4], 0.8 if often == 0.5 else often)
     maybe(model, rng, "query_pre_attn_scalar", [3, 64], often)
     if rng.random() < 0.6:
         model["rope_scaling"] = _scaling(rng)
@@ -432,7 +432,7 @@ def run_of(rng: Random) -> Drawn:
             "kv_lora_rank": rng.choice([4, 10]),
             "qk_nope_head_dim": rng.choice([2, 6]),
             "qk_rope_head_dim": rng.choice([2, 4, 3]),
-            "v_head_dim": rng.choice([1, 4, 16]),
+            "v_head_dim": rng.choice([1, 2, 4] if rng.random() < 0.9 else [16]),
             "rope_interleave": rng.choice([True, False]),
         }
     if about.experts or rng.random() < 0.05:

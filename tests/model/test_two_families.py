@@ -105,6 +105,11 @@ MLA, EXPERTS = DEEPSEEK["mla"], DEEPSEEK["experts"]
 @pytest.mark.parametrize(
     ("made", "changes", "said"),
     [
+        (
+            GEMMA,
+            {"model__sliding_rope_theta": None, "model__rope_scaling": {"kind": "linear", "factor": 8.0}},
+            "model.rope_scaling of family gemma3_text is about layers without a window alone",
+        ),
         (GEMMA, {"model__qk_norm": False}, "model.qk_norm false does not go with family gemma3_text"),
         (GEMMA, {"model__family": "qwen3"}, "family qwen3 has no model.full_attention_every (gemma3_text does)"),
         (

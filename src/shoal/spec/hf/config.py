@@ -6,7 +6,7 @@ computes something else is worse than none. A key that a config leaves out means
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import SpecError
@@ -146,7 +146,7 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     if problem:
         pass
     elif shape.qk_norm != family.qk_norm:
-        having = ", ".join(name for name, one in FAMILIES.items() if one.qk_norm)
+        having = _names(lambda one: one.qk_norm)
         problem = (
             f"model.qk_norm {_yaml(shape.qk_norm)} does not go with family {name}: only {having} have it, and always"
         )
@@ -158,19 +158,29 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
     elif shape.mlp_bias and not family.mlp_bias:
         problem = f"family {name} has no model.mlp_bias (llama does)"
     elif shape.sliding_window is not None and family.window is None:
-        problem = f"family {name} has no model.sliding_window (mistral, qwen2, qwen3 and gemma3_text do)"
+        problem = f"family {name} has no model.sliding_window ({_names(lambda one: one.window is not None)} do)"
     elif shape.full_attention_layers and shape.sliding_window and family.window and family.window.leading is None:
         problem = f"family {name} has no model.full_attention_layers (qwen2, qwen3 and dots1 do)"
     elif shape.full_attention_every and (family.window is None or family.window.every is None):
         problem = f"family {name} has no model.full_attention_every (gemma3_text does)"
     elif shape.sliding_rope_theta is not None and family.sliding_theta is None:
         problem = f"family {name} has no model.sliding_rope_theta (gemma3_text does)"
+    elif family.sliding_theta and shape.sliding_window and shape.rope_scaling and shape.sliding_rope_theta is None:
+        problem = (
+            f"model.rope_scaling of family {name} is about layers without a window alone, and model.sliding_rope_theta, "
+            f"the base of those with one, is not set ({family.sliding_theta:g} is usual)"
+        )
     elif shape.query_pre_attn_scalar is not None and family.query_scalar is None:
         problem = f"family {name} has no model.query_pre_attn_scalar (gemma3_text does)"
     elif family.heads_divide and shape.dim % shape.heads:
         problem = f"family {name} needs a model.dim ({shape.dim}) that is a multiple of model.heads ({shape.heads})"
     if problem:
         raise SpecError(f"{problem}, so transformers could not compute this model: change it or model.family.")
+
+
+def _names(has: Callable[[Family], bool]) -> str:
+    *names, last = (name for name, one in FAMILIES.items() if has(one))
+    return f"{', '.join(names)} and {last}"
 
 
 def _yaml(value: bool) -> str:
