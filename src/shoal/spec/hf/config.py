@@ -167,8 +167,8 @@ def _refuse_the_inexpressible(shape: Shape, family: Family) -> None:
         problem = f"family {name} has no model.sliding_rope_theta (gemma3_text does)"
     elif family.sliding_theta and shape.sliding_window and shape.rope_scaling and shape.sliding_rope_theta is None:
         problem = (
-            f"model.rope_scaling of family {name} is about layers without a window alone, and model.sliding_rope_theta, "
-            f"the base of those with one, is not set ({family.sliding_theta:g} is usual)"
+            f"model.rope_scaling of family {name} is about layers without a window alone, and "
+            f"model.sliding_rope_theta, the base of those with one, is not set ({family.sliding_theta:g} is usual)"
         )
     elif shape.query_pre_attn_scalar is not None and family.query_scalar is None:
         problem = f"family {name} has no model.query_pre_attn_scalar (gemma3_text does)"

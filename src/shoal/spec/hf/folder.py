@@ -17,7 +17,7 @@ from shoal.errors import DataError, SetupError, ShoalError, SpecError
 from shoal.plain_file import is_plain, read_object
 from shoal.spec.hf.config import from_hf, to_hf
 from shoal.spec.model import Model
-from shoal.spec.rules import computable
+from shoal.spec.model_rules import computable
 from shoal.spec.shape import Shape, shape_of
 from shoal.values import BadValue, inside, real, shown
 
