@@ -77,7 +77,7 @@ def test_two_peers_train_rounds_and_have_the_same_weights(tmp_path: Path, data: 
         parts: dict[str, Message] = {}
         said: Message = {}
         first = 0
-        for round in range(1, 7):
+        for round in range(1, 41):  # on a busy machine a round has few steps
             for i, node in enumerate((a, b)):
                 node.begin(round, first + 40 * i, 40, done=first)
             if parts:  # the record comes while the next round is trained
@@ -90,9 +90,11 @@ def test_two_peers_train_rounds_and_have_the_same_weights(tmp_path: Path, data: 
             first += 80
             said = record(round, parts, done=first)
             losses.append(float(np.mean([p["loss"] for p in parts.values()])))
+            if round >= 6 and losses[-1] < losses[0] - 0.2:
+                break
         digest = applied(a, said, parts)
         assert digest == applied(b, said, parts)
-        assert losses[-1] < losses[0] - 0.05  # on a busy machine a round has few steps
+        assert losses[-1] < losses[0] - 0.2
         a.say("save")
         saved = a.hear("saved")
         assert saved["digest"] == digest
@@ -103,7 +105,7 @@ def test_two_peers_train_rounds_and_have_the_same_weights(tmp_path: Path, data: 
     embed = read_full(found)["embed.weight"].numpy().reshape(-1)
     assert np.array_equal(embed, theta[: len(embed)])
     steps = [r for r in records(a.run_dir.journal_file) if r["kind"] == "step"]
-    assert [r["round"] for r in steps] == list(range(1, 7))
+    assert [r["round"] for r in steps] == list(range(1, len(losses) + 1))
     assert steps[-1]["step"] == first // 8
 
 
