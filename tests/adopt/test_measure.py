@@ -98,6 +98,22 @@ def test_a_shadow_has_copies_and_leaves_checkpoints_of_old_out(tmp_path: Path, m
     assert not (copy / "train.py").is_symlink()
 
 
+def test_a_shadow_follows_links_to_folders_and_not_in_circles(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "here", tmp_path / "scratch" / "data"
+    (folder / "lib").mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "tokens.bin").write_text("12")
+    (folder / "data").symlink_to(elsewhere)
+    (folder / "lib" / "round").symlink_to(folder)
+    (folder / "lib" / "above").symlink_to(tmp_path)
+    (elsewhere / "back").symlink_to(folder / "lib")
+    shadow(folder, tmp_path / "copy")
+    copy = tmp_path / "copy" / "data" / "tokens.bin"
+    copy.write_text("34")  # as a script might
+    assert (elsewhere / "tokens.bin").read_text() == "12"
+    assert [p for p in (tmp_path / "copy").rglob("*") if p.is_file()] == [copy]
+
+
 @pytest.mark.slow
 def test_a_checkpoint_without_its_optimizer_is_confirmed_by_killing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ import pytest
 from shoal.adopt.doctor import examine
 from shoal.adopt.patch import patch, write
 from shoal.cli.main import main
+from shoal.errors import UsageError
 from tests.adopt.corpus import DEFECTS, Defect, copy_of
 
 MENDED = ("no-seed", "sampler-epoch", "non-atomic-save", "unsafe-load", "zero-grad", "checkpoint-rng")
@@ -61,6 +62,29 @@ def test_nothing_is_changed_unless_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert script.read_bytes() != before
     assert script.stat().st_mode & 0o777 == 0o754
     assert main(["adopt", "vision_amp.py"]) == 0  # a hint is left, and no defect
+
+
+def test_a_script_that_its_owner_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    script = copy_of("vision_amp.py", tmp_path)
+    made = patch(examine(script))
+    assert made.mended
+    script.write_text(mine := script.read_text() + "# mine\n")
+    with pytest.raises(UsageError, match="has changed since it was read; nothing is changed"):
+        write(made)
+    assert script.read_text() == mine
+
+
+def test_a_diff_is_written_over_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = copy_of("vision_amp.py", tmp_path)
+    before, diff = script.read_bytes(), tmp_path / "mend.diff"
+    assert main(["adopt", "--patch", str(script), str(script)]) == 2
+    assert "is there and is no diff; give another name" in capsys.readouterr().err
+    assert script.read_bytes() == before
+    for _ in range(2):  # the second over the first
+        assert main(["adopt", "--patch", str(diff), str(script)]) == 2
+        assert diff.read_text().startswith("--- a/")
+    assert main(["adopt", "--patch", str(tmp_path), str(script)]) == 2
+    assert main(["adopt", "--patch", str(tmp_path / "no" / "mend.diff"), str(script)]) == 2
 
 
 TRAINS = """\

@@ -14,7 +14,8 @@ from shoal.adopt.doctor import Report, judge
 from shoal.adopt.edits import changed
 from shoal.adopt.finding import Finding
 from shoal.adopt.mends import edits_for
-from shoal.adopt.project import Module, Project
+from shoal.adopt.project import Module, Project, text_of
+from shoal.errors import UsageError
 from shoal.plain_file import read_plain
 
 MOST_BYTES = 16 << 20
@@ -73,9 +74,12 @@ def _key(finding: Finding) -> tuple[str, str, str]:
 
 
 def write(made: Patch) -> list[str]:
-    """The changed files, each whole or not at all."""
-    for old, new in made.modules:
-        data = read_plain(old.path, MOST_BYTES)
+    """The changed files, each whole or not at all; none where its owner has changed one since it was read."""
+    now = [read_plain(old.path, MOST_BYTES) for old, _ in made.modules]
+    for (old, _), data in zip(made.modules, now, strict=True):
+        if text_of(data) != old.source:
+            raise UsageError(f"{old.shown} has changed since it was read; nothing is changed, run `shoal adopt` again.")
+    for (old, new), data in zip(made.modules, now, strict=True):
         encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
         place = os.path.realpath(old.path)
         fd, aside = tempfile.mkstemp(dir=os.path.dirname(place), prefix=".shoal-adopt-")

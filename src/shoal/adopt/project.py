@@ -24,33 +24,13 @@ MOST_TOTAL = 16 << 20
 MOST_NODES = 400_000  # of all of them, as Python reads them
 MOST_ABOVE = 3  # folders between the script and its project
 # Judged by nobody, also where they lie beside the script.
-FRAMEWORKS = frozenset(
-    (
-        *(
-            "torch",
-            "torchvision",
-            "torchaudio",
-            "torchdata",
-            "transformers",
-            "accelerate",
-            "lightning",
-            "datasets",
-            "trl",
-        ),
-        *(
-            "pytorch_lightning",
-            "lightning_fabric",
-            "deepspeed",
-            "diffusers",
-            "peft",
-            "timm",
-            "numpy",
-            "shoal",
-            "composer",
-        ),
-        *("megatron", "colossalai", "horovod", "fairscale", "apex", "ignite", "fastai", "tqdm", "wandb", "ray", "jax"),
-    )
-)
+# fmt: off
+FRAMEWORKS = frozenset((
+    "torch", "torchvision", "torchaudio", "torchdata", "transformers", "accelerate", "lightning", "pytorch_lightning",
+    "lightning_fabric", "datasets", "trl", "deepspeed", "diffusers", "peft", "timm", "numpy", "shoal", "composer",
+    "megatron", "colossalai", "horovod", "fairscale", "apex", "ignite", "fastai", "tqdm", "wandb", "ray", "jax",
+))
+# fmt: on
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 

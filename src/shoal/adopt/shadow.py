@@ -20,8 +20,9 @@ _SAVED = frozenset((".pt", ".pth", ".ckpt", ".safetensors", ".tar", ".distcp"))
 
 def shadow(folder: Path, into: Path) -> None:
     total = count = 0
-    for place, names, files in os.walk(folder):
-        names[:] = [name for name in names if name not in _NEVER and not (Path(place) / name).is_symlink()]
+    walked = {os.path.realpath(folder)}
+    for place, names, files in os.walk(folder, followlinks=True):
+        names[:] = [name for name in names if name not in _NEVER and _first_time(Path(place) / name, walked)]
         here = into / Path(place).relative_to(folder)
         if Path(place) == into or into in Path(place).parents:
             names.clear()
@@ -43,6 +44,16 @@ def shadow(folder: Path, into: Path) -> None:
                     "measured script runs in a copy of it; run `shoal adopt` from a folder with less in it."
                 )
             shutil.copy2(file, here / name)
+
+
+def _first_time(folder: Path, walked: set[str]) -> bool:
+    """Whether a folder was not copied yet. Links are followed (`data` often is one), and may lead round in circles."""
+    there = os.path.realpath(folder)
+    above = folder.is_symlink() and any(one.startswith(there.rstrip("/") + "/") for one in walked)
+    if there in walked or above:
+        return False
+    walked.add(there)
+    return True
 
 
 def _is_archive(file: Path) -> bool:

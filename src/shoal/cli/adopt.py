@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json and args.patch == "-":
         raise UsageError("--json and --patch - both print; give --patch a file.")
+    if args.patch and args.patch != "-":
+        _refuse_to_overwrite(Path(args.patch))
     report, measured = examine(Path(args.script)), None
     if args.measure:
         from shoal.adopt.measure import measure
@@ -75,3 +77,16 @@ def run(args: argparse.Namespace) -> int:
         names = write(made)
         print(f"changed {', '.join(names)}" if names else "there is nothing to change", file=sys.stderr)
     return WRONG_USAGE if report.defects else DONE
+
+
+def _refuse_to_overwrite(file: Path) -> None:
+    """What is there may be the script itself; only another diff is written over."""
+    if file.is_file() and file.stat().st_size:
+        with open(file, "rb") as f:
+            if f.read(4) == b"--- ":
+                return
+        raise UsageError(f"--patch {file} is there and is no diff; give another name.")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"--patch {file} is no file; give the name of a file to write.")
+    if not file.parent.is_dir():
+        raise UsageError(f"--patch {file}: there is no folder {file.parent}; make it, or give another name.")

@@ -38,7 +38,7 @@ def look_at(path: Path) -> None:
         raise SpecError(f"{path} cannot be read ({e.strerror}); mend its permissions.") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         line = f":{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else ""
-        what = e.msg if isinstance(e, SyntaxError) else str(e)
+        what = e.msg if isinstance(e, SyntaxError) else str(e) or "nested too deep"
         version = ".".join(map(str, sys.version_info[:2]))
         raise SpecError(
             f"{path}{line} is no Python {version} ({what}); give a Python script, or mend that line."
