@@ -16,7 +16,7 @@ ROOMS = (
     *("launch", "islands", "swarm", "stages", "profile", "cli"),
 )
 # Of the whole house: they open every room, and no room goes through them.
-DOORS = ("__init__", "__main__", "api", "api_page")
+DOORS = ("__init__", "__main__", "api", "api_page", "hf")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:

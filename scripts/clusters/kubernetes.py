@@ -29,7 +29,6 @@ class Part:
     """Programs that are built in one go and kept in one folder."""
 
     name: str
-    built_as: str  # the folder of go.mod; what is built from the same one shares most of the work
     module: str
     packages: tuple[str, ...]
     # What a cluster needs besides the program: CustomResourceDefinitions and webhooks, as folders of the module.
@@ -37,27 +36,28 @@ class Part:
 
     @property
     def version(self) -> str:
-        return _pinned(self.built_as, self.module)
+        return _pinned(self.module)
 
     @property
     def folder(self) -> Path:
         return cache.root() / self.name / self.version
 
 
-def _pinned(built_as: str, module: str) -> str:
+def _pinned(module: str) -> str:
     """The version that go.mod requires, or that it puts in its place."""
-    text = (MODULES / built_as / "go.mod").read_text()
+    text = (MODULES / "go.mod").read_text()
     found = re.findall(rf"^\s*(?:{re.escape(module)} => )?{re.escape(module)} v(\S+)", text, re.MULTILINE)
-    assert found, f"{module} is not in the go.mod of {built_as}"
+    assert found, f"{module} is not in go.mod"
     return str(found[-1])
 
 
 _ADDED = ("config/components/crd/bases", "config/components/webhook")
 _COMMANDS = (*(f"k8s.io/kubernetes/cmd/{program}" for program in PROGRAMS[:3]), "go.etcd.io/etcd/server/v3")
-CONTROL_PLANE = Part("kubernetes", "kubernetes", "k8s.io/kubernetes", _COMMANDS)
-JOBSET = Part("jobset", "kubernetes", "sigs.k8s.io/jobset", ("sigs.k8s.io/jobset",), _ADDED)
-# Kueue 0.19 does not compile with the libraries of Kubernetes 1.37 (2026-11), so it is built with those of 1.36.
-KUEUE = Part("kueue", "kueue", "sigs.k8s.io/kueue", ("sigs.k8s.io/kueue/cmd/kueue",), _ADDED)
+# All of one go.mod, so that what they have in common is compiled once. Kueue 0.19 does not compile with the libraries
+# of Kubernetes 1.37 (2026-11), so all have those of 1.36.
+CONTROL_PLANE = Part("kubernetes", "k8s.io/kubernetes", _COMMANDS)
+JOBSET = Part("jobset", "sigs.k8s.io/jobset", ("sigs.k8s.io/jobset",), _ADDED)
+KUEUE = Part("kueue", "sigs.k8s.io/kueue", ("sigs.k8s.io/kueue/cmd/kueue",), _ADDED)
 
 
 def programs() -> Path:
@@ -109,7 +109,7 @@ def _build(part: Part, into: Path, work: Path) -> None:
     }
     command = [str(go / "bin" / "go"), "build", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", _stamp(part)]
     command = ["nice", "-n", "10", *command, "-o", f"{into}/", *part.packages]
-    subprocess.run(command, cwd=MODULES / part.built_as, env=environment, check=True)
+    subprocess.run(command, cwd=MODULES, env=environment, check=True)
     if part is CONTROL_PLANE:
         os.replace(into / "server", into / "etcd")  # Go names it after its package
     for folder in part.manifests:
@@ -122,7 +122,7 @@ def _build(part: Part, into: Path, work: Path) -> None:
 
 def _stamp(part: Part) -> str:
     """Without a version the API server says v0.0.0-master, which clients refuse; debugging symbols double its size."""
-    _, minor, patch = _pinned(part.built_as, "k8s.io/client-go").split(".")
+    _, minor, patch = _pinned("k8s.io/client-go").split(".")
     values = {"gitVersion": f"v1.{minor}.{patch}", "gitMajor": "1", "gitMinor": minor}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     return " ".join(["-s", "-w", *(f"-X {p}.{key}={value}" for p in packages for key, value in values.items())])

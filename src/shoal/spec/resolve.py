@@ -68,9 +68,9 @@ def load(
     return _resolved(file, _document(file), overrides, of_checkpoint)
 
 
-def of_values(values: dict[str, Any], overrides: Sequence[str] = ()) -> Loaded:
+def of_values(values: dict[str, Any], overrides: Sequence[str] = (), said_by: str = "the command line") -> Loaded:
     """As `load`, of a run that a command line describes; relative paths are from the current folder."""
-    file = File("the command line")
+    file = File(said_by)
     return _resolved(file, parse(dump_yaml(values), str(file)), overrides, None)
 
 
