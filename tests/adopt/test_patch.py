@@ -83,6 +83,9 @@ def test_a_diff_is_written_over_no_script(tmp_path: Path, capsys: pytest.Capture
     for _ in range(2):  # the second over the first
         assert main(["adopt", "--patch", str(diff), str(script)]) == 2
         assert diff.read_text().startswith("--- a/")
+    (tmp_path / "run.yaml").write_text("--- # mine\nname: x\n")
+    assert main(["adopt", "--patch", str(tmp_path / "run.yaml"), str(script)]) == 2
+    assert (tmp_path / "run.yaml").read_text() == "--- # mine\nname: x\n"
     assert main(["adopt", "--patch", str(tmp_path), str(script)]) == 2
     assert main(["adopt", "--patch", str(tmp_path / "no" / "mend.diff"), str(script)]) == 2
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,35 @@ def test_a_folder_of_data_is_refused_as_code(tmp_path: Path, monkeypatch: pytest
         Bundle.of("name: a\n", tmp_path)
     with pytest.raises(UsageError, match="is not a folder"):
         Bundle.of("name: a\n", tmp_path / "nowhere")
+
+
+def hostile(*entries: tuple[str, bytes, dict[str, str], bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for name, data, headers, kind in entries:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.pax_headers, entry.type = len(data), headers, kind
+            tar.addfile(entry, io.BytesIO(data))
+    return out.getvalue()
+
+
+def test_what_is_no_bundle_of_plain_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tarfile.REGTYPE
+    for name, data, headers, kind in [
+        ("a", b"x", {"size": "-1024"}, plain),
+        ("a", b"x", {"GNU.sparse.size": "-9000", "GNU.sparse.map": "0,0"}, plain),
+        ("a", b"x", {"path": "a\0b"}, plain),
+        ("../a", b"x", {}, plain),
+        ("/a", b"x", {}, plain),
+        ("a", b"", {}, tarfile.SYMTYPE),
+    ]:
+        with pytest.raises(tarfile.TarError, match=r"it holds something else|it names a file outside"):
+            Bundle.of_tar(hostile((name, data, headers, kind)))
+    taken = Bundle.of_tar(hostile(("a", b"x", {}, plain)))
+    assert taken.files == {"a": b"x"}
+    assert Bundle.of_tar(taken.tar()) == taken
+    with pytest.raises(tarfile.TarError, match="cut off"):
+        Bundle.of_tar(taken.tar()[:-4])
+    monkeypatch.setattr("shoal.launch.bundle.MOST_BYTES", 4096)
+    with pytest.raises(tarfile.TarError, match="it holds too much"):
+        Bundle.of_tar(hostile(("a", bytes(100_000), {}, plain)))

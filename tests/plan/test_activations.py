@@ -119,3 +119,12 @@ def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
     planned = [activations.block(run, shape_of(run.model), layer=1).of(str(run.mesh.recompute)) for run in cases]
     off = {f"{run.mesh}": (m, p) for run, m, p in zip(cases, measured, planned, strict=True) if abs(m / p - 1) > 0.05}
     assert not off, off
+
+
+def test_a_window_is_masked_whichever_layers_have_it() -> None:
+    """The last may be one that sees all."""
+    gemma = {**KINDS["gemma3"], "layers": 6, "max_seq_len": 4096, "sliding_window": 512, "sliding_rope_theta": 1e4}
+    about = {"data.seq_len": 4096, "data.mask_documents": False}
+    runs = [closed({**gemma, "full_attention_every": every}, **about) for every in (5, 6)]
+    kept = [activations.shared_by_blocks(run, shape_of(run.model)) for run in runs]
+    assert kept[0] == kept[1] > 4096**2

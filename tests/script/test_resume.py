@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.script.whole import lacks, problem
+from shoal.script.checkpoints import written
+from shoal.script.finished import Folder, unfinished
+from shoal.script.whole import problem
 from tests.script.conftest import ScriptRun
 
 SAVES = """
@@ -135,10 +137,10 @@ def test_a_folder_of_a_framework_has_what_is_written_last(tmp_path: Path) -> Non
     inner.mkdir()
     archive(inner / "__0_0.distcp")
     assert "is not in pytorch_model_fsdp_0" in str(problem(tmp_path))
-    (inner / ".metadata").write_bytes(b"x")
-    archive(tmp_path / "training_args.bin")
-    assert "trainer_state.json, which the Trainer of transformers writes last" in str(problem(tmp_path))
-    (tmp_path / "trainer_state.json").write_text("{}")
+    archive(inner / "__1_0.distcp")
+    (inner / "__0.metadata").write_bytes(b"x")
+    assert "is not in pytorch_model_fsdp_0" in str(problem(tmp_path))
+    (inner / "__1.metadata").write_bytes(b"x")  # as without collectives
     assert problem(tmp_path) is None
 
 
@@ -162,4 +164,100 @@ def test_a_folder_that_lacks_what_an_older_one_has_is_not_used(script: ScriptRun
     assert script.records("start")[1]["path"] == str(script.folder / "out" / "step-8")
     (said,) = [record["text"] for record in script.records("warning")]
     assert said.endswith("step-16 is not used: it is not whole: it has no random_N.pt, and step-8 has")
-    assert lacks(script.folder / "out" / "step-8", script.folder / "out" / "step-16") is None
+
+
+class Folders:
+    """Checkpoints of a script, the oldest first: each is made by the so many-th start of its processes."""
+
+    def __init__(self, at: Path) -> None:
+        self._at = at
+        self._made: list[Folder] = []
+
+    def add(self, *files: str, start: int = 0, world: int = 2) -> None:
+        path = self._at / f"c{10 * len(self._made) + 10}"
+        for file in files:
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            (path / file).write_bytes(b"x")
+        self._made.append(Folder(path, start, world))
+
+    @property
+    def unfinished(self) -> dict[str, str]:
+        return {path.name: said for path, said in unfinished(self._made[::-1]).items()}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def test_two_halves_do_not_make_each_other_whole(folders: Folders) -> None:
+    folders.add("model.pt", "optim.pt")
+    folders.add("model.pt")  # killed
+    folders.add("model.pt", start=1)  # and again
+    assert folders.unfinished == {
+        "c20": "is not whole: it has no optim.pt, and c10 has",
+        "c30": "is not whole: it has no optim.pt, and c10 has",
+    }
+
+
+def test_a_script_that_writes_less_from_now_on_is_believed_in_the_end(folders: Folders) -> None:
+    """Else a run that is killed after each save would never get on."""
+    folders.add("model.pt", "scaler.pt")
+    for start in range(1, 5):
+        folders.add("model.pt", start=start)
+    assert folders.unfinished.keys() == {"c20", "c30"}
+
+
+def test_a_folder_without_all_ranks_is_unfinished(folders: Folders) -> None:
+    for _ in range(2):
+        folders.add("model_0.pt", "model_1.pt", "zero/rank_0_optim.pt", "zero/rank_1_optim.pt")
+    folders.add("model_0.pt", "zero/rank_0_optim.pt", start=1, world=1)  # on one process: that is all of them
+    folders.add("model_0.pt", "model_1.pt", "zero/rank_0_optim.pt", start=2)
+    assert folders.unfinished == {"c40": "is not whole: it has 1 of 2 files zero/rank_N_optim.pt, and c20 has"}
+
+
+def test_what_is_no_state_may_come_and_go(folders: Folders) -> None:
+    folders.add("model.pt", "notes.txt", ".DS_Store", "run-a.json", "best.pt", "of-abc.pt")
+    folders.add("model.pt", "metrics.json", "is_best", "run-b.json", "of-def.pt")
+    folders.add("model.pt", "run-c.json", "of-ghi.pt")
+    assert not folders.unfinished
+
+
+def test_a_script_that_saves_again_had_finished_the_save_before(folders: Folders) -> None:
+    folders.add("model.pt", "ema.pt")
+    folders.add("model.pt")
+    folders.add("model.pt")
+    assert folders.unfinished.keys() == set()
+
+
+def test_the_first_folder_of_the_trainer_has_its_state(folders: Folders) -> None:
+    folders.add("model.safetensors", "training_args.bin")
+    assert "trainer_state.json, which the Trainer of transformers writes last" in folders.unfinished["c10"]
+    folders.add("model.safetensors", "training_args.bin", "optimizer.pt")  # an older script, without such a state
+    assert folders.unfinished == {}
+    folders.add("model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json")
+    folders.add("model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json")
+    folders.add("model.safetensors", "training_args.bin", "optimizer.pt", start=1)
+    assert "it has no trainer_state.json, and c40 has" in folders.unfinished["c50"]
+
+
+def test_what_was_written_deep_in_a_folder_is_seen(tmp_path: Path) -> None:
+    """Else one that is known to be whole would be trusted after it was written over."""
+    (tmp_path / "last" / "shards").mkdir(parents=True)
+    file = archive(tmp_path / "last" / "shards" / "model.pt")
+    times = []
+    for at in (1000.0, 2000.0):
+        os.utime(file, (at, at))
+        for folder in (file.parent, file.parent.parent):
+            os.utime(folder, (500.0, 500.0))
+        times.append(written(str(tmp_path / "last")))
+    assert times == [1000.0, 2000.0]
+
+
+def test_a_folder_may_hold_exactly_as_many_files_as_are_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.script.whole.MOST_FILES", 2)
+    for name in "ab":
+        archive(tmp_path / f"{name}.pt")
+    assert problem(tmp_path) is None
+    archive(tmp_path / "c.pt")
+    assert problem(tmp_path) == "holds more than 2 files"

@@ -83,7 +83,7 @@ def _refuse_to_overwrite(file: Path) -> None:
     """What is there may be the script itself; only another diff is written over."""
     if file.is_file() and file.stat().st_size:
         with open(file, "rb") as f:
-            if f.read(4) == b"--- ":
+            if [f.readline(4096)[:4], f.readline(4096)[:4]] == [b"--- ", b"+++ "]:
                 return
         raise UsageError(f"--patch {file} is there and is no diff; give another name.")
     if file.exists() and not file.is_file():

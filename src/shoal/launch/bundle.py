@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -75,13 +76,17 @@ class Bundle:
         """What `tar` gave, after a journey: plain files alone, none outside of the folder, and not too much. OSError,
         EOFError, ValueError or an error of tarfile or zlib for anything else."""
         files: dict[str, bytes] = {}
-        executable, left = set(), MOST_BYTES
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        executable = set()
+        inflate = zlib.decompressobj(wbits=31)  # of gzip
+        plain = inflate.decompress(data, 2 * MOST_BYTES)  # half of it may be headers
+        if inflate.unconsumed_tail or not inflate.eof:
+            raise tarfile.TarError("it holds too much, or is cut off")
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
             for entry in tar:
                 path, content = PurePosixPath(entry.name), tar.extractfile(entry) if entry.isreg() else None
-                if content is None or (left := left - entry.size) < 0:
-                    raise tarfile.TarError("it holds something else than files, or too much")
-                if path.is_absolute() or ".." in path.parts or not path.name:
+                if content is None or entry.size < 0 or entry.pax_headers or entry.sparse is not None:
+                    raise tarfile.TarError("it holds something else than plain files")
+                if path.is_absolute() or ".." in path.parts or not path.name or "\0" in entry.name:
                     raise tarfile.TarError("it names a file outside of its folder")
                 files[entry.name] = content.read()
                 if entry.mode & 0o100:

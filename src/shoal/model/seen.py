@@ -8,7 +8,7 @@ zero (a head, the way out of attention, gates), through which nothing would be s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +39,11 @@ def seen(model: OwnModel, length: int) -> Seen:
     other[:, :half] = (other[:, :half] + 1 + torch.randint(max(words - 1, 1), (2, half), generator=generator)) % words
     later = tokens.clone()
     later[:, -1] = (later[:, -1] + 1) % words
-    with _stirred(model, generator):
-        first = model(tokens, positions, documents)
-        apart, causal = (model(changed, positions, documents) for changed in (other, later))
+    for stirring in (True, False):  # a root of what stands still has no number where that becomes negative
+        with _quiet(model), _stirred(model, generator) if stirring else nullcontext():
+            first, apart, causal = (model(some, positions, documents) for some in (tokens, other, later))
+        if all(bool(logits.isfinite().all()) for logits in (first, apart, causal)):
+            break
     most = TOLERANCE * float(first.abs().max())
     return Seen(
         before=float((first - apart)[:, half:].abs().max()) > most,
@@ -50,17 +52,29 @@ def seen(model: OwnModel, length: int) -> Seen:
 
 
 @contextmanager
+def _quiet(model: nn.Module) -> Iterator[None]:
+    """Without dropout. Modes, and what a forward pass counts, are as they were afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, trained in modes:
+            module.training = trained
+        for buffer, before in kept:
+            buffer.copy_(before)
+
+
+@contextmanager
 def _stirred(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Without dropout, and nothing in it stands still. As it was afterwards, to the bit."""
-    trained = model.training
+    """Nothing in it stands still. As it was afterwards, to the bit."""
     still = [p for p in model.parameters() if p.numel() and float(p.abs().max()) < STILL]
     kept = [p.clone() for p in still]
-    model.eval()
     try:
         for p in still:
             p.normal_(std=SPREAD, generator=generator)
         yield
     finally:
-        model.train(trained)
         for p, before in zip(still, kept, strict=True):
             p.copy_(before)

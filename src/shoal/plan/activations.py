@@ -181,7 +181,7 @@ def shared_by_blocks(run: Run, shape: Shape) -> float:
     """Masks and rotary positions, made once a forward pass."""
     at = setting(run)
     angles = at.tokens * FLOAT32 * shape.rotary_dim * (1 if shape.sliding_rope_theta is None else 2)
-    if at.ring or _by_rule(run, shape) or not _masked(run, shape, shape.layers - 1):
+    if at.ring or _by_rule(run, shape) or not any(_masked(run, shape, layer) for layer in range(shape.layers)):
         return angles
     both = 2 if run.data.mask_documents and 0 < shape.sliding_layers < shape.attending_layers else 1
     return angles + both * int(run.mesh.micro_batch) * at.seq**2

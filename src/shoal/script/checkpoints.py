@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import glob
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +12,13 @@ from pathlib import Path
 
 from shoal.journal.reading import told
 from shoal.journal.rundir import RunDir
-from shoal.script.whole import lacks, problem
+from shoal.script.finished import Folder, unfinished
+from shoal.script.whole import MOST_FILES, problem
 from shoal.spec.script import Script
 
 BY = "torch.save"  # what the probe sees
 MOST_TRIED = 8  # of those that are not whole; each is read to its end
+MORE_COMPARED = 4  # older ones, by their names alone
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,22 @@ def newest_whole(
 ) -> Found | None:
     """`verified` are known to be whole, and get another; `say` hears of each that is newer and is not whole."""
     all_of_them = candidates(run_dir, script)
-    for found, older in zip(all_of_them[:MOST_TRIED], [*all_of_them[1:], None], strict=False):
-        wrong = None
-        if found not in verified:
-            beside = Path(older.path) if older is not None else None
-            wrong = problem(Path(found.path)) or (lacks(Path(found.path), beside) if beside else None)
-        if wrong is None:
+    wrong = unfinished(_folders(run_dir, all_of_them[: MOST_TRIED + MORE_COMPARED]))
+    for found in all_of_them[:MOST_TRIED]:
+        path = Path(found.path)
+        said = None if found in verified else problem(path) or wrong.get(path)
+        if said is None:
             verified.add(found)
             return found
-        say(f"checkpoint {found.path} is not used: it {wrong}")
+        say(f"checkpoint {found.path} is not used: it {said}")
     return None
+
+
+def _folders(run_dir: RunDir, some: list[Found]) -> list[Folder]:
+    begun = [r for _, r in told(run_dir.journal_file).others(frozenset(("start",))) if r["kind"] == "start"]
+    times, worlds = [float(r["t"]) for r in begun], [int(r.get("world", 0)) for r in begun]
+    starts = [(found, bisect.bisect_right(times, found.written) - 1) for found in some if os.path.isdir(found.path)]
+    return [Folder(Path(found.path), start, worlds[start] if start >= 0 else 0) for found, start in starts]
 
 
 def candidates(run_dir: RunDir, script: Script) -> list[Found]:
@@ -50,14 +60,14 @@ def candidates(run_dir: RunDir, script: Script) -> list[Found]:
     if script.checkpoints is not None:
         pattern = os.path.join(script.folder or os.getcwd(), os.path.expanduser(script.checkpoints))
         paths = [os.path.abspath(path) for path in glob.glob(pattern, recursive=True)]
-    times = {path: at for path in paths if (at := _written(path)) is not None and at >= began}
+    times = {path: at for path in paths if (at := written(path)) is not None and at >= began}
     return [Found(p, seen.get(p), times[p]) for p in sorted(times, key=lambda p: (times[p], p), reverse=True)]
 
 
-def _written(path: str) -> float | None:
+def written(path: str) -> float | None:
     """Of a folder, when the newest file in it was."""
     try:
-        inside = [entry.stat().st_mtime for entry in os.scandir(path)] if os.path.isdir(path) else []
-        return max([os.stat(path).st_mtime, *inside])
+        inside = itertools.islice(Path(path).rglob("*"), MOST_FILES) if os.path.isdir(path) else ()
+        return max([os.stat(path).st_mtime, *(entry.lstat().st_mtime for entry in inside)])
     except OSError:
         return None

@@ -2,7 +2,7 @@
 
 Nothing is unpickled. A file of torch is a zip archive with a checksum for each record; of safetensors the header says
 how long the file is. A folder is written file by file, so that all that is there may be whole and the rest not be there
-yet: what is written last must be there, and what an older folder has.
+yet: `shoal.script.finished` compares it with others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ MOST_FILES = 10_000  # of a folder
 MOST_WORDS = 300  # characters
 MOST_PACKED = 4  # times the size of an archive, in it
 _LENGTH = struct.Struct("<Q")
-_NUMBER = re.compile(r"\d+")
 _OF_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".distcp")
 _SAFETENSORS = ".safetensors"
-_LAST = {  # a file by which one knows who writes such a folder: what is written last into it, and by whom
-    "*.distcp": (".metadata", "torch.distributed.checkpoint"),
-    "training_args.bin": ("trainer_state.json", "the Trainer of transformers"),
-}
+STATES = (*_OF_TORCH, _SAFETENSORS)
+_SHARD = re.compile(r"__(\d+)_")  # of torch.distributed.checkpoint: which rank wrote it
 
 
 def problem(path: Path) -> str | None:
@@ -42,24 +39,10 @@ def problem(path: Path) -> str | None:
     return None if said is None else " ".join(said.split())[:MOST_WORDS]  # names in it may be anybody's
 
 
-def lacks(path: Path, older: Path) -> str | None:
-    """What a folder has not that an older one has, in words as those of `problem`: it is not finished. Numbers in names
-    do not count: shards and steps have some."""
-    if not path.is_dir() or not older.is_dir():
-        return None
-    missing = _kinds(older) - _kinds(path)
-    return None if not missing else f"is not whole: it has no {min(missing)}, and {older.name} has"[:MOST_WORDS]
-
-
-def _kinds(folder: Path) -> set[str]:
-    files = itertools.islice(folder.rglob("*"), MOST_FILES)
-    return {_NUMBER.sub("N", str(file.relative_to(folder))) for file in files if file.is_file()}
-
-
 def _of_folder(folder: Path) -> str | None:
     known = 0
-    for count, file in enumerate(sorted([folder, *itertools.islice(folder.rglob("*"), MOST_FILES)])):
-        if count >= MOST_FILES:
+    for count, file in enumerate(sorted([folder, *itertools.islice(folder.rglob("*"), MOST_FILES + 1)])):
+        if count > MOST_FILES:
             return f"holds more than {MOST_FILES:,} files"
         if any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
@@ -69,7 +52,7 @@ def _of_folder(folder: Path) -> str | None:
             continue
         if file.name.endswith(".index.json"):
             said = _of_index(file)
-        elif file.suffix in (*_OF_TORCH, _SAFETENSORS):
+        elif file.suffix in STATES:
             known += 1
             said = _of_file(file)
         else:
@@ -80,10 +63,14 @@ def _of_folder(folder: Path) -> str | None:
 
 
 def _unfinished(folder: Path) -> str | None:
-    for sign, (last, who) in _LAST.items():
-        if any(folder.glob(sign)) and not (folder / last).is_file():
-            return f"{last}, which {who} writes last, is not in {folder.name}"
-    return None
+    """Of shards of torch.distributed.checkpoint. What says where each tensor is comes last: of all, or of each rank."""
+    shards = [shard.name for shard in folder.glob("*.distcp")]
+    if not shards or (folder / ".metadata").is_file():
+        return None
+    ranks = {found[1] if (found := _SHARD.match(name)) else None for name in shards}
+    if None not in ranks and all((folder / f"__{rank}.metadata").is_file() for rank in ranks):
+        return None
+    return f".metadata, which torch.distributed.checkpoint writes last, is not in {folder.name}"
 
 
 def _of_file(file: Path) -> str | None:

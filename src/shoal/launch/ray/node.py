@@ -26,6 +26,7 @@ MOST_LINES = 5000  # kept for a driver that is slow to ask; the oldest go first
 LAST_WORDS_S = 2.0  # after its end, for what is still in the pipe: a process it left behind may hold that open
 LOOK_EVERY_S = 5.0  # at the journal
 TAIL_BYTES = 256 * 1024
+MOST_BYTES = 64 * 2**20  # of code, as `shoal.launch.bundle` has it
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to outgoing connections
 
 
@@ -126,12 +127,13 @@ def _unpack(tar: bytes, folder: Path) -> None:
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    temporary, left = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent)), MOST_BYTES
     try:
-        with tarfile.open(fileobj=io.BytesIO(tar)) as whole:
+        with tarfile.open(fileobj=io.BytesIO(tar), mode="r:gz") as whole:
             for entry in whole:
                 name, data = PurePosixPath(entry.name), whole.extractfile(entry) if entry.isreg() else None
-                if data is None or name.is_absolute() or ".." in name.parts:
+                left -= max(entry.size, 0)
+                if data is None or name.is_absolute() or ".." in name.parts or entry.size < 0 or left < 0:
                     raise tarfile.TarError(f"{entry.name} is no file in this folder")
                 path = temporary / name
                 path.parent.mkdir(parents=True, exist_ok=True)
