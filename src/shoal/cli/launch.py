@@ -30,6 +30,7 @@ from shoal.spec import Run
 from shoal.spec.begun import as_begun, differences
 
 TAKES_OVERRIDES = True
+_ON_ITS_NODE = ("script.path", "script.folder", "script.processes")  # of a script: a copy of it runs there
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +93,6 @@ def _same(run_dir: RunDir, spec: Run) -> History | None:
     if not run_dir.exists():
         return None
     differ = differences(where_known(load(run_dir.spec_file).run, run_dir.workspace), spec, auto_is_equal=True)
-    if differ := [d for d in differ if not d.key.startswith("launch.")]:
+    if differ := [d for d in differ if not d.key.startswith("launch.") and d.key not in _ON_ITS_NODE]:
         raise SpecError(differs(run_dir.name, differ, fresh=False))
     return History.of(run_dir)

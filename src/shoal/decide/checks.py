@@ -18,7 +18,7 @@ def trainable(run: Run, driver: Driver | None = None) -> None:
     if run.script is not None and driver is None:
         raise SpecError(
             f"run '{run.name}' is a script ({run.script.path}), and this verb is about Shoal's own training; `shoal "
-            "run` runs it here, and `shoal ps`, `logs`, `report`, `stop` and `resume` know it."
+            "run` runs it here, `shoal launch` elsewhere; `shoal ps`, `logs`, `report`, `stop` and `resume` know it."
         )
     driver = driver or driver_of(run)
     problems = [f"{sentence}." for _, sentence in broken(run)] or [f"{s}." for _, s in refusals(run, driver)]

@@ -17,14 +17,26 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal import wire
 from shoal.decide.auto import decide
 from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import measured
 from shoal.decide.load import load
+from shoal.decide.script import decide_script
 from shoal.devices import visible_gpus
-from shoal.errors import TOLD_TO_STOP, TRANSIENT, ShoalError, SpecError, TransientError, UsageError
+from shoal.errors import (
+    DONE,
+    TOLD_TO_STOP,
+    TRANSIENT,
+    WRONG_ENVIRONMENT,
+    WRONG_USAGE,
+    ShoalError,
+    SpecError,
+    TransientError,
+    UsageError,
+)
 from shoal.guard.begin import create, say_changed, write_spec, writing
 from shoal.guard.crew import Alone, Crew, Decision
 from shoal.guard.history import History, continues
@@ -122,6 +134,8 @@ def first(who: Who, file: Path, folder: Path, processes: int, least: int) -> int
 
 def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes: int, least: int) -> int:
     asked = load(file).run
+    if asked.script is not None:
+        return _script(who, placed(asked, file.parent / Bundle.CODE, processes), folder)
     trainable(asked)
     run_dir = RunDir.of(asked.name, folder)
     begun = run_dir.exists()
@@ -157,6 +171,39 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
             crew = Nodes(run_dir, head, who.head[0], processes, who.nodes, least, laid_over)
         said = () if begun else decisions
         return supervise(run_dir, run, world, decisions=said, held=True, crew=crew, job=who.job)
+
+
+def placed(asked: Run, near: Path, processes: int) -> Run:
+    """A run that is a script as it is on this node: the copy that came with the run, if one did."""
+    script, code = asked.script, asked.launch.code
+    assert script is not None
+    changed: dict[str, Any] = {"processes": processes}
+    if (
+        code is not None
+        and (path := Path(script.path)).is_relative_to(code)
+        and (near / path.relative_to(code)).exists()
+    ):
+        changed["path"] = str(near / path.relative_to(code))
+        changed["folder"] = script.folder or str(near)
+    return asked.model_copy(update={"script": script.model_copy(update=changed)})
+
+
+def _script(who: Who, asked: Run, folder: Path) -> int:
+    """Somebody's, on this node alone. Its own exit codes mean nothing to a scheduler: such an end may be retried."""
+    trainable(asked, "script")
+    run_dir = RunDir.of(asked.name, folder)
+    with ExitStack() as held:
+        with writing(run_dir):
+            _hold(held, run_dir, who.job)
+        begun, decided = run_dir.exists(), decide_script(asked)
+        if begun and History.of(run_dir).finished:
+            print(f"run {run_dir.name} is finished: the script has ended.")
+            return DONE
+        with writing(run_dir):
+            (write_spec if begun else create)(run_dir, decided.run)
+        said = () if begun else decided.decisions
+        code = supervise(run_dir, decided.run, decided.world, decisions=said, held=True, job=who.job)
+    return code if code in (DONE, WRONG_USAGE, TRANSIENT, WRONG_ENVIRONMENT, TOLD_TO_STOP) else TRANSIENT
 
 
 def _hold(stack: ExitStack, run_dir: RunDir, job: str | None) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from shoal.errors import SpecError, UsageError
 from shoal.launch.bundle import Bundle
@@ -116,8 +117,15 @@ class Request:
         return found
 
 
+def _processes(run: Run) -> tuple[str, int | Literal["auto"]]:
+    """How many were asked for, over all nodes, and the name of that."""
+    if run.script is not None:
+        return "script.processes", run.script.processes
+    return "resources.processes", run.resources.processes
+
+
 def processes_per_node(run: Run) -> int:
-    launch, asked = run.launch, run.resources.processes
+    launch, (name, asked) = run.launch, _processes(run)
     if launch.processes != "auto":
         return launch.processes
     if launch.gpus:
@@ -127,7 +135,7 @@ def processes_per_node(run: Run) -> int:
     every = asked * run.fleet.islands
     if every % launch.nodes:
         raise SpecError(
-            f"resources.processes {asked} cannot be spread evenly over launch.nodes {launch.nodes}; "
+            f"{name} {asked} cannot be spread evenly over launch.nodes {launch.nodes}; "
             "change one, or set launch.processes."
         )
     return every // launch.nodes
@@ -147,12 +155,12 @@ def check(run: Run) -> None:
     for volume in launch.volumes:
         if (volume.claim is None) == (volume.host is None):
             raise SpecError(f"launch.volumes: the one at {volume.at} needs either `claim` or `host`; give one of them.")
-    asked, each = run.resources.processes, processes_per_node(run)
+    (name, asked), each = _processes(run), processes_per_node(run)
     world = each * launch.nodes // islands
     if asked not in ("auto", world) or world * islands != each * launch.nodes:
         whole = f"launch.nodes {launch.nodes} with {each} processes each are {each * launch.nodes}"
         of_each = "" if islands == 1 else f", which for {islands} islands are {world} each"
-        raise SpecError(f"resources.processes is {asked}, but {whole}{of_each}; change one, or leave it out.")
+        raise SpecError(f"{name} is {asked}, but {whole}{of_each}; change one, or leave it out.")
     if launch.gpus and run.resources.device == "cpu":
         raise SpecError(f"launch.gpus is {launch.gpus} and resources.device is cpu; change one.")
     if not launch.gpus and run.resources.device == "cuda":

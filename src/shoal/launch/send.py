@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import with_steps
-from shoal.errors import SetupError, ShoalError, UsageError
+from shoal.errors import SetupError, ShoalError, SpecError, UsageError
 from shoal.guard.begin import writing
 from shoal.journal import lock
 from shoal.journal.rundir import RunDir
@@ -20,16 +20,32 @@ from shoal.launch.bundle import Bundle
 from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
 from shoal.launch.request import Request, check
 from shoal.own.carry import carried
+from shoal.script.file import look_at
 from shoal.spec import Run, dump
+from shoal.spec.drivers import driver_of
+from shoal.spec.script import Script
 
 
 def checked(run: Run, begun: bool = False) -> Run:
     """All that can be found wrong here, before anything is sent. The data only where the nodes see the same disk."""
     check(run)
-    trainable(run)
-    if same_paths(run):
+    trainable(run, driver_of(run))
+    if run.script is not None:
+        travels(run, run.script)
+    elif same_paths(run):
         local_inputs(run, begun)
     return run
+
+
+def travels(run: Run, script: Script) -> None:
+    """Refuses a script that the node would not have: it sees this disk, or launch.code brings it."""
+    look_at(Path(script.path))
+    code = run.launch.code
+    if not same_paths(run) and (code is None or not Path(script.path).is_relative_to(code)):
+        raise SpecError(
+            f"script.path {script.path} is on this machine, and the node may not see it; name a folder that holds it "
+            "in launch.code, which travels."
+        )
 
 
 def same_paths(run: Run) -> bool:
@@ -40,7 +56,13 @@ def same_paths(run: Run) -> bool:
 
 
 def where_known(run: Run, workspace: Path, begun: int = 0) -> Run:
-    """The run with its steps, where its epochs can be counted here; elsewhere node 0 counts them."""
+    """The run with its steps, where its epochs can be counted here; elsewhere node 0 counts them. A script with the
+    folder that it was started from, where the node has that."""
+    if run.script is not None:
+        known = run.script.folder is not None or not same_paths(run)
+        return (
+            run if known else run.model_copy(update={"script": run.script.model_copy(update={"folder": os.getcwd()})})
+        )
     if run.train.epochs is not None and not same_paths(run):
         return run
     return with_steps(run, workspace, begun)

@@ -35,7 +35,7 @@ OTHERS: dict[Driver, dict[str, str]] = {
     "swarm": _ALONE,
     "cut": _ALONE,
     "stages": _ALONE,
-    "script": {},
+    "script": {"launch": "shoal launch"},
 }
 
 
@@ -59,7 +59,9 @@ _CODE = No("a charter brings no code to other people's machines; leave it out, o
 _ANY = No("peers train the families that Shoal has; take model.weights, or train it with `shoal train`")
 _SCRIPT = No("a script takes its own steps, and this trains with Shoal's; leave it out, or use `shoal run`")
 _ITS_OWN = No("the script decides that itself; leave it out, and give it as one of script.args")
-_ALONE_HERE = No("a script is run by `shoal run`, on this machine; leave it out")
+_ONE_NODE = No(
+    "a script runs on one node; set it to 1, and its processes by launch.gpus or script.processes", (1, None)
+)
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
@@ -164,7 +166,8 @@ REFUSED: dict[Driver, Table] = {
         "guard.rewinds": No("Shoal sees the losses of a script and changes none of its steps; leave it out"),
         "guard.replay": No("Shoal does not take the steps of a script, so it cannot repeat one; leave it out"),
         "plan": No("nobody can predict a script; leave it out"),
-        "launch": _ALONE_HERE,
+        "launch.nodes": _ONE_NODE,
+        "launch.min_nodes": _ONE_NODE,
         "swarm": No("a script is no peer of a swarm; leave it out"),
     },
 }
@@ -201,6 +204,8 @@ def rule(name: str, driver: Driver) -> No | None:
 
 def other_verb(name: str, driver: Driver) -> str | None:
     """The verb that reads a name which is none of this driver's business."""
+    if rule(name, driver) is not None:
+        return None
     return OTHERS[driver].get(name) or OTHERS[driver].get(name.partition(".")[0])
 
 
@@ -212,11 +217,11 @@ def obeyed(driver: Driver) -> tuple[str, ...]:
 
 
 def sections(run: Run) -> dict[str, Any]:
-    """The values of a run by section; of a script only those sections that it obeys something of."""
+    """The values of a run by section; of a script only those that it or its launcher obeys something of."""
     values = run.model_dump(mode="json")
     if run.script is None:
         return values
-    known = {name.partition(".")[0] for name in obeyed("script")}
+    known = {name.partition(".")[0] for name in (*obeyed("script"), *OTHERS["script"])}
     return {section: value for section, value in values.items() if section in known}
 
 
