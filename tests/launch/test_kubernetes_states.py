@@ -290,3 +290,12 @@ def test_cores_go_with_the_gpus_as_the_clusters_nodes_have_them(kubectl: Path) -
     assert "--selector=nvidia.com/gpu.product=NVIDIA-H100" in asked[-1]
     (kubectl / "kubectl").write_text("#!/bin/sh\necho 'Error from server (Forbidden): no' >&2; exit 1\n")
     assert cores(gpus=8) == 8, "one a process, and no limit, where nobody may ask"
+
+
+def test_a_shortage_is_named_without_the_full_stop_that_ends_its_sentence() -> None:
+    """Kubernetes 1.36 goes on with another one, that begins with no number."""
+    said = (
+        "0/2 nodes are available: 2 Insufficient cpu. no new claims to deallocate, preemption: 0/2 nodes are available."
+    )
+    for message in (said, "0/2 nodes are available: 2 Insufficient cpu."):
+        assert "2 have too little cpu free" in why.unscheduled(message)

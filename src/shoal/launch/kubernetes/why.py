@@ -22,7 +22,7 @@ EXIT_CODES = {
 }
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)")
 _NODES = re.compile(r"(\d+)/(\d+) nodes are available: (.*?)(?:\.? preemption: .*)?$", re.DOTALL)
-_LACK = re.compile(r"(\d+) Insufficient ([\w./-]+)")
+_LACK = re.compile(r"(\d+) Insufficient ([\w./-]*\w)")  # 1.36 ends it with a full stop
 _NEVER = re.compile(r"insufficient quota for (\S+) in flavor (\S+?),.*request \((\S+)\) > maximum capacity \((\S+)\)")
 _SHORT_OF = re.compile(r"insufficient (?:unused )?quota.*? for (\S+) in flavor (\S+?),.*?(\S+) more needed")
 

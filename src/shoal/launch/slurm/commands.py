@@ -37,8 +37,10 @@ def ask(command: Sequence[str], text: str | None = None, env: Mapping[str, str] 
     if done.returncode == 0:
         return done.stdout
     said = (done.stderr or done.stdout).strip()
+    if not said:
+        raise TransientError(f"`{name}` has failed without a word (it left with {done.returncode}); try again later.")
     plain = said.lower()
-    last = said.splitlines()[-1] if said else f"it left with {done.returncode}"
+    last = said.splitlines()[-1]
     if any(sign in plain for sign in _AWAY):
         raise TransientError(f"Slurm's controller does not answer `{name}` ({last}); try again later.")
     if any(sign in plain for sign in _STRANGERS):
