@@ -10,7 +10,9 @@ from shoal.decide.decision import Choices
 from shoal.devices import visible_gpus
 from shoal.errors import SpecError
 from shoal.script.file import look_at
+from shoal.script.horovod.needed import needed
 from shoal.spec.run import Run
+from shoal.spec.script import Script
 
 
 def decide_script(run: Run) -> Decided:
@@ -24,5 +26,15 @@ def decide_script(run: Run) -> Decided:
     folder = script.folder or os.getcwd()
     if not Path(folder).is_dir():
         raise SpecError(f"script.folder {folder} is no folder here; give the one that the script is to run in.")
-    closed = script.model_copy(update={"processes": world, "folder": folder})
+    update = {"processes": world, "folder": folder, "horovod": _horovod(script, choices)}
+    closed = script.model_copy(update=update)
     return Decided(run.model_copy(update={"script": closed}), world, tuple(choices.made))
+
+
+def _horovod(script: Script, choices: Choices) -> bool:
+    if script.horovod != "auto":
+        return script.horovod
+    if not needed(Path(script.path), script.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))):
+        return False
+    why = "it imports Horovod, which is not installed: Shoal's own, over torch.distributed, stands in for it"
+    return bool(choices.choose("script.horovod", script.horovod, True, why))

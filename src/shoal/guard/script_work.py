@@ -19,6 +19,7 @@ from shoal.journal.rundir import RunDir
 from shoal.observe.causes import advice_of
 from shoal.script.checkpoints import Found, newest_whole
 from shoal.script.file import PROBE
+from shoal.script.horovod.needed import PATH as HOROVOD
 from shoal.spec.run import Run
 from shoal.spec.script import CHECKPOINT, Script
 
@@ -54,6 +55,7 @@ class Scripted:
             **self._threads(),
             **self._script.env,
             **self._probe(),
+            **self._path(),
         }
         folder = Path(self._script.folder) if self._script.folder else None
         return Start(command, env, folder, script=True)
@@ -118,13 +120,14 @@ class Scripted:
     def _probe(self) -> dict[str, str]:
         if not self._script.probe:
             return {}
+        return {"SHOAL_PROBE_OF": str(os.getpid()), "SHOAL_PROBE_STEP": str(self._first_step)}
+
+    def _path(self) -> dict[str, str]:
+        """What stands in front of where Python looks for modules."""
+        first = [str(PROBE)] if self._script.probe else []
+        first += [str(HOROVOD)] if self._script.horovod is True else []
         before = self._script.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        path = os.pathsep.join([str(PROBE), *([before] if before else [])])
-        return {
-            "PYTHONPATH": path,
-            "SHOAL_PROBE_OF": str(os.getpid()),
-            "SHOAL_PROBE_STEP": str(self._first_step),
-        }
+        return {"PYTHONPATH": os.pathsep.join([*first, *([before] if before else [])])} if first else {}
 
 
 def reserved() -> socket.socket:

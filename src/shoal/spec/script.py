@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -58,4 +58,9 @@ class Script(Strict):
         True,
         description="See its steps, losses and saves, and make saves atomic, without an edit; `false`: only what the "
         "system tells of its processes.",
+    )
+    horovod: bool | Literal["auto"] = Field(
+        "auto",
+        description="Give it Shoal's own `horovod.torch`, over torch.distributed; `auto`: where it imports Horovod and "
+        "none is installed.",
     )
