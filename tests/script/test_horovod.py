@@ -21,7 +21,7 @@ from tests.ranks import run_ranks
 from tests.script.conftest import ScriptRun
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
-SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "frameworks"
+SCRIPTS = Path(__file__).with_name("horovod_style")
 
 
 def hvd() -> Any:
@@ -53,7 +53,7 @@ def in_ranks(work: Callable[[Any, int], Any], world: int = 2) -> list[Any]:
 
 def digits_by_ddp(rank: int, world: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     hvd()
-    script = runpy.run_path(str(SCRIPTS / "horovod_mnist.py"))
+    script = runpy.run_path(str(SCRIPTS / "mnist.py"))
     torch.manual_seed(42)
     data = script["digits"]()
     sampler = DistributedSampler(data, world, rank)
@@ -78,7 +78,7 @@ def digits_by_ddp(rank: int, world: int) -> tuple[dict[str, torch.Tensor], torch
 
 def pictures_by_ddp(rank: int, world: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     hvd()
-    script = runpy.run_path(str(SCRIPTS / "horovod_imagenet.py"))
+    script = runpy.run_path(str(SCRIPTS / "imagenet.py"))
     torch.manual_seed(42)
     data = script["pictures"]()
     sampler = DistributedSampler(data, world, rank)
@@ -114,19 +114,19 @@ def equal_to(ddp: tuple[dict[str, torch.Tensor], torch.Tensor], file: Path) -> N
 
 
 def test_an_example_of_digits_learns_as_with_ddp(tmp_path: Path) -> None:
-    run_ranks(run_script, 2, "horovod_mnist.py", "--out", str(tmp_path))
+    run_ranks(run_script, 2, "mnist.py", "--out", str(tmp_path))
     ddp = run_ranks(digits_by_ddp, 2)[0]
     equal_to(ddp, tmp_path / "final.pt")
-    run_ranks(run_script, 2, "horovod_mnist.py", "--out", str(tmp_path), "--gradient-predivide-factor", "2")
+    run_ranks(run_script, 2, "mnist.py", "--out", str(tmp_path), "--gradient-predivide-factor", "2")
     equal_to(ddp, tmp_path / "final.pt")
-    run_ranks(run_script, 2, "horovod_mnist.py", "--out", str(tmp_path), "--fp16-allreduce")
+    run_ranks(run_script, 2, "mnist.py", "--out", str(tmp_path), "--fp16-allreduce")
     with pytest.raises(AssertionError):
         equal_to(ddp, tmp_path / "final.pt")  # a rounding that is there is seen
 
 
 def test_an_example_of_pictures_accumulates_and_goes_on_as_with_ddp(tmp_path: Path) -> None:
-    run_ranks(run_script, 2, "horovod_imagenet.py", "--out", str(tmp_path), "--epochs", "1")
-    run_ranks(run_script, 2, "horovod_imagenet.py", "--out", str(tmp_path))
+    run_ranks(run_script, 2, "imagenet.py", "--out", str(tmp_path), "--epochs", "1")
+    run_ranks(run_script, 2, "imagenet.py", "--out", str(tmp_path))
     equal_to(run_ranks(pictures_by_ddp, 2)[0], tmp_path / "final.pt")
 
 
@@ -137,7 +137,7 @@ def test_an_example_of_pictures_is_killed_and_goes_on_as_with_ddp(
     monkeypatch.setenv("SHOAL_PROBE_MEASURED", "kill")  # in the step after the first save
     code = script.shoal(
         *("run", "--name", "demo", "--processes", "2", "track.mlflow=false", "guard.backoff_s=0.01"),
-        str(SCRIPTS / "horovod_imagenet.py"),
+        str(SCRIPTS / "imagenet.py"),
     )
     assert code == 0, script.err
     assert script.one("failure")["signal"] == "SIGKILL"
