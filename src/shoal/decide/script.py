@@ -23,6 +23,12 @@ def decide_script(run: Run) -> Decided:
     gpus = visible_gpus() if named is None else min(visible_gpus(), len([d for d in named.split(",") if d.strip()]))
     why = "one for each GPU" if gpus else "this machine has no GPU"
     world = int(choices.choose("script.processes", script.processes, max(1, gpus), why))
+    mesh = script.accelerate.parallelism if script.accelerate is not None else None
+    if mesh is not None and mesh.processes not in (1, world):  # of 1 Accelerate makes copies
+        raise SpecError(
+            f"the sizes of script.accelerate.parallelism make {mesh.processes} processes and script.processes is "
+            f"{world}; make them equal."
+        )
     folder = script.folder or os.getcwd()
     if not Path(folder).is_dir():
         raise SpecError(f"script.folder {folder} is no folder here; give the one that the script is to run in.")

@@ -17,6 +17,7 @@ from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.workers import Start
 from shoal.journal.rundir import RunDir
 from shoal.observe.causes import advice_of
+from shoal.script.accelerate import environment
 from shoal.script.checkpoints import Found, newest_whole
 from shoal.script.file import PROBE
 from shoal.script.horovod.needed import PATH as HOROVOD
@@ -53,6 +54,7 @@ class Scripted:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
             "SHOAL_SCRIPT": str(self._run_dir.path),
             **self._threads(),
+            **(environment(self._script.accelerate) if self._script.accelerate is not None else {}),
             **self._script.env,
             **self._probe(),
             **self._path(),

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from shoal.spec.accelerate import Accelerate
 from shoal.spec.base import CountOrAuto, LocalPath, Says, Strict
 from shoal.spec.launch import Environment
 
@@ -63,4 +64,7 @@ class Script(Strict):
         "auto",
         description="Give it Shoal's own `horovod.torch`, over torch.distributed; `auto`: where it imports Horovod and "
         "none is installed.",
+    )
+    accelerate: Accelerate | None = Field(
+        None, description="Tell it what `accelerate launch` would; empty: Accelerate is left to the script."
     )
