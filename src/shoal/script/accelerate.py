@@ -20,7 +20,7 @@ _OF_FSDP1 = {
 
 
 def environment(asked: Accelerate) -> dict[str, str]:
-    found = {"ACCELERATE_MIXED_PRECISION": asked.mixed_precision}
+    found: dict[str, str] = {"ACCELERATE_MIXED_PRECISION": asked.mixed_precision}
     if asked.deepspeed is None:
         found |= dict(_dynamo(asked.dynamo))
     else:

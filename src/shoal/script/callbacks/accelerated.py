@@ -47,7 +47,7 @@ class Followed:
             self._telling.saved(self._step, path, began)
 
 
-class _Tracker(GeneralTracker):  # type: ignore[misc]  # Accelerate is not followed
+class _Tracker(GeneralTracker):
     name = "shoal"
     requires_logging_directory = False
 
@@ -59,7 +59,7 @@ class _Tracker(GeneralTracker):  # type: ignore[misc]  # Accelerate is not follo
     def tracker(self) -> Followed:
         return self._followed
 
-    @on_main_process  # type: ignore[untyped-decorator]  # as above
+    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self._followed.logged(step or 0, values)
 

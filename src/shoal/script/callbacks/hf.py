@@ -12,7 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from shoal.script.callbacks.telling import Telling
 
 
-class ShoalTrainerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
+class ShoalTrainerCallback(TrainerCallback):
     """Made by `shoal.trainer_callback`."""
 
     def __init__(self) -> None:
