@@ -36,7 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
          "fsdp": {"reshard_after_forward": False, "offload_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
                   "transformer_layer_cls_to_wrap": ["GPT2Block", "LlamaDecoderLayer"], "min_num_params": 1000,
                   "state_dict_type": "SHARDED_STATE_DICT", "cpu_ram_efficient_loading": False,
-                  "activation_checkpointing": True, "activation_checkpointing_offload": True}},
+                  "activation_checkpointing": "offload"}},
         [*FSDP, "--mixed_precision", "fp16", "--fsdp_reshard_after_forward", "false", "--fsdp_offload_params", "true",
          "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
          "--fsdp_transformer_layer_cls_to_wrap", "GPT2Block,LlamaDecoderLayer", "--fsdp_min_num_params", "1000",

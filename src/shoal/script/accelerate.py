@@ -42,8 +42,10 @@ def _fsdp(asked: Fsdp) -> Iterator[tuple[str, str]]:
     yield "ACCELERATE_USE_FSDP", "true"
     yield "FSDP_VERSION", "2"
     yield from _OF_FSDP1.items()
+    yield "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", _said(asked.activation_checkpointing == "offload")
+    yield "FSDP_ACTIVATION_CHECKPOINTING", _said(asked.activation_checkpointing is not False)
     for name, value in asked:
-        if value is not None:
+        if value is not None and name != "activation_checkpointing":
             short = name.replace("transformer_layer_cls", "transformer_cls")
             yield f"FSDP_{short.upper()}", _said(value)
 

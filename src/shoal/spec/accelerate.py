@@ -45,8 +45,9 @@ class Fsdp(Strict):
         None, description="How it saves; empty: Accelerate's choice."
     )
     cpu_ram_efficient_loading: bool = Field(True, description="Only rank 0 reads a model of transformers.")
-    activation_checkpointing: bool = Field(False, description="Compute activations again in the backward pass.")
-    activation_checkpointing_offload: bool = Field(False, description="And keep what is needed for it on the host.")
+    activation_checkpointing: bool | Literal["offload"] = Field(
+        False, description="Compute activations again in the backward pass; `offload`: from what is kept on the host."
+    )
 
 
 class DeepSpeed(Strict):
