@@ -44,12 +44,12 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
          "--fsdp_activation_checkpointing", "true", "--fsdp_activation_checkpointing_offload", "true"],
     ),
     "mesh": (
-        {"fsdp": {}, "parallelism": {"dp_replicate_size": 2, "dp_shard_size": 4, "tp_size": 8}},
+        {"fsdp": {}, "parallelism": {"dp_replicate": 2, "dp_shard": 4, "tp": 8}},
         [*FSDP, "--use_parallelism_config", "--parallelism_config_dp_replicate_size", "2",
          "--parallelism_config_dp_shard_size", "4", "--parallelism_config_tp_size", "8"],
     ),
     "mesh with context": (
-        {"fsdp": {}, "parallelism": {"cp_size": 2, "cp_comm_strategy": "alltoall"}},
+        {"fsdp": {}, "parallelism": {"cp": 2, "cp_comm_strategy": "alltoall"}},
         [*FSDP, "--use_parallelism_config", "--parallelism_config_cp_size", "2",
          "--parallelism_config_cp_comm_strategy", "alltoall"],
     ),

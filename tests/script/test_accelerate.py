@@ -60,7 +60,7 @@ def test_a_script_is_told(script: ScriptRun) -> None:
     ("section", "more", "told"),
     [
         ({"fsdp": {}, "deepspeed": {}}, {}, "has fsdp and deepspeed, which do the same"),
-        ({"parallelism": {"dp_shard_size": 2}}, {"processes": 2}, "script.accelerate.parallelism is for FSDP2"),
+        ({"parallelism": {"dp_shard": 2}}, {"processes": 2}, "script.accelerate.parallelism is for FSDP2"),
         ({"deepspeed": {}, "dynamo": {"backend": "inductor"}}, {}, "does not tell a script with DeepSpeed"),
         (
             {"deepspeed": {"config_file": "a.json", "zero_stage": 2}},
@@ -78,7 +78,7 @@ def test_what_has_no_effect_is_refused(section: dict[str, Any], more: dict[str, 
 
 
 def test_a_mesh_has_as_many_places_as_there_are_processes(script: ScriptRun) -> None:
-    sizes = ("script.accelerate.fsdp.offload_params=false", "script.accelerate.parallelism.tp_size=2")
+    sizes = ("script.accelerate.fsdp.offload_params=false", "script.accelerate.parallelism.tp=2")
     assert script.run("", "--processes", "3", *sizes) == 2
     assert "script.accelerate.parallelism make 2 processes and script.processes is 3" in script.err
 

@@ -62,14 +62,14 @@ def _deepspeed(asked: DeepSpeed) -> Iterator[tuple[str, str]]:
 
 def _parallelism(asked: Parallelism) -> Iterator[tuple[str, str]]:
     yield "ACCELERATE_USE_PARALLELISM_CONFIG", "true"
-    for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size"):
-        yield f"PARALLELISM_CONFIG_{name.upper()}", str(getattr(asked, name))
+    for name in ("dp_replicate", "dp_shard", "tp", "cp"):
+        yield f"PARALLELISM_CONFIG_{name.upper()}_SIZE", str(getattr(asked, name))
     yield from (
         ("PARALLELISM_CONFIG_CP_BACKEND", "torch"),
         ("PARALLELISM_CONFIG_SP_SIZE", "1"),
         ("PARALLELISM_CONFIG_SP_BACKEND", "deepspeed"),
     )
-    if asked.cp_size > 1:
+    if asked.cp > 1:
         yield "PARALLELISM_CONFIG_CP_COMM_STRATEGY", asked.cp_comm_strategy
 
 

@@ -1,5 +1,5 @@
 """What `accelerate launch` would be told, for a script that uses Accelerate or the Trainer of transformers. Names and
-defaults are those of its options (without `fsdp_`, `parallelism_config_` and `dynamo_` before them)."""
+defaults are those of its options (without `fsdp_`, `dynamo_` and `parallelism_config_` … `_size` around them)."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class DeepSpeed(Strict):
 class Parallelism(Strict):
     """Sizes of the mesh; their product is `script.processes`. With `fsdp` only."""
 
-    dp_replicate_size: Positive = Field(1, description="Copies of the model.")
-    dp_shard_size: Positive = Field(1, description="Processes that share one copy.")
-    tp_size: Positive = Field(1, description="Tensor parallel.")
-    cp_size: Positive = Field(1, description="Context parallel.")
+    dp_replicate: Positive = Field(1, description="Copies of the model.")
+    dp_shard: Positive = Field(1, description="Processes that share one copy.")
+    tp: Positive = Field(1, description="Tensor parallel.")
+    cp: Positive = Field(1, description="Context parallel.")
     cp_comm_strategy: Literal["allgather", "alltoall"] = Field("allgather", description="How they exchange keys.")
 
     @property
     def processes(self) -> int:
-        return self.dp_replicate_size * self.dp_shard_size * self.tp_size * self.cp_size
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp
 
 
 class Accelerate(Strict):
