@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shoal.model.objective import Objective as Objective
     from shoal.script.attach import Attached as Attached
     from shoal.script.attach import attach as attach
+    from shoal.script.callbacks import follow_accelerator as follow_accelerator
+    from shoal.script.callbacks import lightning_callback as lightning_callback
+    from shoal.script.callbacks import trainer_callback as trainer_callback
     from shoal.spec.run import Run as Run
     from shoal.train.hooks import Hook as Hook
     from shoal.train.hooks import Moment as Moment
@@ -53,6 +56,9 @@ NAMES = {
     "launch_run": "shoal.api",
     "attach": "shoal.script.attach",
     "Attached": "shoal.script.attach",
+    "trainer_callback": "shoal.script.callbacks",
+    "lightning_callback": "shoal.script.callbacks",
+    "follow_accelerator": "shoal.script.callbacks",
     "ShoalError": "shoal.errors",
 }
 __all__ = ["NAMES", "__version__", *NAMES]

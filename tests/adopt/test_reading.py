@@ -90,6 +90,36 @@ def test_a_value_that_is_read_now_and_then_is_no_sync_on_every_step(line: str, w
     assert ("host-sync" in rules(tmp_path, "rank = 0\n" + text)) == wrong
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("import horovod.torch as hvd\nhvd.init()\n", "Horovod had its last release in June 2023"),
+        ("from colossalai.booster import Booster\nb = Booster()\n", "Colossal-AI had its last release in June 2025"),
+        ("import composer\ncomposer.Trainer()\n", "Composer had its last release in July 2025"),
+        ("from .horovod import init\ninit()\n", None),
+        ("import torch\nhorovod = torch\nhorovod.manual_seed(1)\n", None),
+        ("import composer\ncomposer.run()\n", None),
+    ],
+)
+def test_a_framework_that_nobody_cares_for_is_named_with_what_to_do(
+    first: str, said: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(first + PLAIN)
+    found = [finding for finding in examine(tmp_path / "train.py").findings if finding.rule == "dormant"]
+    if said is None:
+        assert not found
+    else:
+        assert (found[0].reason.startswith(said), found[0].line, len(found)) == (True, 1, 1)
+
+
+def test_an_optimizer_that_horovod_has_wrapped_is_one(tmp_path: Path) -> None:
+    text = PLAIN.replace("optimizer.zero", "o.zero").replace("optimizer.step()", "o.step()")
+    text = text.replace("for step", "o = hvd.DistributedOptimizer(optimizer)\nfor step")
+    text = "import horovod.torch as hvd\n" + text
+    assert "zero-grad" not in rules(tmp_path, text)
+    assert "zero-grad" in rules(tmp_path, text.replace("    o.zero_grad()\n", ""))
+
+
 def test_nothing_of_it_is_run(tmp_path: Path) -> None:
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
     rules(tmp_path, trap + "import helper\n" + PLAIN, helper=trap)

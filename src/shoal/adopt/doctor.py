@@ -9,12 +9,12 @@ from pathlib import Path
 
 from shoal.adopt.finding import Finding, merged
 from shoal.adopt.project import Project, read_project
-from shoal.adopt.rules import places, ranks, saving, speed, steps
+from shoal.adopt.rules import dormant, places, ranks, saving, speed, steps
 from shoal.adopt.training import HELPERS, Training
 from shoal.errors import SpecError
 
 Asked = Callable[[Training], Iterator[Finding]]
-EVERYWHERE: tuple[Asked, ...] = (places.unsafe_load, places.absolute_path, places.fixed_world)
+EVERYWHERE: tuple[Asked, ...] = (places.unsafe_load, places.absolute_path, places.fixed_world, dormant.dormant)
 OF_A_LOOP: tuple[Asked, ...] = (
     ranks.one_rank_collective,
     ranks.sampler_epoch,

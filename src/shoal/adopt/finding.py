@@ -43,6 +43,7 @@ RULES = {
     "unsafe-load": Rule(RISK, "use torch.load(…, weights_only=True), safetensors or JSON"),
     "absolute-path": Rule(RISK, "take it from an argument or an environment variable"),
     "fixed-world": Rule(RISK, "take it from WORLD_SIZE, RANK and LOCAL_RANK, as torchrun and `shoal run` set them"),
+    "dormant": Rule(RISK, "move to DistributedDataParallel or fully_shard of PyTorch (docs/guide/scripts.md says how)"),
     "host-sync": Rule(HINT, "read the value every N steps, or keep the sum on the device"),
     "loader-workers": Rule(HINT, "give the loader num_workers, and pin_memory=True"),
     "no-autocast": Rule(HINT, "run the forward under torch.autocast('cuda', dtype=torch.bfloat16)"),

@@ -22,6 +22,7 @@ _MADE_BY = tuple(
         ("schedule", r"timm\.scheduler(\.\w+)*\.(create_scheduler\w*|\w+Scheduler)$"),
         ("optimizer", r"torch\.optim(\.\w+)*\.[A-Z]\w+$"),
         ("optimizer", r"torch\.distributed\.optim\.\w+$"),
+        ("optimizer", r"horovod\.torch\.DistributedOptimizer$"),
         ("optimizer", r"timm\.optim(\.\w+)*\.(create_optimizer\w*|[A-Z]\w+)$"),
         ("optimizer", r"(?!\.)([\w.]+\.)?(Paged|Fused)?(AdamW?(8bit|4bit)?|SGD|Adafactor|RMSprop)$"),
         ("optimizer", r"(lion_pytorch|muon|bitsandbytes|apex|heavyball|schedulefree|torchao)(\.\w+)*\.[A-Z]\w+$"),

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--checkpoints", metavar="GLOB", help="where it saves; the same as script.checkpoints=GLOB")
     parser.add_argument("--fresh", action="store_true", help="set an existing run of that name aside and start anew")
+    parser.add_argument("--horovod", action="store_true", help="the same as script.horovod=true")
     parser.add_argument("--no-probe", action="store_true", help="the same as script.probe=false")
 
 
@@ -143,6 +144,7 @@ def _asked(args: argparse.Namespace) -> list[str]:
     found = [] if args.processes is None else [f"script.processes={args.processes}"]
     found += [] if args.checkpoints is None else [f"script.checkpoints={args.checkpoints}"]
     found += ["script.probe=false"] if args.no_probe else []
+    found += ["script.horovod=true"] if args.horovod else []
     found += [f"name={args.name}"] if args.name and args.script.endswith(RUN_FILES) else []
     if args.resume is not None:
         try:

@@ -17,8 +17,10 @@ from shoal.guard.history import History, newest_checkpoint_step
 from shoal.guard.workers import Start
 from shoal.journal.rundir import RunDir
 from shoal.observe.causes import advice_of
+from shoal.script.accelerate import environment
 from shoal.script.checkpoints import Found, newest_whole
 from shoal.script.file import PROBE
+from shoal.script.horovod.needed import PATH as HOROVOD
 from shoal.spec.run import Run
 from shoal.spec.script import CHECKPOINT, Script
 
@@ -52,8 +54,10 @@ class Scripted:
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
             "SHOAL_SCRIPT": str(self._run_dir.path),
             **self._threads(),
+            **(environment(self._script.accelerate) if self._script.accelerate is not None else {}),
             **self._script.env,
             **self._probe(),
+            **self._path(),
         }
         folder = Path(self._script.folder) if self._script.folder else None
         return Start(command, env, folder, script=True)
@@ -118,13 +122,14 @@ class Scripted:
     def _probe(self) -> dict[str, str]:
         if not self._script.probe:
             return {}
+        return {"SHOAL_PROBE_OF": str(os.getpid()), "SHOAL_PROBE_STEP": str(self._first_step)}
+
+    def _path(self) -> dict[str, str]:
+        """What stands in front of where Python looks for modules."""
+        first = [str(PROBE)] if self._script.probe else []
+        first += [str(HOROVOD)] if self._script.horovod is True else []
         before = self._script.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        path = os.pathsep.join([str(PROBE), *([before] if before else [])])
-        return {
-            "PYTHONPATH": path,
-            "SHOAL_PROBE_OF": str(os.getpid()),
-            "SHOAL_PROBE_STEP": str(self._first_step),
-        }
+        return {"PYTHONPATH": os.pathsep.join([*first, *([before] if before else [])])} if first else {}
 
 
 def reserved() -> socket.socket:

@@ -16,7 +16,8 @@ from shoal.script.finished import Folder, unfinished
 from shoal.script.whole import MOST_FILES, problem
 from shoal.spec.script import Script
 
-BY = "torch.save"  # what the probe sees
+BY_TORCH_SAVE = "torch.save"  # what the probe sees
+BY_CALLBACK = "callback"  # what a framework has told: whole folders, of which the probe sees single files
 MOST_TRIED = 8  # of those that are not whole; each is read to its end
 MORE_COMPARED = 4  # older ones, by their names alone
 
@@ -55,7 +56,9 @@ def candidates(run_dir: RunDir, script: Script) -> list[Found]:
     """The newest first. A file that lay there before the run began is none of its own."""
     records = [record for _, record in told(run_dir.journal_file).others(frozenset(("open", "checkpoint")))]
     began = next((float(record["t"]) for record in records if record["kind"] == "open"), 0.0)
-    seen = {str(r["path"]): int(r["step"]) for r in records if r["kind"] == "checkpoint" and r.get("by") == BY}
+    saves = [record for record in records if record["kind"] == "checkpoint"]
+    by = BY_CALLBACK if any(record.get("by") == BY_CALLBACK for record in saves) else BY_TORCH_SAVE
+    seen = {str(record["path"]): int(record["step"]) for record in saves if record.get("by") == by}
     paths = list(seen)
     if script.checkpoints is not None:
         pattern = os.path.join(script.folder or os.getcwd(), os.path.expanduser(script.checkpoints))

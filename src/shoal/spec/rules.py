@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+from shoal.spec.accelerate import Accelerate, Dynamo
 from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.foreign_rules import foreign_rules
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
@@ -15,7 +16,7 @@ from shoal.spec.own_rules import own_rules
 from shoal.spec.precision import problem
 from shoal.spec.problems import is_missing, is_wrong
 from shoal.spec.run import Run
-from shoal.spec.script import CHECKPOINT, GIVEN
+from shoal.spec.script import CHECKPOINT, GIVEN, Script
 
 
 def broken(run: Run) -> list[Broken]:
@@ -165,12 +166,41 @@ def _copies_twice(run: Run) -> bool:
     return run.fleet.islands > 1 and run.mesh.dp_replicate not in (1, "auto")
 
 
+def _accelerate(script: Script, asked: Accelerate) -> Iterator[Broken]:
+    at = "script.accelerate"
+    for name in sorted(script.env):
+        if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")):
+            yield (f"script.env.{name}", at), f"script.env.{name} is what {at} says; leave one of them out"
+    if asked.fsdp is not None and asked.deepspeed is not None:
+        yield (
+            (f"{at}.fsdp", f"{at}.deepspeed"),
+            f"{at} has fsdp and deepspeed, which do the same; leave one out",
+        )
+    if asked.deepspeed is not None and asked.dynamo != Dynamo():
+        yield (
+            (f"{at}.dynamo", f"{at}.deepspeed"),
+            f"`accelerate launch` does not tell a script with DeepSpeed of {at}.dynamo; leave it out",
+        )
+    if asked.deepspeed is not None and asked.deepspeed.config_file is not None:
+        others = asked.deepspeed.model_fields_set - {"config_file"}
+        if others:
+            one = f"{at}.deepspeed.{min(others)}"
+            yield (
+                (one, f"{at}.deepspeed.config_file"),
+                f"{at}.deepspeed.config_file says {one} itself; leave it out",
+            )
+    if asked.parallelism is not None and asked.fsdp is None:
+        yield (f"{at}.parallelism", f"{at}.fsdp"), f"{at}.parallelism is for FSDP2; add {at}.fsdp"
+
+
 def _script(run: Run) -> Iterator[Broken]:
     assert run.script is not None
     for name, sentence in refusals(run, "script"):
         yield (name, "script"), sentence
     for name in sorted(run.script.env.keys() & GIVEN):
         yield (f"script.env.{name}",), f"script.env.{name} is what Shoal tells each process; leave it out"
+    if run.script.accelerate is not None:
+        yield from _accelerate(run.script, run.script.accelerate)
     if CHECKPOINT in " ".join(run.script.args):
         yield (
             ("script.args", "script.resume"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from shoal.spec.accelerate import Accelerate
 from shoal.spec.base import CountOrAuto, LocalPath, Says, Strict
 from shoal.spec.launch import Environment
 
@@ -58,4 +59,12 @@ class Script(Strict):
         True,
         description="See its steps, losses and saves, and make saves atomic, without an edit; `false`: only what the "
         "system tells of its processes.",
+    )
+    horovod: bool | Literal["auto"] = Field(
+        "auto",
+        description="Give it Shoal's own `horovod.torch`, over torch.distributed; `auto`: where it imports Horovod and "
+        "none is installed.",
+    )
+    accelerate: Accelerate | None = Field(
+        None, description="Tell it what `accelerate launch` would; empty: Accelerate is left to the script."
     )
