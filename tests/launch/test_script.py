@@ -104,6 +104,14 @@ def test_it_is_stopped_and_goes_on(send: Send, tmp_path: Path, capsys: pytest.Ca
     assert "it is under way" in capsys.readouterr().out
 
 
+def test_it_is_swept(send: Send, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine" / "train.py").write_text("")
+    script = {"path": "mine/train.py", "probe": False}
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "mine", "script": script, "track": {"mlflow": False}}))
+    assert main(["sweep", "run.yaml", "--grid", "guard.restarts=1,2"]) == 0
+    assert capsys.readouterr().out.count("the script has ended with exit code 0") == 2
+
+
 @pytest.mark.parametrize(
     ("launch", "says"),
     [
