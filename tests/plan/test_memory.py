@@ -160,12 +160,9 @@ def test_processes_take_the_memory_that_was_planned() -> None:
     assert not off
 
 
-# What each has of its own: a process alone, what is recomputed, copies, gradients that add up, a schedule, a sequence
-# that is shared, and two axes at once. `make bench` measures all.
-KINDS = [
-    *("one process", "8 windows, selective", "8 windows, full", "dp_replicate 2", "dp_shard 2, accumulating"),
-    *("pp 2, zbv", "cp 2", "pp 2 x dp_shard 2"),
-]
+# What each has of its own: what is recomputed, gradients that add up, a schedule, two axes at once. `make bench` measures
+# all.
+KINDS = ["8 windows, selective", "dp_shard 2, accumulating", "pp 2, zbv", "pp 2 x dp_shard 2"]
 
 
 @pytest.mark.slow
