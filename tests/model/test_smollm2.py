@@ -26,11 +26,11 @@ TOLERANCE = 1e-4
 RUN = """\
 name: smol
 model: {{weights: {weights}}}
-data: {{train: data, seq_len: 64}}
+data: {{train: data, seq_len: 128}}
 train:
   steps: 6
   batch: 4
-  optimizer: {{lr: 2e-4, weight_decay: 0.0}}
+  optimizer: {{lr: 1e-4, weight_decay: 0.0}}
   schedule: {{name: constant, warmup_steps: 1}}
 mesh: {{dp_replicate: 1, dp_shard: 2}}
 checkpoint: {{every: 0}}
