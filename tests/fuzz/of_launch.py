@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -275,7 +276,7 @@ def ray_bundle(folder: Path) -> Target:
 
     def generate(rng: Random) -> bytes:
         out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w") as tar:
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for name in ("run.yaml", rng.choice(("a/b.py", "../x", "/etc/x", "run.yaml", "a\nb"))):
                 entry = tarfile.TarInfo(name)
                 entry.size = len(run)
@@ -284,7 +285,9 @@ def ray_bundle(folder: Path) -> Target:
                 )
                 entry.linkname = rng.choice(("", "/etc/passwd", ".."))
                 tar.addfile(entry, io.BytesIO(run.encode()))
-        return out.getvalue() if rng.random() < 0.3 else damaged(rng, out.getvalue(), head=512)
+        plain = out.getvalue() if rng.random() < 0.3 else damaged(rng, out.getvalue(), head=512)
+        packed = gzip.compress(plain, compresslevel=1)
+        return rng.choices((packed, damaged(rng, packed, head=64), plain), (8, 1, 1))[0]
 
     def read(data: bytes) -> None:
         import shutil

@@ -56,18 +56,23 @@ def script_checkpoint(folder: Path) -> Target:
     return Target(generate, look)
 
 
-@reader("script-file", "script.file", quick=200, share=50)
+@reader("script-file", "script.file", "script.horovod.needed", quick=200, share=50)
 def script_file(folder: Path) -> Target:
     """Python, or one sentence; nothing of it is run."""
     from shoal.errors import SpecError
     from shoal.script.file import digest, look_at
+    from shoal.script.horovod.needed import needed
 
     texts = [b"import torch\nfor step in range(3):\n    print(f'{step:>3}')\n", b"#!/bin/sh\nexec python $1\n"]
     texts += [b"# -*- coding: utf-16 -*-\n", b"def f(:\n", b"x = " + b"(" * 300 + b"\n", b"\xef\xbb\xbfprint(1)\n"]
     texts.append(b"raise SystemExit('it was run')\n")
+    texts.append(
+        b"try:\n    import horovod.torch as hvd\nexcept (ImportError, OSError):\n    from horovod import torch\n"
+    )
 
     def read(path: Path) -> None:
         digest(path)
+        needed(path, "")
         look_at(path)
 
     def generate(rng: Random) -> bytes:
