@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -313,3 +314,32 @@ def test_a_sweep_is_an_array(place: Place) -> None:
     jobs = place.backend.submit_array(requests, at_once=2)
     assert {place.ends(job).phase for job in jobs} == {"done"}, place.log(jobs[0])
     assert len({digest_of(place.run_dir(job)) for job in jobs}) == 3
+
+
+def test_a_script_is_sent_with_its_folder_fails_and_is_restarted(place: Place) -> None:
+    folder = place.folder / "mine"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import os, sys, pathlib\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'in', __file__, flush=True)\n"
+        "mark = pathlib.Path(sys.argv[1]) / f\"was-{os.environ['RANK']}\"\n"
+        "again = mark.exists()\n"
+        "mark.touch()\n"
+        "sys.exit(0 if again else 7)\n"
+    )
+    run = {
+        "name": "mine",
+        "script": {"path": str(folder / "train.py"), "args": [str(folder)], "processes": 2, "probe": False},
+        "launch": {"on": "slurm", "queue": "low", "code": str(folder)},
+        "guard": {"backoff_s": 0.01},
+        "track": {"mlflow": False},
+    }
+    (place.folder / "mine.yaml").write_text(json.dumps(run))
+    place.shoal("launch", str(place.folder / "mine.yaml"))
+    job = remembered(RunDir.of("mine", place.workspace))
+    assert job is not None
+    assert place.ends(job).phase == "done"
+    log = place.log(job)
+    assert "rank 1 of 2 in" in log
+    assert str(place.workspace / ".shoal" / "bundles") in log, "the copy that travelled"
+    assert [r["exit_code"] for r in place.kinds(job, "failure")][:1] == [7]
