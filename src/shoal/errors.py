@@ -47,7 +47,7 @@ class CheckpointError(ShoalError):
 
 
 class NumericsError(ShoalError):
-    """The loss or a gradient is no number; the order is fixed, so the same steps would end the same way."""
+    """The loss or a gradient is not finite; the order is fixed, so the same steps would end the same way."""
 
     exit_code = WRONG_ENVIRONMENT
 

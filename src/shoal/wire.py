@@ -56,7 +56,7 @@ def _proof(token: bytes, role: bytes, servers: bytes, askers: bytes) -> bytes:
 
 
 def send(sock: socket.socket, message: dict[str, Any]) -> None:
-    """ValueError for what is infinite or no number: who reads it would refuse it."""
+    """ValueError for what is infinite or NaN: who reads it would refuse it."""
     text = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     sock.sendall(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
 

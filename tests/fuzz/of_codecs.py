@@ -88,7 +88,7 @@ def outer_state(folder: Path) -> Target:
 
     def read(case: Folder) -> None:
         if not np.isfinite(state_files.load(case.write(_emptied(folder / "one")), rule, 20).theta).all():
-            raise Finding("weights that are no numbers")
+            raise Finding("weights that are not finite")
 
     return Target(lambda rng: one_file_of(files, ["outer.json"], rng), read, (state_files.BadSnapshot,))
 
@@ -110,7 +110,7 @@ def stage_squeeze(folder: Path) -> Target:
 
     def read(case: Any) -> None:
         if not torch.isfinite(forms[case[0]].decode(bytes.fromhex(case[1]), (2, 32))).all():
-            raise Finding("hidden states that are no numbers are taken")
+            raise Finding("hidden states that are not finite are taken")
 
     return Target(generate, read, (BadPayload,))
 
@@ -206,7 +206,7 @@ def stage_state(folder: Path) -> Target:
         state, _ = read_old(folder / "step.safetensors", 1 << 20)
         layers._take(state)
         if not all(torch.isfinite(t).all() for t in mine.values()):
-            raise Finding("a state that is no numbers is taken")
+            raise Finding("a state that is not finite is taken")
 
     return Target(generate, read, (ShoalError, BadValue))
 

@@ -176,7 +176,7 @@ def any_config(folder: Path) -> Target:
         file.write_bytes(data)
         taken = fields_of(folder)
         if not (isinstance(taken["vocab_size"], int) and isinstance(taken["max_seq_len"], int)):
-            raise Finding("a size that is no number")
+            raise Finding("a size that is not finite")
         file.write_text(taken["hf_config"], encoding="utf-8")
         if fields_of(folder) != taken:
             raise Finding("a config that is another after a round trip")
@@ -298,6 +298,6 @@ def weights(folder: Path) -> Target:
         if odd := [n for n in names if n in held and held[n]["dtype"] not in ("F32", "BF16", "F16", "F64")]:
             raise Finding(f"numbers of {held[odd[0]]['dtype']} are taken for weights")
         if not all(torch.isfinite(p).all() for p in decoder.parameters()):
-            raise Finding("weights that are no numbers are taken")
+            raise Finding("weights that are not finite are taken")
 
     return Target(generate, read, (ShoalError,))

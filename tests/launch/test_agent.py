@@ -218,7 +218,7 @@ def test_a_stranger_disturbs_nobody_and_nodes_that_are_one_machine_share_its_cor
     ("env", "says"),
     [
         ({"SHOAL_NODE": "2", "SHOAL_NODES": "2"}, "counted from 0"),
-        ({"SHOAL_NODE": "one"}, "no number"),
+        ({"SHOAL_NODE": "one"}, "not a number"),
         ({"SHOAL_NODE": "1", "SHOAL_NODES": "2"}, "SHOAL_HEAD and SHOAL_TOKEN"),
     ],
 )

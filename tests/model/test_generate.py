@@ -73,5 +73,5 @@ def test_weights_that_are_no_numbers_are_said_to_be_so(temperature: float) -> No
     model.init_weights(3)
     with torch.no_grad():
         model.norm.weight[0] = float("nan")
-    with pytest.raises(NumericsError, match="after 2 tokens the model says what is no number"):
+    with pytest.raises(NumericsError, match="after 2 tokens its logits are not finite"):
         generate(model, [1, 2], 5, temperature=temperature)

@@ -104,7 +104,7 @@ def test_a_step_of_what_is_no_number_is_not_taken(data: Path, tmp_path: Path, wr
     """`min(1, limit / NaN)` is 1: the step would have been taken, with weights that are NaN from then on."""
     lead = StageLayers(a_run(data, **{"swarm.stages": {"count": 2}}), 0, tmp_path, CPU)
     for squares, loss in ((wrong, 1.0), (1.0, wrong)):
-        with pytest.raises(NumericsError, match=r"In step 1 .* is no number: lower train\.optimizer\.lr"):
+        with pytest.raises(NumericsError, match=r"In step 1 .* is not finite: lower train\.optimizer\.lr"):
             lead.factor(1, squares, loss)
 
 

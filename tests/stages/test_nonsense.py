@@ -171,7 +171,7 @@ def test_the_sum_of_a_diverged_run_is_told_plainly_and_is_no_step(tmp_path: Any)
         await begun(pond)
         last = pond.layout[1][0]
         pond.toys[last].loss = lambda: math.nan  # type: ignore[method-assign]
-        with pytest.raises(NumericsError, match=r"In step \d the gradient or the loss of stage 2 is no number"):
+        with pytest.raises(NumericsError, match=r"In step \d the gradient or the loss of stage 2 is not finite"):
             await pond.tasks.pop(last)
         await pond.endpoints.pop(last).close()
         await pond.close()

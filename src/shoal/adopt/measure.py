@@ -108,7 +108,7 @@ def _seen(live: Live, killed: bool) -> Ran:
     if newest is not None and came is None and newest.get("path"):
         saves = [int(r["step"]) for r in live.of("checkpoint") if r.get("attempt") != attempt]
         came = shift = saves[-1] if saves else 0
-    # A loss that nobody could read is no number, and is not compared.
+    # A loss that nobody could read is NaN, and is not compared.
     steps = [r for r in live.of("step") if r.get("attempt") == attempt and r["loss"] == r["loss"]]
     return Ran({int(r["step"]) + shift: float(r["loss"]) for r in steps}, came if isinstance(came, int) else None)
 

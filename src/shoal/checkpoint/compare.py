@@ -35,7 +35,7 @@ class Numbers:
     of: int
     max_abs: float  # of those where both are finite
     max_rel: float  # the same, divided by the larger of the two
-    not_finite: int  # that differ, and one of the two is infinite or no number
+    not_finite: int  # that differ, and one of the two is infinite or NaN
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _numbers(a: Found, b: Found, name: str, on_bytes: Callable[[int], None]) -> 
             continue
         count += changed
         x, y = ours.double(), theirs.double()
-        if not math.isfinite(float((x + y).sum())):  # something among them is infinite or no number: look closer
+        if not math.isfinite(float((x + y).sum())):  # something among them is infinite or NaN: look closer
             finite = x.isfinite() & y.isfinite()
             not_finite += int((differ & ~finite).count_nonzero())
             x, y = x[finite], y[finite]

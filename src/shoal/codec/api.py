@@ -23,7 +23,7 @@ class Codec(Protocol):
     def encode(self, values: Floats, residual: Floats | None = None, decay: float = 1.0) -> bytes:
         """A payload of v = values + decay * residual. What is lost of v is left in `residual`, in place.
 
-        Raises ValueError where v is infinite, no number or beyond 2**100. Where the values are to blame the residual
+        Raises ValueError where v is infinite, NaN or beyond 2**100. Where the values are to blame the residual
         is then as it was; where it is to blame itself, it is good for nothing.
         """
         ...

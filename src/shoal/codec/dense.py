@@ -84,7 +84,7 @@ class Dense:
         high, ratio, data = self._cut(expect(payload, self._header(count)), count)
         check_scales(high)
         if self.bits == 16 and count and self.kernels.largest_half(data.view(np.uint16)) > LARGEST_BITS:
-            raise BadPayload("the payload holds values that are infinite, no numbers or too large; leave the part out.")
+            raise BadPayload("the payload holds values that are infinite, NaN or too large; leave the part out.")
         unused = -count * self.bits % 8
         if unused and data[-1] >> (8 - unused):
             raise BadPayload("the payload's last bits should be unused and are not; leave the part out.")

@@ -86,7 +86,7 @@ def sections(body: Bytes, *sizes: int) -> list[Bytes]:
 
 
 def check_scales(scales: Halves) -> None:
-    """Each is 0 or a normal number that is not too large; no sign, no infinity, nothing that is no number."""
+    """Each is 0 or a normal number that is not too large; no sign, no infinity, no NaN."""
     wrong = (scales > LARGEST_BITS) | ((scales < LEAST_BITS) & (scales != 0))
     if wrong.any():
         raise BadPayload(f"scale {int(np.argmax(wrong))} of the payload is no scale; leave the part out.")
@@ -107,7 +107,7 @@ def check_finite(most: float) -> None:
     """`most`: the largest magnitude."""
     if not most <= LARGEST:
         raise ValueError(
-            "the values to send (with what was kept for them) are infinite, no numbers or beyond 2**100; leave this "
+            "the values to send (with what was kept for them) are infinite, NaN or beyond 2**100; leave this "
             "round's part out: training has diverged."
         )
 

@@ -15,7 +15,7 @@ SCENARIOS = {
     "stop": "SIGSTOP to a worker; SIGCONT once it was noticed, or after --pause seconds",
     "slow": "a worker is stopped three quarters of the time, for --pause seconds",
     "oom": "a worker asks for memory until its own limit refuses it",
-    "nan": "a batch whose gradient is no number",
+    "nan": "a batch whose gradient is not finite",
     "bitflip": "a bit of the newest checkpoint is flipped, in memory and on disk; then the workers are killed",
     "disk-full": "a save finds no space on the disk",
     "partition": "islands hear nothing from each other for --pause seconds",

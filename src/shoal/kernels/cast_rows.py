@@ -17,7 +17,7 @@ WARPS = 8  # a tile waits in registers until its second use
 @torch.library.triton_op("shoal::largest_joined", mutates_args=())
 def largest_joined(pieces: list[Tensor], along: int) -> tuple[Tensor, Tensor]:
     """The largest absolute number (float32) of each row and of each column of the pieces (matrices) put together
-    `along` rows (0) or columns (1). What is no number counts as infinite."""
+    `along` rows (0) or columns (1). What is NaN counts as infinite."""
     rows, columns = sides(pieces, along)
     down = [triton.cdiv(piece.shape[0], TILE) for piece in pieces]
     across = [triton.cdiv(piece.shape[1], TILE) for piece in pieces]
@@ -88,7 +88,7 @@ def _largest_piece(  # type: ignore[no-untyped-def]
     c = j * TILE + tl.arange(0, TILE)
     there = (r[:, None] < rows) & (c[None, :] < columns)
     tile = tl.abs(tl.load(x + r[:, None] * stride + c[None, :], mask=there, other=0.0).to(tl.float32))
-    # A maximum passes over what is no number, and the product would come out as if nothing were wrong.
+    # A maximum passes over what is not finite, and the product would come out as if nothing were wrong.
     tile = tl.where(tile == tile, tile, float("inf"))
     tl.store(by_row + row_at + j * all_rows + r, tl.max(tile, 1), mask=r < rows)
     tl.store(by_column + column_at + i * all_columns + c, tl.max(tile, 0), mask=c < columns)

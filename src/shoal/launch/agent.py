@@ -88,7 +88,7 @@ class Who:
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, str(default))
     if not text.isdecimal():
-        raise UsageError(f"{name} is '{text}', which is no number.")
+        raise UsageError(f"{name} is '{text}', which is not a number.")
     return int(text)
 
 

@@ -42,7 +42,7 @@ def generate(
         logits = model(context)[0, -1, :vocab_size].float().cpu()
         if not logits.isfinite().all():
             raise NumericsError(
-                f"after {len(whole)} tokens the model says what is no number: its weights are damaged or have diverged."
+                f"after {len(whole)} tokens its logits are not finite: the weights are damaged or have diverged."
             )
         token = _pick(logits, temperature, top_k, generator)
         if token == eos_id:

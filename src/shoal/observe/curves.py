@@ -168,7 +168,7 @@ def _fit(axes: Axes, ys: Array) -> None:
 
 
 def thinned(xs: Array, ys: Array) -> tuple[Array, Array]:
-    """Keeps the lowest and the highest of each bucket, so that no spike is thinned away, and one that is no number, so
+    """Keeps the lowest and the highest of each bucket, so that no spike is thinned away, and one that is not finite, so
     that no gap in the line is."""
     if len(xs) <= MOST_POINTS:
         return xs, ys

@@ -52,7 +52,7 @@ def plot(
     width: int = WIDTH,
     height: int = 10,
 ) -> str:
-    """`line` is joined up (not over what is no number), `marks` are drawn as o, `breaks` are x where a vertical line
+    """`line` is joined up (not over what is not finite), `marks` are drawn as o, `breaks` are x where a vertical line
     goes. Few points are marked each."""
     pieces = _pieces(line)
     marks = [p for piece in _pieces(marks) for p in piece]
@@ -166,7 +166,7 @@ def _number(y: float) -> str:
 
 
 def _pieces(line: Points) -> list[list[tuple[float, float]]]:
-    """The stretches of a line between what is no number."""
+    """The stretches of a line between what is not finite."""
     found: list[list[tuple[float, float]]] = [[]]
     for x, y in line:
         if math.isfinite(y):

@@ -46,7 +46,7 @@ def clipping(total: Tensor, scale: float, limit: float | None) -> tuple[Tensor, 
 
 
 def unless_finite(factor: Tensor, *numbers: Tensor) -> Tensor:
-    """The factor, or NaN where one of these is no number: an update by that changes nothing, and the device decides it
+    """The factor, or NaN where one of these is not finite: an update by that changes nothing, and the device decides it
     before the host knows."""
     fine = torch.stack([n.double() for n in numbers]).isfinite().all()
     return torch.where(fine, factor, torch.nan)

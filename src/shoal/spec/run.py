@@ -281,7 +281,7 @@ class Guard(Strict):
         description="An island that is slower than the others is told; `evict`: it leaves, and comes back later.",
     )
     numerics: Literal["skip", "stop"] = Field(
-        "skip", description="A loss or gradient that is no number: the batch is skipped, or the run stops."
+        "skip", description="A loss or gradient that is not finite: the batch is skipped, or the run stops."
     )
     skips: int = Field(
         3, ge=0, description="Batches in a row skipped for it before the run stops; three times as many in 1,000 steps."

@@ -99,7 +99,7 @@ class Computing:
         )
         if not (math.isfinite(step.square) and math.isfinite(step.loss)):
             raise NumericsError(
-                f"In step {plan.step + 1} the gradient or the loss of stage {self._peer.stage + 1} is no number: "
+                f"In step {plan.step + 1} the gradient or the loss of stage {self._peer.stage + 1} is not finite: "
                 "lower train.optimizer.lr, or look at the data."
             )
         step.summed, step.digest = wanted, digest

@@ -82,7 +82,7 @@ class Inbox:
         return self._peer.plan is None or when >= self._peer.plan.when
 
     async def _check(self, peer: PeerId, message: Message) -> None:
-        """Before anything of it is kept: what is no number must not get into a sum. The lead hears of it."""
+        """Before anything of it is kept: what is not finite must not get into a sum. The lead hears of it."""
         try:
             await asyncio.to_thread(self._peer.work.check, message.kind, message.body)
         except BadValue:

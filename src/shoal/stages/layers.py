@@ -168,7 +168,7 @@ class StageLayers:
             return self._encode(y), None
         loss = float(y)
         if not math.isfinite(loss):
-            raise NumericsError(f"The loss on held-out data after step {self._step} is no number: look at data.eval.")
+            raise NumericsError(f"The loss on held-out data after step {self._step} is not finite: look at data.eval.")
         return None, (m, loss, batch.target_count)
 
     def add_up(self, sums: Sums | None, step: int, measured: list[Measured]) -> Sums:
@@ -233,7 +233,7 @@ class StageLayers:
         try:
             return self._codec.encode(self._flat.gather(self._flat.empty()).numpy(), self._left, 1.0)
         except ValueError:  # this peer's own numbers
-            raise self._no_numbers("its gradient is infinite or no number") from None
+            raise self._no_numbers("its gradient is infinite or NaN") from None
 
     def total(self, parts: list[bytes] | None) -> float:
         if parts is None:
@@ -247,7 +247,7 @@ class StageLayers:
 
     def factor(self, step: int, squares: float, loss: float) -> Commit:
         if not (math.isfinite(squares) and math.isfinite(loss)):
-            raise self._no_numbers("the sum of all gradients, or the loss, is no number")
+            raise self._no_numbers("the sum of all gradients, or the loss, is not finite")
         targets = sum(self._batch(m).target_count for m in range(self.micro_batches))
         if not targets:
             raise NumericsError(f"step {step + 1} has no target token: the data's loss mask hides its whole batch.")
@@ -293,7 +293,7 @@ class StageLayers:
                 torch.frombuffer(said["data"], dtype=t.dtype).view(t.shape) if t.numel() else torch.empty_like(t)
             )
             if not torch.isfinite(new[name]).all():
-                raise BadValue("it holds what is no number", name)
+                raise BadValue("it holds what is not finite", name)
         for name, values in new.items():  # all of it is good: only now is any of it taken
             own[name].copy_(values)
 

@@ -21,8 +21,8 @@ from shoal.errors import SpecError
 
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 GROUP = {"int8": 128, "int4": 32, "int2": 32}  # numbers that share a scale of 2 bytes
-_EXPONENT = 0x7F80  # of a bf16: with all of it set it is infinite, or no number
-_NO_NUMBERS = "hidden states or gradients are no numbers any more"
+_EXPONENT = 0x7F80  # of a bf16: with all of it set it is infinite, or NaN
+_NO_NUMBERS = "hidden states or gradients are not finite any more"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Squeeze:
         return 2 * groups + -(-rows * self.width * BITS[self.name] // 8)
 
     def encode(self, values: Tensor) -> bytes:
-        """FloatingPointError for what is infinite or no number, or would be where it arrives."""
+        """FloatingPointError for what is infinite or NaN, or would be where it arrives."""
         if self.name in ("fp32", "bf16"):
             plain = values.detach().to(torch.float32 if self.name == "fp32" else torch.bfloat16)
             if not torch.isfinite(plain).all():
@@ -75,15 +75,15 @@ class Squeeze:
             raise BadPayload(f"{len(payload)} bytes where {self.name} has {self.nbytes(rows)} for {rows} rows")
         if self.name == "fp32":
             if not np.isfinite(np.frombuffer(payload, np.float32)).all():
-                raise BadPayload("it holds what is no number")
+                raise BadPayload("it holds what is not finite")
             return
         halves = payload if self.name == "bf16" else memoryview(payload)[: 2 * (rows * self.width // self.group)]
         found = np.frombuffer(halves, np.uint16)
         if self.name == "bf16":
             if ((found & _EXPONENT) == _EXPONENT).any():
-                raise BadPayload("it holds what is no number")
+                raise BadPayload("it holds what is not finite")
         elif (found > _most_scale(self.name)).any():  # also one below zero: its first bit is set
-            raise BadPayload("a scale is no number, below zero or too large")
+            raise BadPayload("a scale is not finite, below zero or too large")
 
     def decode(self, payload: bytes | memoryview, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Float32 of the given shape, whose last dimension is the width."""

@@ -33,7 +33,7 @@ class Work(Protocol):
 
     def check(self, kind: str, payload: bytes | memoryview) -> None:
         """`BadValue` for what no neighbour ("act", "grad") and no sibling ("part") sends: of another size, or infinite,
-        or no number. Touches nothing, and may be called by any thread: it is asked where a message arrives."""
+        or NaN. Touches nothing, and may be called by any thread: it is asked where a message arrives."""
         ...
 
     def part(self) -> bytes:
@@ -52,7 +52,7 @@ class Work(Protocol):
 
     def factor(self, step: int, squares: float, loss: float) -> Commit:
         """What the step does, from all stages' squares and the summed loss. A pure function, asked of the lead.
-        Raises NumericsError for what is no number."""
+        Raises NumericsError for what is not finite."""
         ...
 
     def apply(self, commit: Commit) -> None:

@@ -1,6 +1,6 @@
 """What becomes of a step whose numbers are wrong. All ranks decide alike, from numbers that all of them have.
 
-- A loss or a gradient that is no number: no update; the batch is left out, and the step is taken with the next one.
+- A loss or a gradient that is not finite: no update; the batch is left out, and the step is taken with the next one.
 - A spike of the loss (`shoal.train.spikes`): back to a state from before it, and the batches from there through the
   spike are left out. PaLM did so by hand, about 20 times (arXiv:2204.02311, 5.1): the same batches did no harm from
   another state, so that it is neither the data nor the state alone, and to go around them is enough.
@@ -36,7 +36,7 @@ ADVICE = "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set 
 
 
 class NotFinite(Exception):
-    """The loss or the gradient of a batch is no number, on all ranks; no update was made."""
+    """The loss or the gradient of a batch is not finite, on all ranks; no update was made."""
 
     def __init__(self, batch: int, loss: float, norm: float, begin: float) -> None:
         super().__init__(f"batch {batch}: loss {loss}, gradient norm {norm}")
@@ -164,7 +164,7 @@ class Numerics:
             batch=wrong.batch,
             loss=loss,
             grad_norm=norm,
-            why=f"the {what} is no number, so no update was made",
+            why=f"the {what} is not finite, so no update was made",
         )
 
     # A spike

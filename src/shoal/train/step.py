@@ -61,7 +61,8 @@ class Step:
         self, at: Moment, loss: Tensor, targets: float, ratio: float, clock: Clock, settle: Settle = lambda: None
     ) -> Taken:
         """The mean over all targets is clipped and applied, at `ratio` of the peak learning rate. `NotFinite`, on all
-        processes, where its numbers are none: then nothing has changed. `settle` is called before the weights do."""
+        processes, where its loss or norm is not finite: then nothing has changed. `settle` is called before the
+        weights change."""
         self._hooks.update(at, targets)
         taken = self._optimizers.taken
         mean = loss / targets

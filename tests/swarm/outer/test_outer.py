@@ -82,7 +82,7 @@ def test_a_returned_part_travels_with_the_next_one() -> None:
 def test_weights_that_are_no_numbers_are_not_handed_in() -> None:
     (peer,) = swarm(Rule(), 1)
     peer.weights[3] = np.nan
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="not finite"):
         peer.part(0)
     peer.weights[:] = 0
     assert not _decoded(peer.part(0), "topk").any()  # and nothing of it is left behind
@@ -177,5 +177,5 @@ def test_a_snapshot_that_holds_what_is_no_number_is_refused_with_its_own_digest(
     outer = Outer(np.ones(COUNT, np.float32), Rule())
     outer.theta[3] = wrong
     digest = save(outer, tmp_path / "state")
-    with pytest.raises(BadSnapshot, match=r"theta of .* holds what is no number"):
+    with pytest.raises(BadSnapshot, match=r"theta of .* holds what is not finite"):
         load(tmp_path / "state", Rule(), COUNT, digest)

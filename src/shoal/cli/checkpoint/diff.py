@@ -53,7 +53,7 @@ def _words(changed: Any) -> str:
         return " → ".join(changed.kinds)
     n = changed.numbers
     words = f"{n.count:,} of {n.of:,} numbers differ, by at most {n.max_abs:.3g} (relative {n.max_rel:.3g})"
-    return words + (f"; {n.not_finite:,} of them infinite or no number" if n.not_finite else "")
+    return words + (f"; {n.not_finite:,} of them infinite or NaN" if n.not_finite else "")
 
 
 def _shown(value: Any) -> str:

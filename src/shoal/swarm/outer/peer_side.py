@@ -30,12 +30,12 @@ class Local:
         self._returned: list[tuple[int, Payload]] = []  # (round, part)
 
     def part(self, round: int, weights: F32) -> bytes:
-        """What this peer hands in for a round that ends with these weights. ValueError where they are no numbers."""
+        """What this peer hands in for a round that ends with these weights. ValueError where they are not finite."""
         rule, where = self.outer.rule, self.outer.rule.fragment(round, self.outer.count)
         progress = self._stand(where)
         progress -= weights[where]  # theta less the weights: a gradient
         if not np.isfinite(progress).all():
-            raise ValueError(f"the weights of round {round} are no numbers.")
+            raise ValueError(f"the weights of round {round} are not finite.")
         pending = (where, -progress)
         for at, payload in self._returned:
             if at % rule.fragments == round % rule.fragments:

@@ -1,7 +1,7 @@
 """Which parts of a round count, and how much: broken and hostile peers must do no harm.
 
 Four checks, each decided alike on all peers, since all of it is computed from the parts and the record:
-- a part that does not decode, or holds what is no number, is left out;
+- a part that does not decode, or holds what is not finite, is left out;
 - no value of a part is larger than twice the largest of the median part, no part is longer than twice the median one,
   and nobody's word on its targets counts for more than four times the median;
 - a part must point where most others point: its cosine with the median one of the others is compared with what is
@@ -124,7 +124,7 @@ def _look(part: _Part, reading: Reading, count: int, blocks: I64, robust: bool) 
         return
     part.largest = largest(what)
     if not math.isfinite(part.largest):
-        part.out, part.why = True, "it holds what is no number"
+        part.out, part.why = True, "it holds what is not finite"
     elif robust:
         part.norm = norm(what)
         part.row = _row(where, what, count, blocks)

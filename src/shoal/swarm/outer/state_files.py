@@ -61,7 +61,7 @@ def load(folder: Path, rule: Rule, count: int, digest: str | None = None) -> Out
         raise BadSnapshot(f"{folder / WEIGHTS} does not hold {' and '.join(sorted(named))} of {count} float32 numbers.")
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise BadSnapshot(f"{name} of {folder / WEIGHTS} holds what is no number.")
+            raise BadSnapshot(f"{name} of {folder / WEIGHTS} holds what is not finite.")
     outer = Outer(tensors["theta"], rule, about.round, tensors.get("momentum"))
     found = outer.digest()
     if found != about.digest or (digest is not None and found != digest):

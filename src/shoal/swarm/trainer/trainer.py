@@ -36,7 +36,7 @@ from shoal.swarm.trainer.samples import count
 from shoal.train.training import Tell
 
 IDLE_S, SAY_IDLE_S, STATUS_S = 0.05, 20.0, 1.0
-MOST_SKIPPED = 100  # steps in a row whose numbers are none
+MOST_SKIPPED = 100  # steps in a row whose loss is not finite
 SCORED_WINDOWS = 16  # on which others' parts are tried
 
 
@@ -161,7 +161,7 @@ class Trainer:
         self._logbook.lr, self._logbook.grad_norm = step.lr, step.grad_norm
         self._skipped = 0 if step.taken else self._skipped + 1
         if self._skipped >= MOST_SKIPPED:
-            raise NumericsError(f"the loss of {MOST_SKIPPED} steps in a row is no number: lower the learning rate.")
+            raise NumericsError(f"the loss of {MOST_SKIPPED} steps in a row is not finite: lower the learning rate.")
 
     def _follow(self) -> None:
         if self._keeper is not None and (moves := self._keeper.moves()):
@@ -178,7 +178,7 @@ class Trainer:
         weights = self._mesh.read()
         work = round.work
         if not np.isfinite(weights).all():
-            self._tell("warning", text=f"round {round.number} has led to weights that are no numbers; it is left out")
+            self._tell("warning", text=f"round {round.number} has led to weights that are not finite; it is left out")
             self._mesh.write(keeper.outer.theta)
             self._mesh.calm()
             keeper.take(keeper.outer)
