@@ -23,7 +23,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -97,25 +97,36 @@ class Rows:
 
         rows = Rows(work, {"ep 2": (2, sizes)})      # name → ranks, what else `work` is given
         rows["ep 2"]                                 # one value a rank
+
+    `slow` names those that slow tests alone ask for: they are computed by groups of their own.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], rows: Mapping[str, tuple[int, Any]], timeout_s: float = 60, each_s: float = 10
+        self,
+        fn: Callable[..., Any],
+        rows: Mapping[str, tuple[int, Any]],
+        timeout_s: float = 60,
+        each_s: float = 10,
+        slow: Collection[str] = (),
     ) -> None:
-        self._fn, self._rows = fn, rows
+        assert set(slow) <= rows.keys()
+        self._fn, self._rows, self._slow = fn, rows, frozenset(slow)
         self._timeout_s, self._each_s = timeout_s, each_s
-        self._found: dict[int, list[dict[str, Any]]] = {}  # ranks → of each rank, what it found
+        self._found: dict[tuple[int, bool], list[dict[str, Any]]] = {}  # ranks, slow → of each rank, what it found
 
     def __getitem__(self, name: str) -> list[Any]:
         world, given = self._rows[name]
-        if world not in self._found:
-            self._found[world] = self._together(world)
-        if self._found[world]:
-            return [each[name] for each in self._found[world]]
+        group = world, name in self._slow
+        if group not in self._found:
+            self._found[group] = self._together(*group)
+        if self._found[group]:
+            return [each[name] for each in self._found[group]]
         return run_ranks(self._fn, world, given, timeout_s=self._timeout_s)
 
-    def _together(self, world: int) -> list[dict[str, Any]]:
-        mine = {name: given for name, (ranks, given) in self._rows.items() if ranks == world}
+    def _together(self, world: int, slow: bool) -> list[dict[str, Any]]:
+        mine = {
+            name: given for name, (ranks, given) in self._rows.items() if (ranks, name in self._slow) == (world, slow)
+        }
 
         def work(rank: int, world: int) -> dict[str, Any]:
             return {name: self._fn(rank, world, given) for name, given in mine.items()}

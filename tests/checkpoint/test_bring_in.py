@@ -17,6 +17,7 @@ from tests.checkpoint.states import same_bits
 from tests.checkpoint.test_dcp import save as save_dcp
 from tests.checkpoint.titan import MODEL, titan
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -92,7 +93,7 @@ def save_titan(folder: Path, world: int) -> tuple[dict[str, torch.Tensor], int]:
     return run_ranks(work, world)[0], 2
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", some_slow([2, 4], slow=[4]))
 def test_torchtitan_weights_give_the_same_logits_and_its_optimizer_comes_along(world: int, tmp_path: Path) -> None:
     saved, step = save_titan(tmp_path / "titan", world)
     reference = titan(seed=0)

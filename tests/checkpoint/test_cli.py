@@ -14,6 +14,7 @@ from tests.checkpoint.nodes import leave
 from tests.data.reading import make_documents, write_data_set
 from tests.patience import limit
 from tests.services import s3_server
+from tests.slow import some_slow
 from tests.train.tiny import make_run, train_on
 
 from shoal import checkpoint
@@ -316,7 +317,10 @@ resources: {{threads: 1, device: cpu}}
 """
 
 
-@pytest.mark.parametrize(("weights", "world"), [("runs/tiny", 2), ("runs/tiny@2", 1), ("imported", 2)])
+PLACES = [("runs/tiny", 2), ("runs/tiny@2", 1), ("imported", 2)]
+
+
+@pytest.mark.parametrize(("weights", "world"), some_slow(PLACES, slow=PLACES[:1]))
 def test_a_run_starts_from_the_weights_of_another(
     weights: str, world: int, space: Path, tmp_path: Path, capsys: Captured
 ) -> None:

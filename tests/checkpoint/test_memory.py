@@ -18,6 +18,7 @@ from tests.checkpoint.nodes import COLUMNS, ROWS, TOKEN, Node, leave, leave_stat
 from tests.checkpoint.states import build, same_bits, tensors_of, train, whole
 from tests.patience import Stopwatch, limit
 from tests.ranks import rank_outcomes, run_ranks
+from tests.slow import some_slow
 
 from shoal import checkpoint
 from shoal.checkpoint import ledger
@@ -98,7 +99,7 @@ def flip(path: Path, at: int = -5) -> None:
 # A node is lost
 
 
-@pytest.mark.parametrize("saved_as", ["fsdp-2", "ddp-2"])
+@pytest.mark.parametrize("saved_as", some_slow(["fsdp-2", "ddp-2"], slow=["ddp-2"]))
 def test_a_lost_node_loses_no_step_and_the_next_start_may_have_any_mesh(
     saved_as: str, run: Path, two: tuple[Node, Node]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -96,7 +97,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Pat
     return table
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", some_slow(WORLDS, slow=[8]))
 def test_random_stages_and_layouts_load_what_others_saved(world: int, roots: dict[tuple[int, int], Path]) -> None:
     def load(rank: int, world: int) -> list[str]:
         wrong = []

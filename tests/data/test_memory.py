@@ -92,6 +92,7 @@ sys.exit(done.returncode)
 """
 
 
+@pytest.mark.slow
 def test_no_process_takes_more_than_the_formula_says(tmp_path: Path) -> None:
     """Everything that grows is allowed to here, so that every reader is held by its own bound."""
     made = {bomb.name: bomb for bomb in BOMBS if bomb.name not in ("prefix.parquet", "page.parquet", "entries.parquet")}

@@ -336,6 +336,7 @@ def test_a_terminal_sees_a_bar_and_a_log_sees_lines(tmp_path: Path) -> None:
     assert "tokens/s" in out
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     peaks = []
     for megabytes in (1, 24):

@@ -261,6 +261,7 @@ def test_the_time_in_which_a_scheduler_had_not_started_the_run_again_is_accounte
 # Real runs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # five starts of torch, on a machine that may be busy; half a minute when it is not
 def test_a_run_that_is_killed_preempted_and_robbed_of_its_checkpoint_ends_bitwise_as_if_it_had_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_too_many_end_the_run_on_all_of_them(tmp_path: Path, data: Path, monkeyp
         assert [r["batch"] for r in fleet.journal("skip")] == [7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_window")
 @pytest.mark.parametrize("one_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_after_a_spike_all_go_back_together(

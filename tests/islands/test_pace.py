@@ -16,6 +16,7 @@ from shoal.observe.faults import faults_of
 from shoal.readable import straggler as in_words
 from tests.islands.archipelago import Archipelago
 from tests.ranks import _warm
+from tests.slow import some_slow
 from tests.train.tiny import make_data, make_run
 
 STEP_S = 0.05
@@ -45,7 +46,7 @@ def test_who_has_more_to_do_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None
     assert look(monkeypatch, said(0, 4, 0.1, 0.5), said(1, 8, 0.2, 1.0), said(2, 4, 0.1, 0.5)) == []
 
 
-@pytest.mark.parametrize("policy", ["wait", "evict"])
+@pytest.mark.parametrize("policy", some_slow(["wait", "evict"], slow=["wait"]))
 def test_a_slow_island_is_told_and_leaves_if_it_is_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

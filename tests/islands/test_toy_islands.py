@@ -17,6 +17,7 @@ import pytest
 from shoal.islands.epoch import Fence
 from shoal.islands.member import SILENT_S
 from tests.islands.shore import Shore, alone
+from tests.slow import some_slow
 
 STEPS, SHARDS = 80, 16
 
@@ -147,7 +148,7 @@ def test_a_stranger_is_not_let_in(shore: Shore, expected: str) -> None:
     assert shore.check() == expected
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", some_slow(range(5), slow=range(2, 5)))
 def test_storms(tmp_path: Path, seed: int) -> None:
     """Three faults each, of all kinds, at any moment: 15 of the campaign of benchmarks/islands.py."""
     storm(tmp_path, seed, faults=3, steps=250)

@@ -85,14 +85,8 @@ def test_deterministic_islands_end_with_the_same_bits(tmp_path: Path, tiny_data:
         assert [r["step"] for r in fleet.journal("checkpoint")] == [10, 20, 24]
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        {"mesh.dp_shard": 2},
-        pytest.param({"mesh.tp": 2}, marks=pytest.mark.slow),
-        pytest.param({"mesh.pp": 2, "mesh.schedule": "gpipe"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"mesh.dp_shard": 2}, {"mesh.tp": 2}, {"mesh.pp": 2, "mesh.schedule": "gpipe"}])
 def test_an_island_has_a_mesh_inside(tmp_path: Path, tiny_data: Path, plain: np.ndarray, mesh: dict[str, Any]) -> None:
     with islands(tmp_path, tiny_data, "meshed", world=2, **{"fleet.islands": 2, **mesh}) as fleet:
         fleet.start(0, 1)
@@ -134,6 +128,7 @@ def test_told_to_stop_one_leaves_and_the_last_one_saves(tmp_path: Path, tiny_dat
         assert [r["step"] for r in fleet.journal("checkpoint")] == [last]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "mesh"), [(1, {}), pytest.param(2, {"mesh.dp_shard": 2, "mesh.ep": 2}, marks=pytest.mark.slow)]
 )

@@ -87,6 +87,7 @@ def test_the_head_stays_where_it_is_not_wanted_or_cannot_be() -> None:
         assert (decoder.head.loss is head8.summed_cross_entropy) == changed
 
 
+@pytest.mark.slow
 def test_it_learns_as_fast() -> None:
     curves = []
     for scaling in (None, *SCALINGS):

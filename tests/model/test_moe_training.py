@@ -142,6 +142,7 @@ def test_muon_orthogonalises_each_expert_and_not_their_stack() -> None:
     assert torch.linalg.matrix_norm(found, 2).max() < 1.3
 
 
+@pytest.mark.slow
 def test_muon_moves_a_stack_the_same_however_it_is_cut() -> None:
     whole, slope = (torch.randn(4, 6, 10, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 

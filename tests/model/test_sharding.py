@@ -17,6 +17,7 @@ from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 from shoal.spec.start_values import RULES
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
@@ -52,7 +53,7 @@ def same(found: dict[str, torch.Tensor], model: Decoder) -> bool:
     return all(torch.equal(found[name], p) for name, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", some_slow([False, True], slow=[True]))
 def test_initial_and_imported_weights_do_not_depend_on_the_sharding(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from shoal.spec import dump
 from shoal.spec.run import Run
 from shoal.train.session import Session
 from shoal.train.worker import work
+from tests.slow import some_slow
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
@@ -117,9 +118,10 @@ def test_a_run_with_own_code_that_was_stopped_ends_with_the_same_bits(folder: Pa
     assert metrics_of(again) == metrics_of(alone)  # also the largest norm so far, which the hook remembers
 
 
-@pytest.mark.parametrize(
-    ("world", "mesh"), [(1, {}), (2, {"mesh.tp": 2}), (2, {"mesh.pp": 2}), (2, {"mesh.cp": 2, "mesh.dp_shard": 1})]
-)
+CUT = [(1, {}), (2, {"mesh.tp": 2}), (2, {"mesh.pp": 2}), (2, {"mesh.cp": 2, "mesh.dp_shard": 1})]
+
+
+@pytest.mark.parametrize(("world", "mesh"), some_slow(CUT, slow=CUT[2:]))
 def test_cross_entropy_of_ones_own_is_shoals(folder: Path, world: int, mesh: dict[str, Any]) -> None:
     (folder / "plain.py").write_text(
         "import torch.nn.functional as F\n"
@@ -151,7 +153,7 @@ def test_a_loss_may_be_divided_by_something_else_than_targets(tmp_path: Path) ->
     assert by_row["loss"] * 16 == pytest.approx(usual["loss"] * usual["targets"], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["NAdam", "SGD", "Adagrad"])
+@pytest.mark.parametrize("kind", some_slow(["NAdam", "SGD", "Adagrad"], slow=["SGD", "Adagrad"]))
 def test_an_optimizer_of_torchs_goes_on_with_the_same_bits(folder: Path, kind: str) -> None:
     """NAdam keeps a product that begins at 1, so a state that one step was tried on would not do."""
     more = ", momentum=0.9, dampening=0.5" if kind == "SGD" else ""

@@ -24,6 +24,7 @@ from shoal.spec.mesh import Sizes
 from shoal.spec.shape import shape_of
 from tests.parallel.counted import assert_as_the_formula_says, record_of
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
@@ -58,6 +59,12 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "EP x FSDP": (4, {"dp_shard": 4, "ep": 2, "model.experts": MOE}),
 }
+PRODUCTS = (
+    "HSDP",
+    "TP x FSDP, recomputed",
+    "CP by ring x TP, all but attention recomputed",
+    "TP of state spaces in groups, recomputed",
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,7 @@ def trained(data: Path, workspace: Path, world: int, **changes: Any) -> RunDir:
     return train_on(make_run(data, **{**few, **settings}), workspace, world)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", some_slow(MESHES, slow=PRODUCTS))
 def test_a_run_counts_its_third_step_and_the_formula_says_the_same(mesh: str, data: Path, tmp_path: Path) -> None:
     world, changes = MESHES[mesh]
     assert_as_the_formula_says(trained(data, tmp_path, world, **changes), world)

@@ -26,6 +26,7 @@ from shoal.spec.model import Experts as Mixture
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import Rows, run_ranks
+from tests.slow import some_slow
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
@@ -148,6 +149,7 @@ MESHES = {
     "fsdp2": Sizes(dp_shard=2),
     "ddp2": Sizes(dp_replicate=2),
 }
+LARGE = ("ep2 over tp2, fsdp2", "ep4 over fsdp2 x tp2", "replicate2 x tp2, experts in HSDP")  # four, some with DTensors
 RECOMPUTED, MODES = ["ep2 x fsdp2", "ep2 x replicate2", "tp2, experts sharded"], ["selective", "full"]
 
 
@@ -173,10 +175,11 @@ def steps() -> Rows:
         sizes, settings = given
         return one_step(lay_out(rank, world, torch.device("cpu"), sizes, experts=True), **settings)
 
-    return Rows(rank, {step(n, **settings): (MESHES[n].world, (MESHES[n], settings)) for n, settings in STEPS})
+    rows = {step(n, **settings): (MESHES[n].world, (MESHES[n], settings)) for n, settings in STEPS}
+    return Rows(rank, rows, slow=[step(name) for name in LARGE])
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", some_slow(MESHES, slow=LARGE))
 def test_loss_loads_and_every_gradient_are_those_of_one_process(name: str, steps: Rows) -> None:
     sizes = MESHES[name]
     wanted = expected()

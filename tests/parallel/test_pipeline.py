@@ -30,6 +30,7 @@ from tests.parallel.pipelines import (
     tiny,
 )
 from tests.ranks import Rows, run_ranks
+from tests.slow import some_slow
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
@@ -48,7 +49,7 @@ def test_two_processes_match_one_with_uneven_stages(schedule: str) -> None:
     check(Case(schedule, Sizes(pp=2), tiny(layers=5)), 2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", some_slow(SCHEDULES, slow=["gpipe", "1f1b"]))
 def test_four_processes_match_one_with_packed_documents(schedule: str) -> None:
     """Eight stages of nine layers in interleaved and zbv; more micro-batches than stages need."""
     check(Case(schedule, Sizes(pp=4), tiny(layers=9), micro_batches=8, rows=2, packed=True), 4)
@@ -106,7 +107,7 @@ def test_zbv_leaves_weights_for_later_where_no_block_is_recomputed(mode: recompu
     assert halves == ([STEPS * 4 * 1, STEPS * 4 * 2] if mode == "none" else [0, 0])
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), *SCHEDULES[1:]])
+@pytest.mark.parametrize("schedule", some_slow(SCHEDULES, slow=["gpipe", "1f1b", "interleaved"]))
 def test_sharded_stages_match_one_process_and_reduce_once_a_step(schedule: str) -> None:
     def watch(decoders: list[Decoder]) -> Callable[[], tuple[int, int]]:
         import torch.distributed.fsdp._fully_shard._fsdp_param_group as groups

@@ -149,6 +149,7 @@ def compiled(run: Run, place: Place) -> tuple[float, int]:
     return float(loss.detach()), sum(size for at, size in storages.items() if at not in weights)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_recompute_without_a_break_in_the_graph_and_keep_less() -> None:
     """In forked processes: one that has compiled can have no children that do."""
     one_layer = {**DENSE, "layers": 1}

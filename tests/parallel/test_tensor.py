@@ -23,6 +23,7 @@ from shoal.spec.mesh import Sizes
 from shoal.spec.model import Model
 from shoal.spec.shape import Shape, shape_of
 from tests.ranks import Rows, run_ranks
+from tests.slow import some_slow
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
@@ -151,6 +152,7 @@ CASES = [
     ("qwen3 tied", "tp4", True),
     ("qwen3 tied", "fsdp2 x tp2", True),
 ]
+LARGE = [case for case in CASES if MESHES[case[1]].world > 2 and case[0] != "llama"]
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +161,10 @@ def steps() -> Rows:
         family, mesh, packed = given
         return one_step(lay_out(rank, world, torch.device("cpu"), MESHES[mesh]), family, packed)
 
-    return Rows(rank, {str(case): (MESHES[case[1]].world, case) for case in CASES})
+    return Rows(rank, {str(case): (MESHES[case[1]].world, case) for case in CASES}, slow=[str(case) for case in LARGE])
 
 
-@pytest.mark.parametrize(("family", "mesh", "packed"), CASES)
+@pytest.mark.parametrize(("family", "mesh", "packed"), some_slow(CASES, slow=LARGE))
 def test_weights_loss_gradients_and_logits_are_those_of_one_process(
     family: str, mesh: str, packed: bool, steps: Rows
 ) -> None:

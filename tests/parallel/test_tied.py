@@ -11,6 +11,7 @@ from shoal.parallel.tied_embedding import NAME, Tied
 from shoal.spec.mesh import Sizes
 from tests.parallel.pipelines import Case, alone, assert_same_curve, build, piped, tiny
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 
 TIED = tiny(layers=8, tie_embeddings=True)
 
@@ -27,17 +28,17 @@ def check(case: Case, world: int) -> None:
         assert torch.equal(copy, copies[0])
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", some_slow(["gpipe", "1f1b", "zbv"], slow=["gpipe"]))
 def test_ends_on_two_processes_or_one_match_one_process(schedule: str) -> None:
     check(Case(schedule, Sizes(pp=2), TIED), 2)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
+@pytest.mark.parametrize("schedule", some_slow(["interleaved", "zbv"], slow=["interleaved"]))
 def test_ends_with_stages_between_them_match_one_process(schedule: str) -> None:
     check(Case(schedule, Sizes(pp=4), TIED), 4)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", some_slow(["1f1b", "zbv"], slow=["1f1b"]))
 def test_sharded_ends_match_one_process(schedule: str) -> None:
     check(Case(schedule, Sizes(pp=2, dp_shard=2), TIED), 4)
 

@@ -93,6 +93,7 @@ def test_on_a_gpu_documents_are_told_apart_without_a_matrix() -> None:
     assert blocks[1] - blocks[0] == 2 * 131072 * 2 * 131072
 
 
+@pytest.mark.slow
 def test_shared_between_processes_a_block_keeps_what_the_plan_says() -> None:
     meshes: list[tuple[str, dict[str, Any]]] = [
         ("dense", {"mesh.tp": 2}),

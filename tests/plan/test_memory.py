@@ -154,6 +154,7 @@ def measured(names: list[str]) -> str:
     return out.stdout
 
 
+@pytest.mark.slow
 def test_processes_take_the_memory_that_was_planned() -> None:
     """Of a smaller model than the benchmark's, so that what libraries hold weighs more: 5 to 15 MB of 130 to 250."""
     off = {name: round(found.ratio, 3) for name, found in measure(FEW, SMALL) if abs(found.ratio - 1) > BAR}

@@ -24,6 +24,7 @@ from shoal.plan.verdict import Range, verdict
 from shoal.spec.mesh import Layout, Sizes, divisors
 from shoal.spec.mesh.rules import broken
 from tests.plan.asked import asked
+from tests.slow import some_slow
 
 MIXTURE = {
     "vocab_size": 32000,
@@ -117,7 +118,10 @@ def test_no_number_is_legal_where_none_can_be() -> None:
     assert search(asked("llama3-8b", 8, 8, micro_batch=3)) == []
 
 
-@pytest.mark.parametrize(("model", "devices"), [("llama3-70b", 16_384), ("qwen3-235b-a22b", 1024)])
+LARGE = [("llama3-70b", 16_384), ("qwen3-235b-a22b", 1024)]
+
+
+@pytest.mark.parametrize(("model", "devices"), some_slow(LARGE, slow=LARGE[1:]))
 def test_a_large_cluster_is_searched_in_under_10_seconds(model: str, devices: int) -> None:
     question = asked(model, devices, devices)
     began = time.process_time()  # one thread, so that it is what a quiet machine takes

@@ -16,6 +16,7 @@ from shoal.script.atomic_save import Saver
 from shoal.script.probe import Probe
 from shoal.script.recorder import Recorder
 from tests.script.conftest import QUICK, ScriptRun
+from tests.slow import some_slow
 
 STEPS = 6
 # Dropout, so that random numbers count; a loader with a process of its own; two optimizers; a gradient scaler.
@@ -58,7 +59,7 @@ def made(script: ScriptRun, out: str, *options: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((script.folder / out).iterdir())}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", some_slow([1, 2], slow=[2]))
 def test_the_probe_changes_no_bit_and_sees_each_step(script: ScriptRun, processes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     script.write(LOOP)
@@ -101,7 +102,7 @@ def test_a_hang_after_some_steps_names_the_rank_that_does_not_come(script: Scrip
         dist.all_reduce(weight.grad)
         optimizer.step()
     """
-    assert script.run(text, "--processes", "2", "guard.hang=1s") == 0, script.log()
+    assert script.run(text, "--processes", "2", "guard.hang=5s") == 0, script.log()
     hang = script.one("hang")
     assert (hang["rank"], hang["step"]) == (1, 7)
     assert any(frame.endswith("does_not_come") for frame in hang["stack"]), hang

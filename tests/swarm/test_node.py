@@ -50,6 +50,7 @@ def test_peers_train_to_the_end_and_hold_the_same_weights(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_the_first_member_dies_and_a_newcomer_takes_over_its_place(tmp_path: Path) -> None:
     async def story() -> None:
         async with swarm(tmp_path, 4, **QUICK) as it:

@@ -46,6 +46,7 @@ def weights(honest: list[Member]) -> dict[int, set[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_weights_with_a_member_that_says_nonsense_only_are_those_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_dead_server_is_said_once_and_gets_it_all_later(tmp_path: Path, server
     assert len([row for row in server.history(about(story.run_dir).key) if "loss" in row]) == 20
 
 
+@pytest.mark.slow
 def test_offline_one_folder_holds_the_whole_run_and_syncs_as_one(tmp_path: Path, server: FakeWandb) -> None:
     story = make_run(tmp_path, mlflow=False, wandb="offline").open().start().steps(20).close("stopped", 143)
     command = [sys.executable, "-m", "shoal.track.mirror", str(story.run_dir.path)]

@@ -15,6 +15,7 @@ from shoal.spec.run import Optimizer
 from shoal.train.adamw import adamw_
 from shoal.train.optim import Optimizers
 from tests.ranks import run_ranks
+from tests.slow import some_slow
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, train_on
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
@@ -33,7 +34,7 @@ def test_in_float32_it_is_torchs() -> None:
     torch.testing.assert_close(m, optimizer.state[parameter]["exp_avg"])
 
 
-@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("shard", some_slow([1, 2], slow=[2]))
 def test_moments_in_16_bits_learn_as_fast_and_resume_bit_for_bit(tmp_path: Path, shard: int) -> None:
     data = make_data(tmp_path / "data")
     mesh = {"mesh.dp_shard": shard, "mesh.dp_replicate": 1, "checkpoint.every": 5, "train.steps": 12}

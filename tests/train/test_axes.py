@@ -65,7 +65,11 @@ def test_killed_and_resumed_on_a_mesh_of_several_axes_every_bit_is_the_same(tmp_
 
 
 @pytest.mark.parametrize(
-    ("model", "meshes"), [("qwen3 tied", [ALONE, VEE, ROWS, RING, PIPE]), ("mixture", [DEALT, VEE, ALONE, PIPE])]
+    ("model", "meshes"),
+    [
+        pytest.param("qwen3 tied", [ALONE, VEE, ROWS, RING, PIPE], marks=pytest.mark.slow),
+        ("mixture", [DEALT, VEE, ALONE, PIPE]),
+    ],
 )
 def test_a_run_moves_from_mesh_to_mesh_and_stays_on_its_curve(
     model: str, meshes: list[dict[str, Any]], tmp_path: Path

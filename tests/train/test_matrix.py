@@ -8,18 +8,18 @@ import pytest
 
 from shoal.journal.rundir import RunDir
 from tests.parallel.counted import assert_as_the_formula_says
-from tests.train.matrix import FULL, QUICK, Case, Matrix
+from tests.train.matrix import FULL, QUICK, SLOW, Case, Matrix
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
 
-def quick(case: Case) -> object:
-    """Eight processes take half a minute on two cores: they are for `make test-slow`. Four layers are for four stages;
-    without stages the second block tells all that a fourth would, in half the time."""
-    slow = case.processes == 8
-    if case.mesh.get("pp", 1) == 1:
-        case = replace(case, changes={**case.changes, "model.layers": 2})
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if slow else [])
+def small(case: Case) -> Case:
+    """Four layers are for four stages; without stages the second block tells all that a fourth would, in half the
+    time."""
+    return case if case.mesh.get("pp", 1) > 1 else replace(case, changes={**case.changes, "model.layers": 2})
+
+
+CASES = [(small(case), case in SLOW) for case in (*QUICK, *SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,9 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     return Matrix(tmp_path_factory.mktemp("matrix"), steps=3)
 
 
-@pytest.mark.parametrize("case", [*map(quick, QUICK)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if slow else []) for case, slow in CASES]
+)
 def test_a_mesh_trains_on_the_curve_of_one_process_and_sends_what_the_formula_says(case: Case, matrix: Matrix) -> None:
     result = matrix.run(case)
     assert result.good, result

@@ -33,8 +33,8 @@ LAYOUTS = {
     "HSDP 2 x 2, 2 accumulation steps": (4, 2, 2, 2),
 }
 # With masked tokens, where means differ most, every layout that others do not speak for; the rest for `make test-slow`.
-SPOKEN_FOR = ("1 process, 2 accumulation steps", "FSDP2 4", "HSDP 2 x 2")
-FEW = ("FSDP2 2, 2 accumulation steps", "HSDP 2 x 2")
+SPOKEN_FOR = ("1 process, 2 accumulation steps", "DDP 4", "FSDP2 4", "FSDP2 4, 4 accumulation steps", "HSDP 2 x 2")
+FEW = ("HSDP 2 x 2",)
 CASES = [
     pytest.param(
         data,

@@ -191,9 +191,9 @@ def test_resuming_on_bytes_that_were_changed_in_place_ends_before_a_step_is_made
     ("precision", "layout"),
     [
         ("fp32", "one process"),
-        ("fp32", "FSDP2 2"),
-        ("bf16", "DDP 2"),
         ("bf16", "FSDP2 2"),
+        pytest.param("fp32", "FSDP2 2", marks=pytest.mark.slow),
+        pytest.param("bf16", "DDP 2", marks=pytest.mark.slow),
         pytest.param("fp32", "DDP 2", marks=pytest.mark.slow),
         pytest.param("bf16", "one process", marks=pytest.mark.slow),
     ],

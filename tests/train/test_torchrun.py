@@ -20,6 +20,7 @@ from tests.patience import limit
 from tests.train.tiny import losses_of, make_data, make_run, train_on
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_same_curve_and_the_same_run_directory(tmp_path: Path) -> None:
     run = make_run(make_data(tmp_path / "data"), **{"train.steps": 6, "mesh.dp_shard": 2})
     (tmp_path / "run.yaml").write_text(dump(run))
