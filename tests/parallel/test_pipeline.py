@@ -74,12 +74,15 @@ INSIDE = {  # what stages have inside
 }
 
 
+CUT = ("tensor-parallel", "experts sharded over tensor-parallel processes")
+
+
 @pytest.fixture(scope="module")
 def inside() -> Rows:
-    return Rows(piped, {name: (case.sizes.world, case) for name, case in INSIDE.items()}, timeout_s=100)
+    return Rows(piped, {name: (case.sizes.world, case) for name, case in INSIDE.items()}, timeout_s=100, slow=CUT)
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", some_slow(INSIDE, slow=CUT))
 def test_whatever_stages_have_inside_they_match_one_process(name: str, inside: Rows) -> None:
     assert_same_curve([curve for curve, _ in inside[name]], alone(INSIDE[name]))
 
