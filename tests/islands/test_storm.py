@@ -1,4 +1,4 @@
-"""15 faults on four islands that train: nobody ends before the run does, every sample counts once, the same bits."""
+"""Ten faults on four islands that train: nobody ends before the run does, every sample counts once, the same bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.islands.storm import Storm
 from tests.ranks import _warm
 from tests.train.tiny import make_data, make_run
 
-FAULTS, STEPS = 15, 200
+FAULTS, STEPS = 10, 140
 
 
 @pytest.mark.slow
-def test_fifteen_faults(tmp_path: Path) -> None:
+def test_ten_faults(tmp_path: Path) -> None:
     _warm()
     data, digests = make_data(tmp_path / "data"), []
     for name, faults in (("quiet", 0), ("storm", FAULTS)):

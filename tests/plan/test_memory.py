@@ -161,8 +161,8 @@ def test_processes_take_the_memory_that_was_planned() -> None:
     assert not off
 
 
-# What each has of its own: what is recomputed, gradients that add up, a schedule, two axes. (All: `make bench`.)
-KINDS = ["8 windows, selective", "dp_shard 2, accumulating", "pp 2, zbv", "pp 2 x dp_shard 2"]
+# What each has of its own: gradients that add up, a schedule. (All: `make bench`.)
+KINDS = ["dp_shard 2, accumulating", "pp 2, zbv"]
 
 
 @pytest.mark.slow

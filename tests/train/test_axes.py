@@ -155,9 +155,9 @@ def test_bf16_follows_float32_on_every_axis(model: str, tmp_path: Path) -> None:
     data = make_data(tmp_path / "data")
     few = {"train.steps": 4}
     whole = losses_of(train_on(run_of(data, "float32", model, ALONE, **few)[0], tmp_path, 1))
-    meshes = [GRID, {**RING, "recompute": "full"}, VEE]
+    meshes = [GRID, {**RING, "recompute": "full"}]
     if model == "mixture":
-        meshes = [EXPERTS, {"tp": 2}, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch": 2}]
+        meshes = [EXPERTS, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch": 2}]
     for i, mesh in enumerate(meshes):
         run, world = run_of(data, f"bf16-{i}", model, mesh, **few, **{"train.precision": "bf16"})
         losses = losses_of(train_on(run, tmp_path, world))
