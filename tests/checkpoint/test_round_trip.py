@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.checkpoint.states import LAYOUTS, build, pretend_to_train, same_bits, tensors_of, train, whole
 from tests.ranks import Rows, run_ranks
+from tests.slow import some_slow
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -17,6 +18,7 @@ from shoal import checkpoint
 from shoal.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
+LARGE = [layout for layout, world in LAYOUTS.items() if world == 4]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +55,10 @@ def loaded(saved: dict[str, tuple[Path, Tensors]]) -> Rows:
             result[source] = found.extra, whole(tensors)
         return result
 
-    return Rows(load, {layout: (world, layout) for layout, world in LAYOUTS.items()})
+    return Rows(load, {layout: (world, layout) for layout, world in LAYOUTS.items()}, slow=LARGE)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some_slow(LAYOUTS, slow=LARGE))
 def test_every_layout_loads_what_every_layout_saved(
     layout: str, saved: dict[str, tuple[Path, Tensors]], loaded: Rows
 ) -> None:

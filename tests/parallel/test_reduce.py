@@ -13,6 +13,7 @@ from shoal.journal.rundir import RunDir
 from shoal.plan.traffic import step_of, traffic
 from shoal.spec import load
 from shoal.spec.shape import shape_of
+from tests.slow import some_slow
 from tests.train.tiny import digest_of, losses_of, make_data, make_run, steps_of, train_on
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
@@ -46,7 +47,7 @@ def scattered(run_dir: RunDir) -> dict[tuple[str, str], list[float]]:
     return counted
 
 
-@pytest.mark.parametrize("mesh", ["2x1", "2x2", pytest.param("2x2 with tp, bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", some_slow(["2x1", "2x2", "2x2 with tp, bf16"], slow=["2x2", "2x2 with tp, bf16"]))
 def test_both_ways_take_the_same_steps(mesh: str, data: Path, tmp_path: Path) -> None:
     once = trained(data, tmp_path / "once", MESHES[mesh], "step")
     each = trained(data, tmp_path / "each", MESHES[mesh], "micro_batch")

@@ -14,6 +14,7 @@ import pytest
 from shoal.net.api import Address, Handler, LinkState, Message, PeerId
 from shoal.stages.inbox import Inbox
 from shoal.stages.peer import Peer
+from tests.slow import some_slow
 from tests.stages.toy import Toy
 
 T = TypeVar("T")
@@ -145,7 +146,10 @@ def step_s(micro_batches: int, size: int, compute_s: float, bytes_per_s: float, 
 
 
 # An 8B model over four peers, 1,024 tokens a micro-batch: numbers that travel of each token, TFLOP/s, micro-batches.
-@pytest.mark.parametrize(("width", "tflops", "micro_batches"), [(4096, 20, 24), (512, 100, 64), (64, 470, 128)])
+SIZES = [(4096, 20, 24), (512, 100, 64), (64, 470, 128)]
+
+
+@pytest.mark.parametrize(("width", "tflops", "micro_batches"), some_slow(SIZES, slow=SIZES[1:]))
 def test_at_100_mbit_and_100_ms_a_step_takes_at_most_half_longer(width: int, tflops: int, micro_batches: int) -> None:
     compute_s = 6 * 1.75e9 * 1024 / (tflops * 1e12)
     size = 1024 * width * 130 // 128

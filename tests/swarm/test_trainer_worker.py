@@ -66,7 +66,10 @@ def applied(node: Node, said: Message, parts: dict[str, Message]) -> str:
     return str(answer["digest"])
 
 
-@pytest.mark.parametrize("worlds", [(1, 1), (2, 1)], ids=["alone", "one of two processes"])
+@pytest.mark.parametrize(
+    "worlds",
+    [pytest.param((1, 1), id="alone"), pytest.param((2, 1), id="one of two processes", marks=pytest.mark.slow)],
+)
 def test_two_peers_train_rounds_and_have_the_same_weights(tmp_path: Path, data: Path, worlds: tuple[int, ...]) -> None:
     with nodes(data, tmp_path, *worlds) as (a, b):
         assert a.ready["params"] == b.ready["params"]

@@ -120,6 +120,7 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_twelve_pairs_of_meshes_are_bitwise_the_same(tmp_path: Path) -> None:
     assert pairs_of(QUICK) == 12
     folder = prepared(tmp_path)

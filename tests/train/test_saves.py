@@ -120,6 +120,7 @@ def write_run(real: Real, processes: int) -> None:
     (real.workspace / "tiny.yaml").write_text(RUN.replace("PROCESSES", str(processes)))
 
 
+@pytest.mark.slow  # test_saver.py has it without a model
 @pytest.mark.timeout(900)
 def test_a_save_outlives_its_worker_and_a_stop_waits_for_one_in_flight(
     real: Real, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_a_spike_rewinds_and_goes_around_its_batches(
     assert positions(run_dir) == positions(told_to)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_window")
 def test_what_was_saved_after_the_step_it_went_back_to_is_no_history(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

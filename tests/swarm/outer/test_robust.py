@@ -49,8 +49,12 @@ def run(rule: Rule, attack: Attack | None, rounds: int = 4) -> tuple[float, list
 @pytest.mark.parametrize(
     ("rule", "attacks"),
     # What is judged are the numbers, whatever they came in: one attack of each kind is enough for another codec.
-    [(TOPK, list(ATTACKS)), (INT8, ["the same garbage", "flipped and scaled", "one huge value"])],
-    ids=["topk", "int8"],
+    [
+        pytest.param(TOPK, list(ATTACKS), id="topk"),
+        pytest.param(
+            INT8, ["the same garbage", "flipped and scaled", "one huge value"], id="int8", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_two_of_eight_hostile_peers_do_no_harm(rule: Rule, attacks: list[str]) -> None:
     honest, verdicts = run(rule, None)
