@@ -21,6 +21,8 @@ CAUSES = {
     "killed": "somebody or something outside Shoal ended the process",
     "exception": "read the traceback in the rank's log",
     "unknown": "the worker left without a word; read the rank's log",
+    "timeout": "give a unit more time (batch.timeout), or less to do",
+    "no-output": "look at why the unit ends with 0 and leaves no such file, or correct batch.outputs",
     "supervisor-lost": "nothing to do: the run goes on from its newest checkpoint",
 }
 
@@ -34,6 +36,26 @@ OF_SCRIPTS = {
     "device-memory": "use smaller batches or shorter sequences in the script",
     "disk-full": "free space, or let the script keep fewer checkpoints",
     "unknown": "the script left without a word; read the rank's log",
+}
+
+
+# What became of a unit of a batch, after its number.
+OF_UNITS = {
+    "user-error": "was called wrongly",
+    "environment": "misses something on its machine",
+    "data": "was given bad data",
+    "host-memory": "ran out of memory",
+    "device-memory": "ran out of the GPU's memory",
+    "disk-full": "found the disk full",
+    "network": "lost its connection",
+    "hardware": "met broken hardware",
+    "crash": "crashed",
+    "killed": "was killed",
+    "exception": "raised an exception",
+    "timeout": "took longer than batch.timeout",
+    "no-output": "made no output",
+    "supervisor-lost": "was lost with its runner again and again",
+    "unknown": "failed without a word",
 }
 
 
