@@ -130,6 +130,9 @@ def _script(run_dir: RunDir, history: History, before: Run, overrides: list[str]
 
 
 def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:
+    if spec.batch is not None and history.finished:
+        print(f"batch {run_dir.name} is finished: all its units are done.")
+        return True
     if not history.finished or spec.train.steps == "auto" or spec.steps > history.step:
         return False
     on = way_on(spec, history.step, 2 * history.step)

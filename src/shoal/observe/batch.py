@@ -188,7 +188,9 @@ class Page:
         if self.status == "running" and self.left_s is not None and not self.tally.over:
             parts.append(f"about {readable.duration(self.left_s)} left")
         said = f"{self.status}: {', '.join(parts)}"
-        return said if self.status in ("running", "finished") else f"{said}; {self.why}"
+        if self.status in ("running", "finished") or self.tally.over:
+            return said
+        return f"{self.status}: {self.why}" if self.status == "stopped" else f"{said}; {self.why}"
 
     def _failed(self) -> list[str]:
         tally = self.tally
