@@ -144,7 +144,7 @@ class Session:
             if status == "failed":
                 print(f"shoal: batch {name} failed: {reason}.", file=sys.stderr)
             else:
-                print(f"batch {name} {status}: {reason}.")
+                print(f"{f'node {self._node} of ' if self._node else ''}batch {name} {status}: {reason}.")
             print(f"  directory  {self._run_dir.path}")
             if status == "failed":
                 first = next((one.unit for one in self._told.told), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -27,7 +27,9 @@ def lines(run_dir: RunDir, unit: int | None, attempt: int | None, last: int | No
     return said if last is None else iter(deque(said, maxlen=last))
 
 
-def follow(run_dir: RunDir, unit: int | None, attempt: int | None, last: int) -> Iterator[str]:
+def follow(
+    run_dir: RunDir, unit: int | None, attempt: int | None, last: int, ended: Callable[[], bool] | None = None
+) -> Iterator[str]:
     """Then what else ends, until the batch has: of units that end side by side no line stands within another's."""
     folder, read_to = Folder(run_dir), dict[int, int]()
     yield from lines(run_dir, unit, attempt, last)
@@ -42,7 +44,7 @@ def follow(run_dir: RunDir, unit: int | None, attempt: int | None, last: int) ->
                     yield from _labelled(folder, record)
         if over:
             return
-        over = status_of(run_dir).status != "running"
+        over = ended() if ended is not None else status_of(run_dir).status != "running"
         if not over:
             time.sleep(POLL_EVERY_S)
 
