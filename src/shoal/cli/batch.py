@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.command.endswith(RUN_FILES):
         from shoal.cli.run import only_values
 
-        words = only_values(args.command, args.after, "the command stands in batch.command")
+        words = only_values(args.command, args.after, "options stand before it, the command in batch.command")
         named = [f"name={args.name}"] if args.name else []
         spec = load(args.command, [*args.overrides, *_asked(args), *named, *words]).run
         if spec.batch is None:
