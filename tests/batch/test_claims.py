@@ -12,7 +12,7 @@ import pytest
 from shoal.batch.owned import Owned
 from shoal.errors import UsageError
 from shoal.guard.classify import Failure
-from shoal.journal.claims import Claims, Runner, Watch, read_runner, round_of, write_runner
+from shoal.journal.claims import Claim, Claims, Runner, Watch, read_runner, round_of, write_runner
 from shoal.journal.rundir import RunDir
 from shoal.journal.units import BLOCKS, Folder, Plan, Summary, created, read_summary, write_summary
 from shoal.observe.batch import Tallier
@@ -83,15 +83,14 @@ def test_the_blocks_of_a_runner_are_taken_over_when_it_is_gone_and_not_before(fo
         assert Claims(folder, 4, 1, who, i, Watch(folder)).take(0.0) is not None
     write_runner(folder, replace(left, left=143))
     assert taken(claims(folder, 4, runner(folder))) == [1, 2], "they are gone by what they say or are"
-    heir = claims(folder, 4, runner(folder), lease_s=0.0)
+    watch = Watch(folder, 0.0)
+    assert not watch.gone(dead_elsewhere.id), "it is seen for the first time"
     write_runner(folder, replace(dead_elsewhere, beat=1))
-    assert taken(heir) == [], "they are seen for the first time"
-    write_runner(folder, replace(alive, beat=2))
+    assert not watch.gone(dead_elsewhere.id), "it has counted up"
+    assert watch.gone(dead_elsewhere.id), "it has not, since"
     write_runner(folder, replace(dead_elsewhere, beat=2))
-    assert 3 not in (left := taken(heir)), "it has counted up"
-    assert 0 not in left
-    write_runner(folder, replace(alive, beat=3))
-    assert 3 in taken(heir), "it has not, since"
+    assert watch.gone(dead_elsewhere.id), "its units are others' by now"
+    assert Claims(folder, 4, 1, runner(folder), 0, watch).take(0.0) == Claim(3, 2)
 
 
 def test_a_claim_half_written_is_somebodys_until_the_lease_is_over(folder: Folder) -> None:
@@ -118,7 +117,7 @@ def test_failed_units_are_open_again_in_the_next_round_alone(folder: Folder) -> 
     for block in taken(mine):
         owned = Owned(folder, plan, block, 1)
         owned.next(0.0)
-        owned.began(block, "0-x", 1, "0-x.0.log")
+        owned.began(block, "0-x", "0-x.0.log")
         if block == 1:
             assert not owned.failed(block, Failure(None, "killed", "why", None, 9), BATCH, 0.1)
         else:
@@ -140,7 +139,7 @@ def test_a_unit_whose_runner_dies_again_and_again_is_given_up(folder: Folder) ->
     starts = 0
     while not (owned := Owned(folder, plan, 0, 1)).over:
         owned.next(0.0)
-        owned.began(0, "0-x", 1, "0-x.0.log")
+        owned.began(0, "0-x", "0-x.0.log")
         starts += 1
     owned.close()
     assert starts == 11
@@ -158,7 +157,7 @@ def test_a_million_units_are_a_few_thousand_files_of_which_a_view_reads_the_shor
     owned = Owned(folder, plan, plan.blocks - 1, 1)
     for unit in range(999_500, 999_510):
         assert owned.next(0.0) == unit
-        owned.began(unit, "0-x", 1, "0-x.0.log")
+        owned.began(unit, "0-x", "0-x.0.log")
     (RunDir(folder.path.parent).journal_file).touch()
     tally = Tallier(RunDir(folder.path.parent)).count()
     assert tally is not None

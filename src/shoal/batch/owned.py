@@ -58,9 +58,10 @@ class Owned:
     def put_back(self, unit: int) -> None:
         self._ready.append(unit)
 
-    def began(self, unit: int, runner: str, pid: int, log: str) -> None:
+    def began(self, unit: int, runner: str, log: str) -> None:
+        """Written before its process is there: one that nobody has noted could not be missed."""
         one = self.units[unit]
-        self._journal.append("unit_began", unit=unit, attempt=one.attempts, runner=runner, pid=pid, log=log)
+        self._journal.append("unit_began", unit=unit, attempt=one.attempts, runner=runner, log=log)
         one.attempts += 1
         self.running += 1
 

@@ -111,16 +111,15 @@ class Batched:
         slot = self._slots.pop()
         log = self._folder.logs / f"{self._me.id}.{slot}.log"
         number = block.units[unit].attempts
+        block.began(unit, self._me.id, log.name)
         try:
             attempt = Attempt(self._work, unit, number, slot, log)
         except (OSError, ValueError) as e:
             self._slots.append(slot)
             failure = not_started(e if isinstance(e, OSError) else OSError(22, str(e)), unit)
-            block.began(unit, self._me.id, 0, log.name)
             self._failed(block, unit, failure, 0.0, {})
             return failure.exit_code is not None  # a machine without room: not again at once
         self._running[slot] = attempt
-        block.began(unit, self._me.id, attempt.pid, log.name)
         return True
 
     def _reap(self, signals: Signals) -> None:

@@ -214,7 +214,7 @@ _SHAPES = {
         {**_WHO, "step_s": _real, "steps": _count, "by": _text, "ranks": _counts},
     ),
     "units": _Shape({"done": _count, "failed": _count, "total": _some}, {"running": _count}),
-    "unit_began": _Shape({"unit": _count, "attempt": _count, "runner": _text}, {"pid": _count, "log": _text}),
+    "unit_began": _Shape({"unit": _count, "attempt": _count, "runner": _text}, {"log": _text}),
     "unit_ended": _Shape(
         {"unit": _count, "attempt": _count, "outcome": _text},
         {
