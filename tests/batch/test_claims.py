@@ -90,7 +90,7 @@ def test_the_blocks_of_a_runner_are_taken_over_when_it_is_gone_and_not_before(fo
     assert watch.gone(dead_elsewhere.id), "it has not, since"
     write_runner(folder, replace(dead_elsewhere, beat=2))
     assert watch.gone(dead_elsewhere.id), "its units are others' by now"
-    assert Claims(folder, 4, 1, runner(folder), 0, watch).take(0.0) == Claim(3, 2)
+    assert Claims(folder, 4, 1, runner(folder), 3, watch).take(0.0) == Claim(3, 2)
 
 
 def test_a_claim_half_written_is_somebodys_until_the_lease_is_over(folder: Folder) -> None:

@@ -22,7 +22,8 @@ from shoal.batch.attempt import Attempt, Kills, Work, failure_of, kept_log, not_
 from shoal.batch.owned import Owned
 from shoal.errors import DONE, TOLD_TO_STOP, TransientError
 from shoal.guard.classify import Failure
-from shoal.guard.signals import Signals
+from shoal.guard.signals import STOPS, Signals
+from shoal.guard.workers import Death
 from shoal.journal.claims import BEAT_S, FENCE_S, LEASE_S, Claims, Runner, Watch, round_of, runners, write_runner
 from shoal.journal.units import Folder, Plan
 from shoal.spec.duration import seconds
@@ -30,6 +31,7 @@ from shoal.spec.run import Run
 
 LOOK_EVERY_S = 5.0  # at what others do, where there is nothing to do
 LONGEST_SLEEP_S = 1.0
+TOLD_TOGETHER_S = 0.5
 KEEPER = Path(leftovers.__file__)
 
 
@@ -136,9 +138,7 @@ class Batched:
             if failure is None:
                 block.done(unit, took_s, **log)
                 self._close_if_over(block)
-            elif attempt.told == "stopped" or (
-                signals.told_to_stop and attempt.told is None and death.signal in (2, 15)
-            ):
+            elif attempt.told == "stopped" or (attempt.told is None and _by_a_stop(death, signals)):
                 block.stopped(unit, took_s, **log)
             else:
                 self._failed(block, unit, failure, took_s, log)
@@ -240,6 +240,16 @@ class Batched:
         if self._me.left is not None:
             with suppress(OSError):
                 write_runner(self._folder, self._me)
+
+
+def _by_a_stop(death: Death, signals: Signals) -> bool:
+    """Slurm tells all processes of a step to stop, the units too, and a unit may be the first to hear it."""
+    if death.signal not in STOPS and (death.exit_code or 0) - 128 not in STOPS:
+        return False
+    deadline = time.monotonic() + TOLD_TOGETHER_S
+    while not signals.told_to_stop and (left_s := deadline - time.monotonic()) > 0:
+        signals.wait(left_s)
+    return signals.told_to_stop
 
 
 def _now() -> float:
