@@ -32,6 +32,7 @@ from shoal.spec.run import Run
 LOOK_EVERY_S = 5.0  # at what others do, where there is nothing to do
 LONGEST_SLEEP_S = 1.0
 TOLD_TOGETHER_S = 0.5
+LONG_S = 1e6  # as good as for ever; `select` takes no infinity
 KEEPER = Path(leftovers.__file__)
 
 
@@ -51,6 +52,8 @@ class Batched:
         self._running: dict[int, Attempt] = {}  # by slot
         self._slots = list(range(work.at_once))[::-1]
         self._kills = Kills(folder.path)
+        # Alone there is nobody to take its units over: a laptop that sleeps, or a Ctrl-Z, costs nothing.
+        self._fence_s = FENCE_S if nodes > 1 else float("inf")
         self._beaten = self._heard = _now()
         self._limit_s = None if work.batch.timeout is None else seconds(work.batch.timeout)
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -179,7 +182,7 @@ class Batched:
 
     def _beat_if_due(self) -> None:
         now = _now()
-        if now - self._beaten > FENCE_S:
+        if now - self._beaten > self._fence_s:
             # Others may have taken its blocks over: nothing more is written, and nothing goes on.
             for attempt in self._running.values():
                 attempt.tell("fenced", 0.0)
@@ -212,7 +215,7 @@ class Batched:
 
     def _begin_keeper(self) -> None:
         env = {name: value for name, value in os.environ.items() if name != "SHOAL_BATCH_RUNNER"}
-        command = [sys.executable, "-I", "-S", str(KEEPER), self._me.id, str(FENCE_S)]
+        command = [sys.executable, "-I", "-S", str(KEEPER), self._me.id, str(min(self._fence_s, LONG_S))]
         self._keeper = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
         )

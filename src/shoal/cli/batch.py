@@ -125,13 +125,14 @@ def go_on_as(run_dir: RunDir, before: Run, spec: Run) -> int:
     from shoal.decide.batch import decide_batch
     from shoal.decide.checks import trainable
     from shoal.guard.begin import Asked, write_spec, writing
+    from shoal.guard.history import History
     from shoal.journal.suggested import command
     from shoal.journal.units import Folder
     from shoal.observe.batch import tally_of
     from shoal.spec.begun import differences
 
     tally = tally_of(run_dir)
-    if tally is not None and tally.done == tally.units:
+    if tally is not None and tally.done == tally.units and History.of(run_dir).finished:
         print(
             f"batch {run_dir.name} is finished: all {tally.units:,} units are done. {command('report', run_dir)} shows "
             "it, `--fresh` starts it anew, `--name OTHER` begins another."

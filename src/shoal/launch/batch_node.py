@@ -17,6 +17,7 @@ from shoal.decide.checks import trainable
 from shoal.decide.load import load
 from shoal.errors import DONE, SpecError, UsageError
 from shoal.guard.begin import create, write_spec, writing
+from shoal.guard.history import History
 from shoal.journal.rundir import RunDir
 from shoal.launch.bundle import Bundle
 from shoal.launch.holding import hold
@@ -48,7 +49,7 @@ def run_node(file: Path, folder: Path, env: Mapping[str, str]) -> int:
                 named = "; ".join(map(str, differ[:6]))
                 raise SpecError(f"run '{asked.name}' exists with another spec: {named}. Give this one another name.")
             tally = tally_of(run_dir)
-            if tally is not None and tally.done == tally.units:
+            if tally is not None and tally.done == tally.units and History.of(run_dir).finished:
                 print(f"batch {run_dir.name} is finished: all {tally.units:,} units are done.")
                 return DONE
         with writing(run_dir):

@@ -14,7 +14,7 @@ from shoal.journal.journal import Record
 from shoal.journal.rundir import RunDir
 from shoal.journal.suggested import command
 from shoal.journal.units import Failed, Folder, Plan, Summary, read_records, read_summary, standing, summary_of
-from shoal.observe.causes import CAUSES, OF_UNITS
+from shoal.observe.causes import CAUSES, OF_BATCHES, OF_UNITS
 from shoal.values import BadValue
 
 MOST_NAMED = 3  # failed units in a sentence
@@ -204,7 +204,7 @@ class Page:
         lines += [f"           and {more:,} more"] if more else []
         for cause, count in sorted(tally.causes.items(), key=lambda pair: -pair[1]):
             units = f"{count:,} unit{'s' * (count > 1)}"
-            lines.append(f"why        {cause}, of {units}: {CAUSES.get(cause, 'read its log')}")
+            lines.append(f"why        {cause}, of {units}: {_advice(cause)}")
         first = tally.told[0].unit if tally.told else 0
         lines.append(f"next       {command('logs', self.run_dir, f'--unit {first}')} shows what it printed")
         if self.status != "running":
@@ -216,6 +216,10 @@ class Page:
         if self.status != "running" or not alive:
             return []
         return [f"node {r.node:<5} {r.host} (pid {r.pid}), {r.at_once} at once" for r in alive]
+
+
+def _advice(cause: str) -> str:
+    return OF_BATCHES.get(cause) or CAUSES.get(cause) or "read its log"
 
 
 def _times(count: int) -> str:

@@ -39,6 +39,20 @@ OF_SCRIPTS = {
 }
 
 
+# Where the run is a batch.
+OF_BATCHES = {
+    "user-error": "correct the command, then `shoal resume NAME batch.command=[…]`",
+    "data": "look at the data that the unit reads, then `shoal resume`",
+    "host-memory": "run fewer at once (batch.at_once), or use a machine with more memory",
+    "device-memory": "run fewer at once (batch.at_once), or use smaller batches in the command",
+    "disk-full": "free space, then `shoal resume`",
+    "crash": "native code failed: read the unit's log",
+    "exception": "read the traceback in the unit's log",
+    "unknown": "the unit left without a word; read its log",
+    "network": "look at what the unit talks to, then `shoal resume`",
+    "supervisor-lost": "look whether this unit ends the whole machine or its runner (memory), and run it alone",
+}
+
 # What became of a unit of a batch, after its number.
 OF_UNITS = {
     "user-error": "was called wrongly",
