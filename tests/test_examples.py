@@ -9,6 +9,7 @@ import pytest
 
 from shoal.decide.checks import trainable
 from shoal.spec import load
+from shoal.spec.drivers import driver_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -22,7 +23,7 @@ def test_every_example_loads_and_is_trainable(path: Path, tmp_path: Path) -> Non
     (weights / "config.json").write_text(json.dumps(config))
     overrides = [f"model.weights={weights}"] if "weights:" in path.read_text() else []
     run = load(path, overrides).run
-    trainable(run, "script" if run.script else "cut" if run.swarm.stages.count > 1 else None)
+    trainable(run, driver_of(run) if run.foreign_work else "cut" if run.swarm.stages.count > 1 else None)
     schema = Path(*[".."] * len(path.relative_to(EXAMPLES).parts), "docs/reference/run.schema.json")
     assert (path.parent / schema).is_file()
     assert path.read_text().startswith(f"# yaml-language-server: $schema={schema}\n# ")

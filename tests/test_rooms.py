@@ -12,7 +12,20 @@ SOURCE = Path(shoal.__file__).parent
 # Lowest first (docs/architecture.md says what each is for). Modules beside them are leaves: they import leaves alone.
 ROOMS = (
     *("devices", "spec", "kernels", "net", "codec", "emulate", "journal", "own", "plan", "observe", "data", "model"),
-    *("parallel", "checkpoint", "script", "decide", "track", "guard", "drill", "check", "adopt", "bench", "train"),
+    *(
+        "parallel",
+        "checkpoint",
+        "script",
+        "decide",
+        "track",
+        "guard",
+        "batch",
+        "drill",
+        "check",
+        "adopt",
+        "bench",
+        "train",
+    ),
     *("launch", "islands", "swarm", "stages", "profile", "cli"),
 )
 # Of the whole house: they open every room, and no room goes through them.

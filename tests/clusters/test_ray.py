@@ -25,7 +25,7 @@ from shoal.launch.ray.backend import Ray
 from shoal.launch.ray.mailbox import SECRETS, package
 from shoal.launch.request import Request
 from shoal.launch.send import request_of
-from shoal.spec import dump
+from shoal.spec import Run, dump
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -213,3 +213,23 @@ def test_a_program_that_uses_ray_trains_on_its_cluster(
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, timeout=OVER_S)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     assert digest_of(RunDir.of("inside", tmp_path)) == digest
+
+
+def test_a_batch_shares_its_units_between_the_machines(cluster: RayCluster, tmp_path: Path) -> None:
+    from tests.batch.place import ALONE, Place, once_each
+
+    (tmp_path / "unit.sh").write_text(
+        f'{ALONE}until [ "$(wc -l <began)" -ge 2 ]; do sleep 0.05; done\n'
+        'case $1 in 3) exit 2;; 4) [ "$SHOAL_UNIT_ATTEMPT" -ge 1 ] || kill -9 $$;; esac\n'
+    )
+    batch = {"command": ["sh", "unit.sh", "{index}"], "units": 12, "at_once": 1, "folder": str(tmp_path)}
+    launch = {"on": "ray", "nodes": 2, "ray": {"address": cluster.address}}
+    run = Run.model_validate({"name": "b", "batch": batch, "guard": {"backoff_s": 0.01}, "launch": launch})
+    job = Ray().submit(request_of(run, tmp_path))
+    state = ended(job)
+    assert (state.phase, state.exit_code) == ("failed", 78), "unit 3 has failed for good"
+    place = Place(tmp_path)
+    assert place.ends("done") == once_each(set(range(12)) - {3})
+    assert place.ends("failed") == once_each([3, 4])
+    assert place.noted("clashes") == []
+    assert {r["runner"].partition("-")[0] for r in place.records("unit_began")} == {"0", "1"}

@@ -22,6 +22,7 @@ NEEDED = {
     "model.rope_scaling": {"model.rope_scaling": {"kind": "linear", "factor": 2.0}},
     "train.schedule.past": {"train.schedule.past": [{"until": 3, "steps": 9}]},
     "script": {"script.path": "/x.py"},
+    "batch": {"batch.command": ["x"], "batch.units": 3},
     "data.eval": {"data.eval": [{"path": "held-out"}]},
 }
 TRIED: list[Any] = [
@@ -30,12 +31,14 @@ TRIED: list[Any] = [
 ]  # fmt: skip
 
 
-def least(name: Name | None = None, script: bool = False) -> dict[str, Any]:
-    """A run file with nothing in it that a person could leave out, but for what a name needs around it. `script`: of a
-    run that is one."""
+def least(name: Name | None = None, foreign: str | None = None) -> dict[str, Any]:
+    """A run file with nothing in it that a person could leave out, but for what a name needs around it. `foreign`: of a
+    run that is a `script` or a `batch`."""
     values: dict[str, Any] = {"name": "x", "data": {"train": [{"path": "x"}]}, "train": {"steps": 9}}
-    if script:
+    if foreign == "script":
         values = {"name": "x", "script": {"path": "/x.py"}}
+    elif foreign == "batch":
+        values = {"name": "x", "batch": {"command": ["x"], "units": 3}}
     for section, needed in NEEDED.items():
         if name is not None and name.dotted.startswith(f"{section}."):
             for key, value in needed.items():
@@ -43,11 +46,11 @@ def least(name: Name | None = None, script: bool = False) -> dict[str, Any]:
     return values
 
 
-def changes(name: Name, script: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
+def changes(name: Name, foreign: str | None = None) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Values for a name, each with the run file that it makes."""
-    usual = Run.model_validate(least(name, script))
+    usual = Run.model_validate(least(name, foreign))
     for value in [*TRIED, *_literals(name.field.annotation)]:
-        changed = least(name, script)
+        changed = least(name, foreign)
         put(changed, name.dotted, value)
         try:
             run = Run.model_validate(changed)

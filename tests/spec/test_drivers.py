@@ -15,7 +15,7 @@ import pytest
 from shoal.decide.checks import trainable
 from shoal.errors import SpecError
 from shoal.spec import Run
-from shoal.spec.drivers import CALLED, OTHERS, REFUSED, Driver, obeyed, other_verb, refusals, rule
+from shoal.spec.drivers import CALLED, FOREIGN, OTHERS, REFUSED, Driver, obeyed, other_verb, refusals, rule
 from shoal.spec.names import Name, lookup, names
 from tests.spec.settings import LEAVES, changes, least
 
@@ -35,6 +35,7 @@ BEGINS: dict[Driver, tuple[str, ...]] = {
     "cut": ("shoal.stages.node",),
     "stages": ("shoal.stages.__main__",),
     "script": ("shoal.guard.script_work", "shoal.decide.script", "shoal.guard.supervise", "shoal.track.mirror"),
+    "batch": ("shoal.batch.session", "shoal.decide.batch"),
 }
 PLAIN = ("shoal.train.loop", "shoal.train.saves", "shoal.train.numerics", "shoal.train.takeover", "shoal.train.replay")
 CUT = (
@@ -51,6 +52,7 @@ NOT_IN: dict[Driver, tuple[str, ...]] = {
     "cut": CUT,
     "stages": CUT,
     "script": (*PLAIN, "shoal.train", "shoal.islands", "shoal.swarm", "shoal.stages", "shoal.guard.island"),
+    "batch": (*PLAIN, "shoal.train", "shoal.islands", "shoal.swarm", "shoal.stages", "shoal.guard.supervise"),
 }
 BY_PROPERTY = {"checkpoint.remote": ("run", "remote_checkpoints"), "train.steps": ("run", "steps")}  # of `Run`
 # The rules of the file and the table itself look at names without obeying them.
@@ -71,6 +73,7 @@ OPTIONAL = (
     "model.mla",
     "model.rope_scaling",
     "script",
+    "batch",
 )  # sections that are named as a whole
 
 
@@ -86,12 +89,13 @@ def test_the_table_is_about_names_there_are(driver: Driver) -> None:
 
 @pytest.mark.parametrize("name", LEAVES, ids=lambda n: n.dotted)
 def test_a_name_without_effect_is_refused_when_it_is_set(name: Name) -> None:
-    """In all drivers: what the run files are is found once for them; those of a script are others."""
-    for script, drivers in ((False, [d for d in DRIVERS if d != "script"]), (True, ["script"])):
-        if script and name.dotted == "data.train.*.weight":
+    """In all drivers: what the run files are is found once for them; those of scripts and batches are others."""
+    of_training: list[Driver] = [d for d in DRIVERS if d not in FOREIGN]
+    for foreign, drivers in ((None, of_training), ("script", ["script"]), ("batch", ["batch"])):
+        if foreign and name.dotted == "data.train.*.weight":
             continue  # of a source that is refused itself
-        usual = Run.model_validate(least(name, script))
-        changed = [Run.model_validate(values) for _, values in changes(name, script)]
+        usual = Run.model_validate(least(name, foreign))
+        changed = [Run.model_validate(values) for _, values in changes(name, foreign)]
         assert changed
         for driver in drivers:
             no = rule(name.dotted, driver)

@@ -30,7 +30,12 @@ from shoal.spec import Run
 from shoal.spec.begun import as_begun, differences
 
 TAKES_OVERRIDES = True
-_ON_ITS_NODE = ("script.path", "script.folder", "script.processes")  # of a script: a copy of it runs there
+_ON_ITS_NODE = (
+    "script.path",
+    "script.folder",
+    "script.processes",
+    "batch.folder",
+)  # of a script: a copy of it runs there
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         print(rendered(backend_of(spec).render(request)), end="")
         return 0
     if before is not None and before.finished:
-        print(f"run {run_dir.name} is finished: {before.step} steps. {command('report', run_dir)} shows it.")
+        what = "all its units are done" if spec.batch is not None else f"{before.step} steps"
+        print(f"run {run_dir.name} is finished: {what}. {command('report', run_dir)} shows it.")
         return 0
     with alone(run_dir):
         job = send(request)

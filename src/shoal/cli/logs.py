@@ -3,6 +3,7 @@ Of a launched run whose directory cannot be seen from here: what its agents prin
 
 shoal logs demo -n 50
 shoal logs demo -f --rank 1
+shoal logs clean --unit 17        of a batch: what this unit printed
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace
+from shoal.errors import UsageError
 from shoal.journal.rundir import RunDir, find_run, workspace
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines (with -f: 20 unless told)")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
     parser.add_argument("--island", type=int, metavar="N", help="only this island (lines begin with ISLAND.RANK)")
+    parser.add_argument("--unit", type=int, metavar="N", help="only this unit of a batch (its newest attempt)")
     parser.add_argument("--attempt", type=int, metavar="N", help="this attempt; default: the newest")
     add_workspace(parser)
 
@@ -34,6 +38,12 @@ def run(args: argparse.Namespace) -> int:
     from shoal.observe.logs import follow, merged
 
     folder = workspace(args.workspace)
+    if (batch := _batch_of(args.run, folder)) is not None:
+        return _of_batch(batch, args)
+    if args.unit is not None:
+        raise UsageError(
+            f"run '{args.run}' is no batch that can be seen from here, so it has no units; leave --unit out."
+        )
     if job := launched(args.run, folder):
         from shoal.launch.following import lines as of_job  # and with it the run file's types: others need not wait
 
@@ -46,6 +56,30 @@ def run(args: argparse.Namespace) -> int:
     else:
         lines = merged(run_dir, args.rank, args.attempt, args.lines, args.island)
     return _show(lines, args.follow)
+
+
+def _batch_of(name: str, folder: Path) -> RunDir | None:
+    """A batch whose directory can be seen from here: it has the units' own logs."""
+    from shoal.launch.job import launched
+
+    run_dir = RunDir.of(name, folder)
+    if job := launched(name, folder):
+        there = RunDir.of(job.run, Path(job.workspace))
+        run_dir = there if there.exists() else run_dir
+    elif not run_dir.exists():
+        run_dir = find_run(name, folder)
+    return run_dir if run_dir.exists() and run_dir.is_batch else None
+
+
+def _of_batch(run_dir: RunDir, args: argparse.Namespace) -> int:
+    from shoal.observe.unit_logs import follow, lines
+
+    for option in ("rank", "island"):
+        if getattr(args, option) is not None:
+            raise UsageError(f"run '{run_dir.name}' is a batch: it has units and no {option}s; give --unit N.")
+    if args.follow:
+        return _show(follow(run_dir, args.unit, args.attempt, 20 if args.lines is None else args.lines), True)
+    return _show(lines(run_dir, args.unit, args.attempt, args.lines), False)
 
 
 def follow_job(job: Job, run_dir: RunDir) -> int:

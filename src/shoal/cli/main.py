@@ -33,6 +33,7 @@ GROUPS = {
     "train": {
         "train": "train on this machine, all its devices",
         "run": "run a training script of yours under Shoal's supervisor",
+        "batch": "run one command over many units, each of which is done once",
         "launch": "send a run to Slurm, Kubernetes, Ray, or this machine in the background",
         "swarm": "train one model with peers anywhere: create, join, invite, status, leave, relay",
         "sweep": "many runs of one run file: a grid or random search, the worst stopped early",
@@ -67,7 +68,7 @@ new here? In an empty folder:
 # becomes of what they print, and their exit code is that of the work.
 VIEWS = (["ps"], ["logs"], ["show"], ["report"], ["sample"], ["data", "look"], ["swarm", "status"])
 # What they did is in a run directory, where it can be seen when nothing could be printed.
-RUNS = ("train", "run", "resume", "launch", "sweep", "drill", "swarm", "stop")
+RUNS = ("train", "run", "batch", "resume", "launch", "sweep", "drill", "swarm", "stop")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no retry helps
 
 
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     view = words[:1] in VIEWS or words[:2] in VIEWS
     streams.steady(stdout=not view)
     code = _printed(_code(words), words)
-    if words[:1] in (["train"], ["run"], ["resume"]):
+    if words[:1] in (["train"], ["run"], ["batch"], ["resume"]):
         leave_at_once(code)
     return code
 
@@ -138,7 +139,7 @@ def _code(argv: list[str]) -> int:
 
 def _cut(argv: list[str]) -> tuple[list[str], list[str]]:
     """The words for Shoal, and those that belong to somebody's script."""
-    if argv[0] not in ("run", "adopt"):
+    if argv[0] not in ("run", "adopt", "batch"):
         return argv, []
     from shoal.cli.run import cut
 

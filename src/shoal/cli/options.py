@@ -20,7 +20,11 @@ def add_workspace(parser: argparse.ArgumentParser, holds: str = "runs/") -> None
 
 
 def no_script(run_dir: RunDir) -> None:
-    """Refuses somebody's script, whose checkpoints and model only the script knows."""
+    """Refuses somebody's script, whose checkpoints and model only the script knows, and a batch, which has none."""
+    if run_dir.is_batch:
+        raise UsageError(
+            f"run '{run_dir.name}' is a batch, which trains no model; `shoal report {run_dir.name}` shows it."
+        )
     if run_dir.is_script:
         raise UsageError(
             f"run '{run_dir.name}' is a script: its checkpoints are its own, and Shoal cannot read a model from them; "

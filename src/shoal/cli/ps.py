@@ -23,6 +23,7 @@ from shoal.journal.rundir import workspace
 SORTS = ("age", "name", "status", "step", "loss", "speed")
 
 if TYPE_CHECKING:
+    from shoal.journal.rundir import RunDir
     from shoal.launch.watch import Seen
     from shoal.observe.status import Status
 
@@ -142,10 +143,22 @@ def _one(name: str, folder: Path, as_json: bool) -> int:
 
         seen, run_dir = look([job], folder)[job.run], visible(job, folder)
     status = status_of(run_dir) if seen is None else seen.status
+    if run_dir.is_batch:
+        return _batch(run_dir, status, seen, as_json)
     known = told(run_dir.journal_file) if run_dir.exists() else Told([])
     if known.odd.count:
         print(f"shoal: {known.odd}.", file=sys.stderr)
     file = run_dir.spec_file if job is None else run_file(job, folder)
     said = answer(status, seen, known, stated(file) if file.exists() else None)
     print(json.dumps({**(seen or status).as_json(), **said.as_json()}, indent=2) if as_json else said)
+    return 0
+
+
+def _batch(run_dir: RunDir, status: Status, seen: Seen | None, as_json: bool) -> int:
+    from shoal.journal.tail import tail
+    from shoal.observe.batch import page_of
+    from shoal.observe.status import TAIL_BYTES
+
+    page = page_of(run_dir, status.status, status.why, tail(run_dir.journal_file, TAIL_BYTES[0]))
+    print(json.dumps({**(seen or status).as_json(), **page.as_json()}, indent=2) if as_json else page.as_text())
     return 0

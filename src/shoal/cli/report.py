@@ -34,10 +34,24 @@ def run(args: argparse.Namespace) -> int:
         beside = several.several(asked, pictures=not args.no_png)
         print(json.dumps(several.as_json(beside), indent=2) if args.json else several.as_text(beside))
         return 0
+    run_dir = find_run(args.run[0], folder)
+    if run_dir.is_batch:
+        return _batch(run_dir, args.json)
     from shoal.observe.report import as_json, as_text, report
 
-    found = report(find_run(args.run[0], folder), pictures=not args.no_png)
+    found = report(run_dir, pictures=not args.no_png)
     print(json.dumps(as_json(found), indent=2) if args.json else as_text(found))
+    return 0
+
+
+def _batch(run_dir: RunDir, as_json: bool) -> int:
+    from shoal.journal.tail import tail
+    from shoal.observe.batch import page_of, report_text
+    from shoal.observe.status import TAIL_BYTES, status_of
+
+    status = status_of(run_dir)
+    page = page_of(run_dir, status.status, status.why, tail(run_dir.journal_file, TAIL_BYTES[0]))
+    print(json.dumps(page.as_json(), indent=2) if as_json else report_text(page))
     return 0
 
 
@@ -47,6 +61,8 @@ def _asked(names: list[str], folder: Path) -> list[RunDir] | None:
     for name in names:
         for run_dir in _of_sweep(name, folder) or [find_run(name, folder)]:
             found[run_dir.path] = run_dir
+    if len(found) > 1 and (batch := next((run for run in found.values() if run.is_batch), None)):
+        raise UsageError(f"run '{batch.name}' is a batch, which has no curves to lay beside others; report it alone.")
     if len(names) == 1 and len(found) == 1 and not _of_sweep(names[0], folder):
         return None
     return list(found.values())

@@ -79,6 +79,12 @@ def _here(run_dir: RunDir, args: argparse.Namespace) -> int:
             held.enter_context(lock.hold(run_dir))
         history = History.of(run_dir)
         before = load(run_dir.spec_file).run
+        if before.batch is not None:
+            from shoal.cli.batch import go_on_as
+
+            spec = load(run_dir.spec_file, args.overrides).run
+            _refuse(run_dir, history, differences(before, spec, auto_is_equal=False))
+            return go_on_as(run_dir, before, spec)
         if before.script is not None:
             return _script(run_dir, history, before, args.overrides)
         opened = _open_again(history, args.overrides)
@@ -124,6 +130,9 @@ def _script(run_dir: RunDir, history: History, before: Run, overrides: list[str]
 
 
 def _finished(run_dir: RunDir, history: History, spec: Run) -> bool:
+    if spec.batch is not None and history.finished:
+        print(f"batch {run_dir.name} is finished: all its units are done.")
+        return True
     if not history.finished or spec.train.steps == "auto" or spec.steps > history.step:
         return False
     on = way_on(spec, history.step, 2 * history.step)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     folder = workspace(args.workspace)
     overrides = [*args.overrides, *_asked(args)]
     if args.script.endswith(RUN_FILES):
-        words = _only_values(args.script, args.after)
+        words = only_values(args.script, args.after)
         spec = load(args.script, [*overrides, *words]).run
         if spec.script is None:
             raise UsageError(f"{args.script} has no section `script:`; `shoal train {args.script}` trains it.")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.script.file import look_at
 
     look_at(Path(args.script))  # before it is made a run of
-    name = args.name or _free_name(Path(args.script), folder)
+    name = args.name or free_name(Path(args.script), folder)
     return run_spec(
         of_values({"name": name, "script": {"path": args.script, "args": args.after}}, overrides).run,
         folder,
@@ -155,16 +155,18 @@ def _asked(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def _only_values(file: str, after: list[str]) -> list[str]:
+def only_values(
+    file: str, after: list[str], otherwise: str = "the script's arguments stand in script.args"
+) -> list[str]:
     from shoal.spec.overrides import split_overrides
 
     rest, values = split_overrides(after)
     if rest:
-        raise UsageError(f"`{rest[0]}` after a run file is no NAME=VALUE; the script's arguments stand in script.args.")
+        raise UsageError(f"`{rest[0]}` after a run file is no NAME=VALUE; {otherwise}.")
     return values
 
 
-def _free_name(script: Path, folder: Path) -> str:
+def free_name(script: Path, folder: Path) -> str:
     """That of the file; with a number where a run of that name is there, for a script is tried many times."""
     from shoal.journal.rundir import RunDir
 

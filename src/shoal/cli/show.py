@@ -77,7 +77,7 @@ def _loaded(file: str, overrides: list[str]) -> Loaded:
     from shoal.guard.history import History  # it reads checkpoints: showing a file does not wait for that
 
     step, before, loaded = History.of(begun).step, load(begun.spec_file).run, load(begun.spec_file, overrides)
-    if loaded.run.script is not None:
+    if loaded.run.foreign_work is not None:
         return loaded
     longer = prolonged(before, with_steps(loaded.run, begun.workspace, step), step)
     known = {dotted(path): loaded.origins.get(dotted(path), SHOAL) for path, _ in _leaves(longer)}
@@ -94,7 +94,7 @@ def as_lines(loaded: Loaded, everything: bool = False) -> str:
     left_out = dict.fromkeys(str(path[0]) for path, _, _ in rows if path[:1] not in used and path[:-1] not in used)
     if left_out and not everything:
         lines += ["", f"all defaults, and left out: {', '.join(left_out)} (`--all` shows them)"]
-    if loaded.run.script is not None:
+    if loaded.run.foreign_work is not None:
         return "\n".join(lines)
     below = [*_length(loaded.run), *_documents(loaded.run), *_packing(loaded.run), _size(loaded.run)]
     return "\n".join([*lines, "", *below])
@@ -146,7 +146,7 @@ def _packed(run: Run) -> Iterator[tuple[str, bool, Shares]]:
 
 
 def as_json(loaded: Loaded) -> str:
-    shape = _shape(loaded.run) if loaded.run.script is None else None
+    shape = _shape(loaded.run) if loaded.run.foreign_work is None else None
     params = {"params": shape.params, "active_params": shape.active_params} if shape else {"params": None}
     spec = sections(loaded.run)
     packing = {path: {"used": "best-fit" if best else "chop", **found} for path, best, found in _packed(loaded.run)}

@@ -109,6 +109,10 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _state(run_dir: RunDir) -> str:
+    if run_dir.is_batch:
+        from shoal.observe.status import status_of
+
+        return status_of(run_dir).why
     history = History.of(run_dir)
     close = history.last_close
     if history.open or close is None:

@@ -50,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.file, overrides).run
     if spec.script is not None:
         return run_spec(spec, workspace(args.workspace), args.fresh)
+    if spec.batch is not None:
+        from shoal.cli import batch
+
+        return batch.run_spec(spec, workspace(args.workspace), args.fresh)
     trainable(spec)
     run_dir = RunDir.of(spec.name, workspace(args.workspace))
     no_swarm(run_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import DataError, SetupError, SpecError
-from shoal.spec.drivers import Driver, driver_of, refusals
+from shoal.spec.drivers import FOREIGN, Driver, driver_of, refusals
 from shoal.spec.hf.config import to_hf
 from shoal.spec.rules import broken
 from shoal.spec.run import Run
@@ -15,10 +15,11 @@ from shoal.spec.shape import shape_of
 def trainable(run: Run, driver: Driver | None = None) -> None:
     """Refuse what can be written but not trained, and what would have no effect; also the rules of a file, for a `Run`
     that was built in Python. `driver` takes the steps (`shoal.spec.drivers`); None: whoever `shoal train` takes."""
-    if run.script is not None and driver is None:
+    if run.foreign_work is not None and driver is None:
+        verb = "batch" if run.batch is not None else "run"
         raise SpecError(
-            f"run '{run.name}' is a script ({run.script.path}), and this verb is about Shoal's own training; `shoal "
-            "run` runs it here, `shoal launch` elsewhere; `shoal ps`, `logs`, `report`, `stop` and `resume` know it."
+            f"run '{run.name}' is {run.foreign_work}, and this verb is about Shoal's own training; `shoal {verb}` runs "
+            "it here, `shoal launch` elsewhere; `shoal ps`, `logs`, `report`, `stop` and `resume` know it."
         )
     driver = driver or driver_of(run)
     problems = [f"{sentence}." for _, sentence in broken(run)] or [f"{s}." for _, s in refusals(run, driver)]
@@ -29,7 +30,7 @@ def trainable(run: Run, driver: Driver | None = None) -> None:
             f"swarm.stages.count is {run.swarm.stages.count}: a model cut over peers is trained by `shoal swarm "
             "create` (docs/guide/swarm.md); here the whole model is in one place, so set it to 1."
         )
-    if driver == "script":
+    if driver in FOREIGN:
         return
     # A model that no Hugging Face class can hold is refused now, not at the export after weeks of training.
     to_hf(shape_of(run.model, tokenizer_vocab=1))

@@ -21,10 +21,10 @@ class Measured:
 def measured(run: Run, workspace: Path, begun: int = 0) -> Measured:
     """The run with its steps known, and its warm-up in steps: a longer run that goes on keeps the warm-up it had. Where
     it warms up again after `begun` steps, a share is one of those that are left."""
-    if run.script is not None:
+    if run.foreign_work is not None:
+        verb = "batch" if run.batch is not None else "run"
         raise SpecError(
-            f"run '{run.name}' is a script ({run.script.path}): nobody knows how many steps it takes; `shoal run` runs "
-            "it."
+            f"run '{run.name}' is {run.foreign_work}: nobody knows how many steps it takes; `shoal {verb}` runs it."
         )
     choices = Choices()
     steps = run.steps if run.train.steps != "auto" else choices.choose("train.steps", "auto", *_steps(run, workspace))

@@ -60,7 +60,7 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     from shoal.data.documents import documents_of  # numpy: only those who start a run wait for it
     from shoal.plan.expect import expected
 
-    if run.script is not None:
+    if run.foreign_work is not None:
         return  # nobody can predict it
     try:
         if run.foreign is not None:

@@ -213,6 +213,17 @@ _SHAPES = {
         {"own_s": _real, "usual_s": _real},
         {**_WHO, "step_s": _real, "steps": _count, "by": _text, "ranks": _counts},
     ),
+    "units": _Shape({"done": _count, "failed": _count, "total": _some}, {"running": _count}),
+    "unit_began": _Shape({"unit": _count, "attempt": _count, "runner": _text}, {"log": _text}),
+    "unit_ended": _Shape(
+        {"unit": _count, "attempt": _count, "outcome": _text},
+        {
+            **dict.fromkeys(("cause", "evidence", "log"), _maybe(_text)),
+            **dict.fromkeys(("round", "log_from", "log_bytes"), _count),
+            "exit_code": _maybe(_whole),
+            "took_s": _real,
+        },
+    ),
     "warning": _Shape({"text": _text}),
     "exit": _Shape({}, {"session": _count}),
     "close": _Shape({}, {"session": _count, "exit_code": _maybe(_whole), "status": _text, "reason": _maybe(_text)}),

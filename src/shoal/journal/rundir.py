@@ -43,9 +43,18 @@ class RunDir:
 
     @property
     def is_script(self) -> bool:
-        """Whether it is somebody's script: the resolved run file is plain block YAML."""
+        """Whether it is somebody's script."""
+        return self._has_section(b"script")
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is one command over many units."""
+        return self._has_section(b"batch")
+
+    def _has_section(self, name: bytes) -> bool:
+        """The resolved run file is plain block YAML."""
         try:
-            return re.search(rb"^script:$", read_plain(self.spec_file, MOST_SPEC), re.MULTILINE) is not None
+            return re.search(rb"^%s:$" % name, read_plain(self.spec_file, MOST_SPEC), re.MULTILINE) is not None
         except OSError:
             return False
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -34,7 +34,6 @@ from shoal.errors import (
     WRONG_USAGE,
     ShoalError,
     SpecError,
-    TransientError,
     UsageError,
 )
 from shoal.guard.begin import create, say_changed, write_spec, writing
@@ -44,17 +43,16 @@ from shoal.guard.nodes.crew import Nodes
 from shoal.guard.nodes.follower import Follower
 from shoal.guard.nodes.head import Head
 from shoal.guard.supervise import supervise
-from shoal.journal import lock
-from shoal.journal.rundir import RunDir, workspace
+from shoal.journal.rundir import MOST_SPEC, RunDir, workspace
 from shoal.launch import fabric
 from shoal.launch.bundle import Bundle
+from shoal.launch.holding import hold
 from shoal.leaving import leave_at_once
+from shoal.plain_file import is_plain, read_plain
 from shoal.spec import Run
 from shoal.spec.begun import as_begun, differences
 from shoal.streams import steady
 from shoal.train.prolong import prolonged
-
-EARLIER_START_S = 60.0  # longer than schedulers wait between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--min-nodes", type=int, metavar="N", help="it starts and goes on with as few as these")
     args = parser.parse_args(argv)
     try:
-        who = Who.of(os.environ)
         folder = workspace(args.workspace)
+        if _is_batch(Path(args.file)):
+            from shoal.launch.batch_node import run_node
+
+            return run_node(Path(args.file), folder, os.environ)
+        who = Who.of(os.environ)
         if who.nodes > who.together and visible_gpus() and (slow := fabric.problem()):
             print(f"shoal: {slow}.", file=sys.stderr, flush=True)
         if who.node > 0:
@@ -119,6 +121,11 @@ def main(argv: list[str] | None = None) -> int:
     except Exception:
         traceback.print_exc()
         return TRANSIENT
+
+
+def _is_batch(file: Path) -> bool:
+    """Of a run file as Shoal writes it, without parsing all of it. (Where there is none, whoever reads it says so.)"""
+    return is_plain(file) and re.search(rb"^batch:$", read_plain(file, MOST_SPEC), re.MULTILINE) is not None
 
 
 def first(who: Who, file: Path, folder: Path, processes: int, least: int) -> int:
@@ -151,7 +158,7 @@ def _supervised(who: Who, head: Head | None, file: Path, folder: Path, processes
 
     with ExitStack() as held:
         with writing(run_dir):
-            _hold(held, run_dir, who.job)
+            hold(held, run_dir, who.job)
         world = processes * who.nodes // asked.fleet.islands  # of each island
         run, decisions = laid_over(world)
         near = file.parent / Bundle.CODE
@@ -194,7 +201,7 @@ def _script(who: Who, asked: Run, folder: Path) -> int:
     run_dir = RunDir.of(asked.name, folder)
     with ExitStack() as held:
         with writing(run_dir):
-            _hold(held, run_dir, who.job)
+            hold(held, run_dir, who.job)
         begun, decided = run_dir.exists(), decide_script(asked)
         if begun and History.of(run_dir).finished:
             print(f"run {run_dir.name} is finished: the script has ended.")
@@ -204,27 +211,6 @@ def _script(who: Who, asked: Run, folder: Path) -> int:
         said = () if begun else decided.decisions
         code = supervise(run_dir, decided.run, decided.world, decisions=said, held=True, job=who.job)
     return code if code in (DONE, WRONG_USAGE, TRANSIENT, WRONG_ENVIRONMENT, TOLD_TO_STOP) else TRANSIENT
-
-
-def _hold(stack: ExitStack, run_dir: RunDir, job: str | None) -> None:
-    """The run's lock. An earlier start of this very job may still hold it, on a node that the scheduler has given up
-    and whose processes it is yet to end: that is no reason to refuse the run for good."""
-    deadline = time.monotonic() + EARLIER_START_S
-    while True:
-        try:
-            stack.enter_context(lock.hold(run_dir))
-            return
-        except UsageError:
-            by, before = lock.holder(run_dir), History.of(run_dir).open
-            if by is not None and (job is None or before is None or before.get("job") != job):
-                raise
-            if time.monotonic() > deadline:
-                where = f"on {by.host} " if by else ""
-                raise TransientError(
-                    f"an earlier start of job {job} still holds run '{run_dir.name}' {where}after "
-                    f"{EARLIER_START_S:g} s; end its processes there."
-                ) from None
-            time.sleep(0.5)
 
 
 def _for(asked: Run, world: int) -> Run:

@@ -11,7 +11,7 @@ from shoal.launch.backend import OVER, Backend, State, backend_of
 from shoal.launch.job import Job, on
 from shoal.launch.send import state_of
 from shoal.launch.watch import visible
-from shoal.observe import logs
+from shoal.observe import logs, unit_logs
 
 ASK_EVERY_S = {"local": 0.3}  # of a scheduler that costs nothing to ask
 ASK_EVERY_ELSE_S = 5.0
@@ -75,8 +75,12 @@ def lines(
             yield from of.logs(job, True, last)
             return
         time.sleep(logs.POLL_EVERY_S)
-    shown = False
-    for line in logs.follow(run_dir, rank, attempt, 20 if last is None else last, island, asked.over):
+    shown, before = False, 20 if last is None else last
+    if run_dir.is_batch:
+        said = unit_logs.follow(run_dir, None, attempt, before, asked.over)
+    else:
+        said = logs.follow(run_dir, rank, attempt, before, island, asked.over)
+    for line in said:
         shown = True
         yield line
     if not shown or asked.state.phase in ("failed", "gone"):

@@ -23,6 +23,7 @@ from shoal.launch.local_script import ENDED, SCRIPT, folder_of, script
 from shoal.launch.request import Request
 from shoal.observe.logs import Reader
 from shoal.plain_file import open_plain, read_words
+from shoal.processes import began, boot
 
 LOOK_EVERY_S = 0.2
 LAST_WORDS_BYTES = 8 * 1024
@@ -66,10 +67,10 @@ class Local:
             )
         finally:
             os.close(out)
-        where = {"host": socket.gethostname(), "boot": _boot()}
-        began, launch = _began(pid), request.launch
+        where = {"host": socket.gethostname(), "boot": boot()}
+        since, launch = began(pid), request.launch
         return Job(
-            request.name, self.name, f"{pid}-{began}", time.time(), launch.nodes, launch.gpus, request.there,
+            request.name, self.name, f"{pid}-{since}", time.time(), launch.nodes, launch.gpus, request.there,
             request.bundle.sha256, where,
         )  # fmt: skip
 
@@ -153,32 +154,16 @@ def _pid(job: Job) -> int:
 
 def _alive(job: Job) -> bool:
     """A number alone may be another process by now, so its start is asked too, and whether the machine is the same."""
-    if _elsewhere(job) or job.where.get("boot") != _boot():
+    if _elsewhere(job) or job.where.get("boot") != boot():
         return False
-    pid, began = _pid(job), job.id.partition("-")[2]
+    pid, since = _pid(job), job.id.partition("-")[2]
     if not pid:
         return False
     with suppress(ChildProcessError):  # where this process started it: nobody else clears it away
         os.waitpid(pid, os.WNOHANG)
-    return bool(began) and began == _began(pid)
+    return bool(since) and since == began(pid)
 
 
 def _elsewhere(job: Job) -> str | None:
     host = job.where.get("host")
     return None if host == socket.gethostname() else f"runs on {host}"
-
-
-def _began(pid: int) -> str:
-    """In ticks since the machine's start, as the kernel says; empty where there is no such process (any more)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

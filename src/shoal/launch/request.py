@@ -80,7 +80,8 @@ class Request:
 
     @property
     def least_nodes(self) -> int:
-        return self.launch.min_nodes or self.launch.nodes
+        """A batch begins with the first that comes."""
+        return 1 if self.run.batch is not None else self.launch.min_nodes or self.launch.nodes
 
     @property
     def time_limit_s(self) -> float | None:
@@ -126,6 +127,8 @@ def _processes(run: Run) -> tuple[str, int | Literal["auto"]]:
 
 def processes_per_node(run: Run) -> int:
     launch, (name, asked) = run.launch, _processes(run)
+    if run.batch is not None:
+        return run.batch.at_once if run.batch.at_once != "auto" else launch.gpus or 1
     if launch.processes != "auto":
         return launch.processes
     if launch.gpus:
@@ -155,6 +158,8 @@ def check(run: Run) -> None:
     for volume in launch.volumes:
         if (volume.claim is None) == (volume.host is None):
             raise SpecError(f"launch.volumes: the one at {volume.at} needs either `claim` or `host`; give one of them.")
+    if run.batch is not None:
+        return
     (name, asked), each = _processes(run), processes_per_node(run)
     world = each * launch.nodes // islands
     if asked not in ("auto", world) or world * islands != each * launch.nodes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shoal.decide.batch import startable
 from shoal.decide.checks import local_inputs, trainable
 from shoal.decide.length import with_steps
 from shoal.errors import SetupError, ShoalError, SpecError, UsageError
@@ -15,6 +16,7 @@ from shoal.guard.begin import writing
 from shoal.journal import lock
 from shoal.journal.rundir import RunDir
 from shoal.journal.suggested import command
+from shoal.journal.units import read_lines
 from shoal.launch.backend import OVER, Backend, State, backend_of, remembering
 from shoal.launch.bundle import Bundle
 from shoal.launch.job import RUN_FILE, Job, on, remember, remembered
@@ -22,6 +24,7 @@ from shoal.launch.request import Request, check
 from shoal.own.carry import carried
 from shoal.script.file import look_at
 from shoal.spec import Run, dump
+from shoal.spec.batch import Batch
 from shoal.spec.drivers import driver_of
 from shoal.spec.script import Script
 
@@ -30,7 +33,9 @@ def checked(run: Run, begun: bool = False) -> Run:
     """All that can be found wrong here, before anything is sent. The data only where the nodes see the same disk."""
     check(run)
     trainable(run, driver_of(run))
-    if run.script is not None:
+    if run.batch is not None:
+        batch_travels(run, run.batch)
+    elif run.script is not None:
         travels(run, run.script)
     elif same_paths(run):
         local_inputs(run, begun)
@@ -48,6 +53,21 @@ def travels(run: Run, script: Script) -> None:
         )
 
 
+def batch_travels(run: Run, batch: Batch) -> None:
+    """Refuses items and a program that the nodes would not have, and items that are none."""
+    if isinstance(batch.items, str):
+        read_lines(Path(batch.items))
+    if same_paths(run):
+        startable(batch, batch.folder or os.getcwd())
+        return
+    code = run.launch.code
+    if isinstance(batch.items, str) and (code is None or not Path(batch.items).is_relative_to(code)):
+        raise SpecError(
+            f"batch.items {batch.items} is on this machine, and the nodes may not see it; put it into a folder that is "
+            "named in launch.code, which travels."
+        )
+
+
 def same_paths(run: Run) -> bool:
     """Whether a path of this machine means the same on the nodes."""
     launch = run.launch
@@ -58,6 +78,10 @@ def same_paths(run: Run) -> bool:
 def where_known(run: Run, workspace: Path, begun: int = 0) -> Run:
     """The run with its steps, where its epochs can be counted here; elsewhere node 0 counts them. A script with the
     folder that it was started from, where the node has that."""
+    if run.batch is not None:
+        if run.batch.folder is not None or not same_paths(run):
+            return run
+        return run.model_copy(update={"batch": run.batch.model_copy(update={"folder": os.getcwd()})})
     if run.script is not None:
         known = run.script.folder is not None or not same_paths(run)
         return (

@@ -21,6 +21,8 @@ CAUSES = {
     "killed": "somebody or something outside Shoal ended the process",
     "exception": "read the traceback in the rank's log",
     "unknown": "the worker left without a word; read the rank's log",
+    "timeout": "give a unit more time (batch.timeout), or less to do",
+    "no-output": "look at why the unit ends with 0 and leaves no such file, or correct batch.outputs",
     "supervisor-lost": "nothing to do: the run goes on from its newest checkpoint",
 }
 
@@ -34,6 +36,40 @@ OF_SCRIPTS = {
     "device-memory": "use smaller batches or shorter sequences in the script",
     "disk-full": "free space, or let the script keep fewer checkpoints",
     "unknown": "the script left without a word; read the rank's log",
+}
+
+
+# Where the run is a batch.
+OF_BATCHES = {
+    "user-error": "correct the command, then `shoal resume NAME batch.command=[…]`",
+    "data": "look at the data that the unit reads, then `shoal resume`",
+    "host-memory": "run fewer at once (batch.at_once), or use a machine with more memory",
+    "device-memory": "run fewer at once (batch.at_once), or use smaller batches in the command",
+    "disk-full": "free space, then `shoal resume`",
+    "crash": "native code failed: read the unit's log",
+    "exception": "read the traceback in the unit's log",
+    "unknown": "the unit left without a word; read its log",
+    "network": "look at what the unit talks to, then `shoal resume`",
+    "supervisor-lost": "look whether this unit ends the whole machine or its runner (memory), and run it alone",
+}
+
+# What became of a unit of a batch, after its number.
+OF_UNITS = {
+    "user-error": "was called wrongly",
+    "environment": "misses something on its machine",
+    "data": "was given bad data",
+    "host-memory": "ran out of memory",
+    "device-memory": "ran out of the GPU's memory",
+    "disk-full": "found the disk full",
+    "network": "lost its connection",
+    "hardware": "met broken hardware",
+    "crash": "crashed",
+    "killed": "was killed",
+    "exception": "raised an exception",
+    "timeout": "took longer than batch.timeout",
+    "no-output": "made no output",
+    "supervisor-lost": "was lost with its runner again and again",
+    "unknown": "failed without a word",
 }
 
 

@@ -49,6 +49,8 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     now = time.time() if now is None else now
     first = head(run_dir.journal_file) or {"t": _begun(run_dir)}
     records = tail(run_dir.journal_file, TAIL_BYTES[0])
+    if run_dir.is_batch:
+        return _of_batch(run_dir, first, records, now, alive)
     if not any(r.get("kind") == "step" for r in records):
         records = tail(run_dir.journal_file, TAIL_BYTES[1])
     said = [r for r in records if r.get("kind") not in REMARKS]
@@ -59,6 +61,20 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     step, loss = _stands(records)
     name, why = _state(run_dir, said, last, step, total, now, alive)
     return Status(run_dir.name, name, step, total, loss, speed, float(first.get("t", 0.0)), updated, why)
+
+
+def _of_batch(run_dir: RunDir, first: Record, records: list[Record], now: float, alive: bool) -> Status:
+    """Units in the place of steps."""
+    from shoal.observe.batch import doing  # most runs are none
+
+    said = [r for r in records if r.get("kind") not in REMARKS]
+    last = said[-1] if said else first
+    known = doing(records, now)
+    done, total, sentence = known or (0, None, "starting")
+    name, why = _state(run_dir, said, last, done, total, now, alive, "unit")
+    why = sentence if name == "running" else why
+    times = float(first.get("t", 0.0)), float(last.get("t", 0.0))
+    return Status(run_dir.name, name, done, total, None, None, *times, why)
 
 
 def _begun(run_dir: RunDir) -> float:
@@ -95,7 +111,14 @@ def statuses(folder: Path, without: Container[str] = ()) -> list[Status]:
 
 
 def _state(
-    run_dir: RunDir, said: list[Record], last: Record, step: int, total: int | None, now: float, alive: bool
+    run_dir: RunDir,
+    said: list[Record],
+    last: Record,
+    step: int,
+    total: int | None,
+    now: float,
+    alive: bool,
+    counted: str = "step",
 ) -> tuple[str, str]:
     if last.get("kind") == "close":
         name = NAMES.get(str(last.get("status")), str(last.get("status")))
@@ -109,7 +132,8 @@ def _state(
     ago = readable.duration(max(0.0, silent_s))
     who = _holder(run_dir)
     more = going_on(run_dir, None)
-    return "dead", f"{who} went away without a word {ago} ago, at step {step}; {more}"
+    at = f"at step {step}" if counted == "step" else f"with {step:,} {counted}s done"
+    return "dead", f"{who} went away without a word {ago} ago, {at}; {more}"
 
 
 def _doing(said: list[Record], step: int, total: int | None, silent_s: float) -> str:

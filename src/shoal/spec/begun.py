@@ -47,6 +47,15 @@ SAFE = (
     "mesh.",
     "resources.",
     "script.",  # what breaks its history, only its author knows
+    # What units there are is the history of a batch; how the ones to come are run is not.
+    "batch.command",
+    "batch.at_once",
+    "batch.retries",
+    "batch.timeout",
+    "batch.env.",
+    "batch.env",
+    "batch.folder",
+    "batch.outputs",
     # Where a model cut over peers is cut, and how things travel. (`rank` is another model.)
     "swarm.stages.count",
     "swarm.stages.activations",

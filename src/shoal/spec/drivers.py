@@ -1,7 +1,7 @@
 """Which names of the run file each driver obeys. A name has its effect or is refused with a reason; none is ignored.
 
 A driver is what takes the steps: the plain loop, islands, a peer of a swarm, a peer of a swarm whose model is cut, a
-stage whose peers a file names, somebody's script.
+stage whose peers a file names, somebody's script, a batch of units.
 The table says what each does not do, and what to do instead; everything else it must read (`tests/spec/test_drivers.py`
 looks for the place in its modules). Two sections are of other verbs and are no driver's business: `plan` is read by
 `shoal plan`, `launch` by `shoal launch`; `swarm` belongs to `shoal swarm` in the same way, so that a run file can be
@@ -18,7 +18,7 @@ from shoal.spec.layers import leaves
 from shoal.spec.names import Path, dotted, lookup, names
 from shoal.spec.run import Run
 
-Driver = Literal["loop", "islands", "swarm", "cut", "stages", "script"]
+Driver = Literal["loop", "islands", "swarm", "cut", "stages", "script", "batch"]
 CALLED: dict[Driver, str] = {
     "loop": "`shoal train` without islands",
     "islands": "training on islands",
@@ -26,6 +26,7 @@ CALLED: dict[Driver, str] = {
     "cut": "a swarm whose model is cut over peers",
     "stages": "a model cut over peers",
     "script": "a run that is a script",
+    "batch": "a batch",
 }
 # Sections and names that another verb reads, and that verb.
 _ALONE = {"plan": "shoal plan", "launch": "shoal launch"}
@@ -36,7 +37,9 @@ OTHERS: dict[Driver, dict[str, str]] = {
     "cut": _ALONE,
     "stages": _ALONE,
     "script": {"launch": "shoal launch"},
+    "batch": {"launch": "shoal launch"},
 }
+FOREIGN: tuple[Driver, ...] = ("script", "batch")  # which take no steps of Shoal's
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ _ROUNDS = "stages exchange every step, not in rounds; leave it out"
 _CODE = No("a charter brings no code to other people's machines; leave it out, or train with `shoal train`")
 _ANY = No("peers train the families that Shoal has; take model.weights, or train it with `shoal train`")
 _SCRIPT = No("a script takes its own steps, and this trains with Shoal's; leave it out, or use `shoal run`")
+_UNITS = No("it is about a batch, and this trains; leave it out, or use `shoal batch`")
+_COMMAND = No("a batch runs your command and trains nothing itself; leave it out, and give it in batch.command")
 _ITS_OWN = No("the script decides that itself; leave it out, and give it as one of script.args")
 _ONE_NODE = No(
     "a script runs on one node; set it to 1, and its processes by launch.gpus or script.processes", (1, None)
@@ -68,12 +73,14 @@ _LENGTH = No("all peers have agreed on the length of the run, and none changes i
 REFUSED: dict[Driver, Table] = {
     "loop": {
         "script": _SCRIPT,
+        "batch": _UNITS,
         "fleet.shards": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
         "fleet.deterministic": No("one island alone is deterministic anyway; leave it out"),
         "guard.on_straggler": No("it is about islands, and fleet.islands is 1; leave it out, or set fleet.islands"),
     },
     "islands": {
         "script": _SCRIPT,
+        "batch": _UNITS,
         "checkpoint.memory": No(
             "islands hold each other's state instead; leave it out, or set fleet.islands to 1", ("off",)
         ),
@@ -84,6 +91,7 @@ REFUSED: dict[Driver, Table] = {
         "model.hf": _ANY,
         "model.hf_config": _ANY,
         "script": _CODE,
+        "batch": _UNITS,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -111,6 +119,7 @@ REFUSED: dict[Driver, Table] = {
         "model.hf": _ANY,
         "model.hf_config": _ANY,
         "script": _CODE,
+        "batch": _UNITS,
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
@@ -152,6 +161,7 @@ REFUSED: dict[Driver, Table] = {
         "swarm.keep": OBEYED,
     },
     "script": {
+        "batch": No("a run is a script or a batch; leave one of them out"),
         **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh"), _ITS_OWN),
         "own": No("Shoal's loop calls own code, and a script takes its own steps; leave it out"),
         "resources": No("the script chooses its devices; leave it out, or set CUDA_VISIBLE_DEVICES in script.env"),
@@ -170,6 +180,26 @@ REFUSED: dict[Driver, Table] = {
         "launch.min_nodes": _ONE_NODE,
         "swarm": No("a script is no peer of a swarm; leave it out"),
     },
+    "batch": {
+        **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh"), _COMMAND),
+        "script": No("a run is a script or a batch; leave one of them out"),
+        "own": No("Shoal's loop calls own code, and a batch runs commands; leave it out"),
+        "resources": No("it is batch.at_once of a batch; set that, or CUDA_VISIBLE_DEVICES in batch.env"),
+        "resources.threads": OBEYED,
+        "fleet": No("islands take Shoal's own steps; leave it out"),
+        "checkpoint": No("a unit that is done stays done, and there is nothing else to save; leave it out"),
+        "guard": No("units are watched by batch.timeout and batch.retries; leave it out"),
+        "guard.restarts": No("it is batch.retries of a batch; set that"),
+        "guard.hang": No("a unit may be silent; set batch.timeout"),
+        "guard.backoff_s": OBEYED,
+        "guard.grace_s": OBEYED,
+        "track": No("a batch has no losses to track; leave it out", (False,)),
+        "plan": No("nobody can predict a batch; leave it out"),
+        "launch.min_nodes": No("a batch goes on with whatever nodes there are; leave it out", (1, None)),
+        "launch.processes": No("it is batch.at_once of a batch; set that", ("auto",)),
+        "launch.kubernetes.metrics": No("a batch has no losses to show; leave it out", (False,)),
+        "swarm": No("a batch is no peer of a swarm; leave it out"),
+    },
 }
 REFUSED["cut"] = REFUSED["stages"] | {
     "mesh": No("a stage is one process; leave it out", (1,)),
@@ -184,6 +214,8 @@ def driver_of(run: Run) -> Driver:
     """Who trains it where no other verb was asked for."""
     if run.script is not None:
         return "script"
+    if run.batch is not None:
+        return "batch"
     return "islands" if run.fleet.islands > 1 else "loop"
 
 
@@ -217,11 +249,11 @@ def obeyed(driver: Driver) -> tuple[str, ...]:
 
 
 def sections(run: Run) -> dict[str, Any]:
-    """The values of a run by section; of a script only those that it or its launcher obeys something of."""
-    values = run.model_dump(mode="json")
-    if run.script is None:
+    """The values of a run by section; of a script or a batch those that it or its launcher obeys something of."""
+    values, driver = run.model_dump(mode="json"), driver_of(run)
+    if driver not in FOREIGN:
         return values
-    known = {name.partition(".")[0] for name in (*obeyed("script"), *OTHERS["script"])}
+    known = {name.partition(".")[0] for name in (*obeyed(driver), *OTHERS[driver])}
     return {section: value for section, value in values.items() if section in known}
 
 
@@ -250,13 +282,19 @@ def _same(a: Any, b: Any) -> bool:
 
 def _usual(path: Path, driver: Driver) -> Any:
     """What a value is where nobody has set it; of an item in a list, what its type says."""
-    known, name = _defaults(driver == "script"), lookup(path)
+    known, name = _defaults(driver), lookup(path)
     return known[path] if path in known or name is None else name.field.get_default(call_default_factory=True)
 
 
+def _defaults(driver: Driver) -> dict[Path, Any]:
+    return _leaves_of(driver if driver in FOREIGN else None)
+
+
 @cache
-def _defaults(script: bool) -> dict[Path, Any]:
-    rest = {"script": {"path": "."}} if script else {"data": {"train": "."}, "train": {"steps": 1}}
+def _leaves_of(foreign: Driver | None) -> dict[Path, Any]:
+    rest: dict[str, Any] = {"data": {"train": "."}, "train": {"steps": 1}}
+    if foreign is not None:
+        rest = {"script": {"path": "."}} if foreign == "script" else {"batch": {"command": ["x"], "units": 1}}
     least = Run.model_validate({"name": "usual", **rest})
     return dict(leaves(least.model_dump(mode="json")))
 

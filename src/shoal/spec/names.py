@@ -91,7 +91,9 @@ def hint(path: Path) -> str:
         return said
     near = closest(wrong, within(tuple(parent)))
     elsewhere = [n.dotted for n in names() if n.path[-1] == spelt and "*" not in n.path]
-    usual = [name for name in elsewhere if not name.startswith(("own.", "script."))]  # the others are rarely meant
+    usual = [
+        name for name in elsewhere if not name.startswith(("own.", "script.", "batch."))
+    ]  # the others are rarely meant
     if near and not usual and not parent:
         return f"did you mean {near}?"
     elsewhere = usual or elsewhere

@@ -108,7 +108,7 @@ def _with_folder(run: Run, file: File) -> Run:
 
 def _without_data(values: dict[str, Any]) -> list[Path]:
     """`data.train`, where it is missing; the rules, which say so of a file with right values, were not asked."""
-    if values.get("script") is not None:
+    if values.get("script") is not None or values.get("batch") is not None:
         return []
     data, own = values.get("data"), values.get("own")
     own_data = own.get("data") if isinstance(own, dict) else None

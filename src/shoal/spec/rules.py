@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from shoal.spec.accelerate import Accelerate, Dynamo
+from shoal.spec.batch import GIVEN as OF_UNITS
+from shoal.spec.batch import MOST_ITEM, MOST_LISTED, PLACE
 from shoal.spec.drivers import driver_of, refusals
 from shoal.spec.foreign_rules import foreign_rules
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
@@ -21,7 +23,7 @@ from shoal.spec.script import CHECKPOINT, GIVEN, Script
 
 def broken(run: Run) -> list[Broken]:
     """Every rule that `run` breaks: the dotted names it is about, and a sentence without its full stop."""
-    rules = _RULES if run.script is None else _RULES_OF_SCRIPTS
+    rules = _RULES_OF_BATCHES if run.batch is not None else _RULES if run.script is None else _RULES_OF_SCRIPTS
     return [found for rule in rules for found in rule(run)]
 
 
@@ -208,6 +210,44 @@ def _script(run: Run) -> Iterator[Broken]:
         )
 
 
+def _batch(run: Run) -> Iterator[Broken]:
+    assert run.batch is not None
+    batch = run.batch
+    for name, sentence in refusals(run, "batch"):
+        yield (name, "batch"), sentence
+    for name in sorted(batch.env.keys() & OF_UNITS):
+        yield (f"batch.env.{name}",), f"batch.env.{name} is what Shoal tells each unit; leave it out"
+    if batch.units is None and batch.items is None:
+        yield ("batch",), "batch says neither how many units there are nor which; set batch.units or batch.items"
+    elif batch.units is not None and batch.items is not None:
+        yield ("batch.units",), "batch.units and batch.items both say how many units there are; leave batch.units out"
+    if isinstance(batch.items, tuple):
+        if not batch.items:
+            yield ("batch.items",), "batch.items is empty, so there is nothing to do; name at least one item"
+        if len(batch.items) > MOST_LISTED:
+            many = f"{len(batch.items):,} items stand in the run file, where at most {MOST_LISTED:,} are sensible"
+            yield ("batch.items",), f"{many}; put them into a file, one a line, and name that in batch.items"
+        for item in batch.items:
+            if "\n" in item or len(item) > MOST_ITEM:
+                yield (
+                    ("batch.items",),
+                    f"batch.items: an item is one line of at most {MOST_ITEM:,} characters; put more into a file and "
+                    "name that",
+                )
+                break
+    used = {found[1] for word in (*batch.command, batch.outputs or "") for found in PLACE.finditer(word)}
+    if "item" in used and batch.items is None:
+        yield (
+            ("batch.command", "batch"),
+            "{item} stands in the batch, and there is no batch.items; set it, or use {index}",
+        )
+    if batch.outputs is not None and not used & {"index", "item"} & {f[1] for f in PLACE.finditer(batch.outputs)}:
+        yield (
+            ("batch.outputs",),
+            "batch.outputs is the same file for every unit, so it proves none of them; put {index} or {item} into it",
+        )
+
+
 def _tracking(run: Run) -> Iterator[Broken]:
     address = run.track.mlflow
     if not isinstance(address, str):
@@ -250,3 +290,4 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     foreign_rules,
 )
 _RULES_OF_SCRIPTS: tuple[Callable[[Run], Iterator[Broken]], ...] = (_script, _tracking)
+_RULES_OF_BATCHES: tuple[Callable[[Run], Iterator[Broken]], ...] = (_batch,)

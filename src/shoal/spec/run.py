@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonVal
 
 from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
+from shoal.spec.batch import Batch
 from shoal.spec.duration import Duration
 from shoal.spec.launch import Launch
 from shoal.spec.length import WAYS, Tokens
@@ -335,12 +336,13 @@ _DATA: list[JsonValue] = [
     {"required": ["own"], "properties": {"own": {"required": ["data"]}}},
 ]
 _SCRIPT: JsonValue = {"required": ["script"], "properties": {"script": {"type": "object"}}}
+_BATCH: JsonValue = {"required": ["batch"], "properties": {"batch": {"type": "object"}}}
 
 
 def _as_rules_have_it(schema: dict[str, Any]) -> None:
-    """An editor marks a run without data, as `rules` refuses it; a script brings its own."""
+    """An editor marks a run without data, as `rules` refuses it; a script or a batch brings its own."""
     schema["required"] = ["name"]
-    schema["allOf"] = [{"anyOf": [_SCRIPT, {"required": ["data", "train"], "anyOf": _DATA}]}]
+    schema["allOf"] = [{"anyOf": [_SCRIPT, _BATCH, {"required": ["data", "train"], "anyOf": _DATA}]}]
 
 
 class Run(Strict):
@@ -365,14 +367,22 @@ class Run(Strict):
     swarm: Swarm = Field(default_factory=Swarm, description="Peers across the internet.")
     own: Own = Field(default_factory=Own, description="Your own code.")
     script: Script | None = Field(None, description="A script of yours in the place of all training.")
+    batch: Batch | None = Field(None, description="One command over many units, in the place of all training.")
 
     @model_validator(mode="before")
     @classmethod
     def _a_script_needs_no_data(cls, values: Any) -> Any:
-        """Nor a loop: what such a run has of both is empty."""
-        if isinstance(values, dict) and values.get("script") is not None:
+        """Nor does a batch, nor either a loop: what such a run has of both is empty."""
+        if isinstance(values, dict) and (values.get("script") is not None or values.get("batch") is not None):
             return {"data": {}, "train": {}, **values}
         return values
+
+    @property
+    def foreign_work(self) -> str | None:
+        """What is in the place of Shoal's own training, in words; None where nothing is."""
+        if self.batch is not None:
+            return f"a batch ({' '.join(self.batch.command)[:80]})"
+        return None if self.script is None else f"a script ({self.script.path})"
 
     @property
     def steps(self) -> int:

@@ -16,7 +16,7 @@ from shoal.journal.rundir import workspace
 def place(args: argparse.Namespace, text: str) -> Place:
     """Where the checkpoints are that a person means; there must be some."""
     found = place_of(text, workspace(args.workspace))
-    if found.run_dir is not None and found.run_dir.is_script and not found.listed():  # it may use shoal.attach
+    if found.run_dir is not None and not found.listed():  # a script may use shoal.attach
         no_script(found.run_dir)
     for words in found.notes:
         note(words)

@@ -65,8 +65,8 @@ def _view(args: argparse.Namespace) -> View:
 
     asked = Asked(args.step or 0, args.rank or 0, args.ranks, args.micro_batch or 0, args.window, args.windows)
     run = load(args.what, args.values).run
-    if run.script is not None:
-        raise UsageError(f"{args.what} is of a script ({run.script.path}): what data it reads, only the script knows.")
+    if run.foreign_work is not None:
+        raise UsageError(f"{args.what} is of {run.foreign_work}: what data it reads, only that knows.")
     return look_at_run(run, workspace(), asked)
 
 

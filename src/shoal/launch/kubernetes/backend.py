@@ -156,6 +156,8 @@ def _if_allowed(cluster: Cluster, namespace: str, kind: str, fields: str = "") -
 def _asked_for_jobset(request: Request) -> bool | None:
     """None: the cluster decides."""
     own = request.launch.kubernetes
+    if request.run.batch is not None:
+        return False  # its pods need not be there together
     if own.jobset != "auto":
         return own.jobset
     if own.kueue and request.least_nodes < request.launch.nodes:

@@ -35,7 +35,18 @@ def check(request: Request) -> None:
             f"launch.time_limit {launch.time_limit} leaves no time to train: {request.warning_s:g} s of it are for "
             "saving (guard.grace_s and 30 s more); make it longer."
         )
-    if not in_a_volume(request, request.there) and request.run.remote_checkpoints is None:
+    if request.run.batch is not None:
+        if own.jobset is True:
+            raise SpecError(
+                "launch.kubernetes.jobset is for pods that must be there together, and those of a batch need not; "
+                "leave it out."
+            )
+        if not in_a_volume(request, request.there):
+            raise SpecError(
+                f"the workspace {request.there} is in none of launch.volumes, and the pods of a batch agree there on "
+                "who does what; set launch.workspace to a folder of a volume that all pods share."
+            )
+    elif not in_a_volume(request, request.there) and request.run.remote_checkpoints is None:
         raise SpecError(
             f"the workspace {request.there} is in none of launch.volumes, so that checkpoints would go with their pod; "
             "set launch.workspace to a folder of a volume that all pods share, or keep copies (checkpoint.remote)."

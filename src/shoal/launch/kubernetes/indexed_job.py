@@ -38,19 +38,20 @@ def indexed_job(request: Request) -> Manifest:
 
 def job_spec(request: Request) -> Manifest:
     """All but the pod."""
-    nodes = request.launch.nodes
+    nodes, batch = request.launch.nodes, request.run.batch is not None
     spec: Manifest = {
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
         # Of each index: when all agents leave with 75 that is one restart of the run, not as many as it has nodes.
         "backoffLimitPerIndex": request.launch.requeues,
-        "maxFailedIndexes": 0,  # a node that has spent its share ends the job; the others would wait for it
+        # A node that has spent its share ends the job, since the others would wait for it; those of a batch do not.
+        **({} if batch else {"maxFailedIndexes": 0}),
         "podReplacementPolicy": "Failed",  # a node's old agent has saved and left before the new one starts
         "podFailurePolicy": {
             "rules": [
                 {
-                    "action": "FailJob",
+                    "action": "FailIndex" if batch else "FailJob",
                     "onExitCodes": {
                         "containerName": names.CONTAINER,
                         "operator": "In",

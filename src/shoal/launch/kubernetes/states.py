@@ -76,7 +76,9 @@ def _state(
         return State("done", "done", nodes, restarts, facts.started, ended, exit_code=0)
     cause, code = facts.what_ended_it()
     failed = condition(found, "Failed") or condition(runs, "FailureTarget")
-    if failed is None and code in (WRONG_USAGE, WRONG_ENVIRONMENT):  # it will be, as soon as the controller has looked
+    if (
+        failed is None and code in (WRONG_USAGE, WRONG_ENVIRONMENT) and "maxFailedIndexes" in runs["spec"]
+    ):  # it will be, as soon as the controller has looked
         failed = {"reason": "PodFailurePolicy"}
     if failed:
         said = why.job_failed(condition(runs, "Failed") or failed, cause)

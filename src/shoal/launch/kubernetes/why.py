@@ -149,6 +149,8 @@ def job_failed(failed: Manifest, ended: str | None) -> str:
     if reason == "PodFailurePolicy" and ended is None:
         code = re.search(r"exit code (\d+)", failed.get("message", ""))
         ended = f"exit code {code[1]}, {EXIT_CODES.get(int(code[1]), 'no code of Shoal')}" if code else None
+    if reason == "FailedIndexes" and ended:  # of a batch, whose pods fail one by one
+        return ended
     if reason in ("MaxFailedIndexesExceeded", "BackoffLimitExceeded", "FailedIndexes"):
         return f"started again as often as launch.requeues allows{', the last time: ' + ended if ended else ''}"
     if reason == "DeadlineExceeded":

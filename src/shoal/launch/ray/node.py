@@ -157,6 +157,14 @@ def _free_port() -> int:
     raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS} is free")
 
 
+def _reached(record: dict[str, Any]) -> Any:
+    """A step; of a batch the units that are over."""
+    if record.get("kind") != "units":
+        return record.get("step") if record.get("kind") == "step" else None
+    done, failed = record.get("done"), record.get("failed")
+    return done + failed if type(done) is int and type(failed) is int else None
+
+
 def _last_step(journal: Path) -> int:
     try:
         with open(journal, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
@@ -167,7 +175,7 @@ def _last_step(journal: Path) -> int:
     for line in reversed(lines):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            step = record.get("step") if isinstance(record, dict) and record.get("kind") == "step" else None
+            step = _reached(record) if isinstance(record, dict) else None
             if type(step) is int and 0 <= step < 1 << 62:
                 return step
     return 0

@@ -17,7 +17,7 @@ from shoal.launch.slurm.commands import Refused, ask
 from shoal.launch.slurm.cores import with_cores
 from shoal.launch.slurm.notes import FOLDER
 from shoal.launch.slurm.refusals import refusal
-from shoal.launch.slurm.script import array_script, script
+from shoal.launch.slurm.script import array_script, batch_script, script
 from shoal.observe.logs import Reader
 
 LOOK_EVERY_S = 0.5
@@ -30,11 +30,11 @@ class Slurm:
     name = "slurm"
 
     def render(self, request: Request) -> list[Rendered]:
-        return [Rendered("job.sbatch", script(*with_cores([request])))]
+        return [Rendered("job.sbatch", _text(*with_cores([request])))]
 
     def submit(self, request: Request) -> Job:
         (request,) = with_cores([request])
-        text, secrets = script(request), request.secret_env()
+        text, secrets = _text(request), request.secret_env()
         _place([request])
         return _job(request, _sbatch(text, secrets, request))
 
@@ -63,7 +63,7 @@ class Slurm:
         return jobs
 
     def states(self, jobs: Sequence[Job]) -> Mapping[str, State]:
-        return states.states(jobs) if jobs else {}
+        return states.of_all(jobs) if jobs else {}
 
     def logs(self, job: Job, follow: bool, lines: int | None) -> Iterator[str]:
         """Of all starts: the file is appended to."""
@@ -86,6 +86,12 @@ class Slurm:
 
     def stop(self, job: Job, now: bool) -> None:
         """Slurm's own flag keeps the job from being requeued, by us or by Slurm; then it is told, or ended."""
+        if tasks := states.tasks_of(job):  # of a batch: each is a job
+            said = states.states(tasks)
+            for task in tasks:
+                if said[task.id].phase not in OVER:
+                    self.stop(task, now)
+            return
         waits = self.states([job])[job.id].phase == "waiting"
         try:
             if now or waits:
@@ -106,11 +112,16 @@ class Slurm:
                 f"{folder}, where job {job.id} writes its log, cannot be seen from here; go to a login node."
             )
         asked = time.monotonic()
-        while not (found := sorted(folder.glob(f"*-{job.id}.log"))):
+        id_ = next((task.id for task in states.tasks_of(job)), job.id)  # of a batch: the first task's
+        while not (found := sorted(folder.glob(f"*-{id_}.log"))):
             if not follow or (time.monotonic() - asked > ASK_EVERY_S and self.states([job])[job.id].phase in OVER):
                 return None
             time.sleep(LOOK_EVERY_S)
         return found[0]
+
+
+def _text(request: Request) -> str:
+    return script(request) if request.run.batch is None else batch_script(request)
 
 
 def _sbatch(text: str, secrets: Mapping[str, str], request: Request, more: Sequence[str] = ()) -> str:
@@ -152,7 +163,8 @@ def _place(requests: Sequence[Request]) -> None:
 
 def _job(request: Request, id_: str) -> Job:
     launch, bundle = request.launch, request.bundle.sha256
-    return Job(request.name, Slurm.name, id_, time.time(), launch.nodes, launch.gpus, request.there, bundle)
+    where = {"tasks": str(launch.nodes)} if request.run.batch is not None else {}
+    return Job(request.name, Slurm.name, id_, time.time(), launch.nodes, launch.gpus, request.there, bundle, where)
 
 
 def _most_tasks() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,23 @@ def array_script(requests: Sequence[Request], at_once: int) -> str:
     ]
     job = "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     return _whole(first, options, ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac", job])
+
+
+def batch_script(request: Request) -> str:
+    """Of a batch: one task a node, each a job of its own, which begins as soon as there is one free node and is started
+    again by itself. Tasks agree in the workspace on who does what."""
+    nodes = request.launch.nodes
+    launch = request.launch.model_copy(update={"nodes": 1})
+    one = replace(request, run=request.run.model_copy(update={"launch": launch}))
+    options = [f"--array=0-{nodes - 1}%{nodes}", _output(request, f"{request.name}-%A_%a")]
+    about = [
+        f"run={shlex.quote(request.name)}",
+        f"bundle={_quoted(request.bundle.place_in(Path(request.there)))}",
+        "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+        "export SHOAL_BATCH_NODE=$SLURM_ARRAY_TASK_ID SHOAL_BATCH_JOB=slurm-$SLURM_ARRAY_JOB_ID",
+        f"export SHOAL_BATCH_NODES={nodes}",
+    ]
+    return _whole(one, options, about)
 
 
 def _whole(request: Request, options: Sequence[str], about: Sequence[str]) -> str:

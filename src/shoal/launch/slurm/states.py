@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -41,6 +41,38 @@ class Said:
     code: int | None = None
     signal: int | None = None
     by: str | None = None  # who cancelled it
+
+
+def of_all(jobs: Sequence[Job]) -> Mapping[str, State]:
+    """Also of those that are an array: a batch."""
+    tasks = {job.id: tasks_of(job) for job in jobs}
+    said = states([one for job in jobs for one in tasks[job.id] or [job]])
+    return {
+        job.id: together([said[one.id] for one in tasks[job.id]]) if tasks[job.id] else said[job.id] for job in jobs
+    }
+
+
+def tasks_of(job: Job) -> list[Job]:
+    """The tasks of a batch as jobs; none of any other."""
+    count = job.where.get("tasks", "")
+    if not count.isdecimal() or len(count) > 6 or "_" in job.id:
+        return []
+    return [replace(job, id=f"{job.id}_{task}", nodes=1) for task in range(int(count))]
+
+
+def together(tasks: Sequence[State]) -> State:
+    """Of a batch: it runs while any of its tasks does; how it ended, the first task says."""
+    running = [task for task in tasks if task.phase in ("running", "starting")]
+    waiting = [task for task in tasks if task.phase == "waiting"]
+    first, restarts = tasks[0], max(task.restarts for task in tasks)
+    nodes = tuple(dict.fromkeys(node for task in running for node in task.nodes))
+    if running:
+        rest = f"; {len(waiting)} wait: {waiting[0].why}" if waiting else ""
+        started = min((task.started for task in running if task.started is not None), default=None)
+        return State(running[0].phase, f"{len(running)} of {len(tasks)} tasks run{rest}", nodes, restarts, started)
+    if waiting and first.phase not in ("done", "failed"):
+        return replace(waiting[0], restarts=restarts)
+    return replace(first, restarts=restarts)
 
 
 def states(jobs: Sequence[Job]) -> Mapping[str, State]:

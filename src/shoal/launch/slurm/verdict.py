@@ -102,7 +102,7 @@ def judge(start: Start, view: View, before: Notes, step: int, rules: Rules) -> V
             return end(f"every node that it was given failed the check before the start ({listed})", WRONG_ENVIRONMENT)
         code = TRANSIENT
     if code == DONE:
-        return end("all steps are done")
+        return end("it is done")
     if not view.requeue:
         return end("it was told to stop" if code == TOLD_TO_STOP else f"it ended with code {code} and was told to stop")
     if view.taken:  # whatever that was, Slurm says it better; if it is a requeue the job is not over
@@ -169,8 +169,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _furthest(workspace: Path, run: str, otherwise: int) -> int:
-    path = RunDir.of(run, workspace).journal_file
+    run_dir = RunDir.of(run, workspace)
+    path = run_dir.journal_file
     try:
+        if run_dir.is_batch:  # the units that are over
+            from shoal.observe.batch import tally_of
+
+            tally = tally_of(run_dir)
+            return otherwise if tally is None else tally.done + tally.failed
         steps = told(path).column("step")
         return int(steps.max()) if steps.size else otherwise
     except (OSError, ValueError, KeyError):  # none yet, or it cannot be read now
