@@ -106,7 +106,7 @@ def test_what_its_class_does_is_found_by_trying(kind: str, folder: Path) -> None
     saw = seen(model, 16)
     assert saw.before == (kind not in APART)
     assert not saw.after
-    way = model._way
+    way = model.way
     assert isinstance(way, Hf)
     assert way._plain_head == (kind not in CAPPED)
     # Its own loss of the same rows, by its own logits.
