@@ -127,6 +127,11 @@ def _cut_by_its_plan(model: OwnModel, run: Run, place: Place) -> tuple[Chosen, .
     mesh, called = place.dense["tp"], str(run.foreign)
     was = class_tried.whole(model, run.data.seq_len)
     cut = class_tensor.split(model, mesh, called)
+    if cut.packed and run.train.optimizer.moments == "bf16":
+        raise SpecError(
+            f"train.optimizer.moments bf16 is rounded by the place of a number, and mesh.tp cuts {cut.packed} of "
+            f"{called} in two stretches: take fp32, or dp_shard."
+        )
     model.to(place.device)  # buffers; of the parameters the parts are there
     class_tried.refuse_other(model, was, mesh, called)
     return (("mesh.tp", size, f"the plan of {called} cuts {cut}"),)

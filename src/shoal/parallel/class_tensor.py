@@ -48,10 +48,11 @@ class Cut:
     of_parameters: int
     share: float  # of the bytes
     left: tuple[str, ...] = ()  # what the plan would cut, and whose width does not divide
+    packed: str | None = None  # a parameter whose part here is two stretches
 
     def __str__(self) -> str:
         left = f" ({', '.join(self.left)} stays whole, as its width does not divide)" if self.left else ""
-        return f"{self.parameters} of {self.of_parameters} parameters, {self.share:.0%} of the weights' bytes{left}"
+        return f"{self.parameters} of {self.of_parameters} parameters, {int(100 * self.share)}% of the weights' bytes{left}"
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _counted(held: list[_Held], left: tuple[str, ...]) -> Cut:
         numbers[p] = p.numel() * p.element_size(), cut
     total = sum(size for size, _ in numbers.values())
     mine = [size for size, cut in numbers.values() if cut]
-    return Cut(len(mine), len(numbers), sum(mine) / max(total, 1), left)
+    packed = next((at.name for at in held if at.style.packed), None)
+    return Cut(len(mine), len(numbers), sum(mine) / max(total, 1), left, packed)
 
 
 def _compute_with_parts(module: nn.Module, held: list[_Held]) -> None:
