@@ -115,9 +115,7 @@ def trained(run: Run, place: Place, model: Laid, folder: Path) -> Measured:
         losses.append(float(model.total(loss)) / targets)
         norms.append(float(norm))
     named = dict(model.named_parameters())
-    return Measured(
-        losses, norms, gradients, len(named), cut(model, "shard"), cut(model, "tp"), model.chosen
-    )  # fmt: skip
+    return Measured(losses, norms, gradients, len(named), cut(model, "shard"), cut(model, "tp"), model.chosen)
 
 
 def cut(model: Laid, axis: str) -> Cut:
@@ -134,7 +132,8 @@ def _is_cut(p: object, axis: str) -> bool:
     over = names.index(axis) if axis in names else None
     if over is None or p.device_mesh.size(over) == 1 or p.placements[over].is_replicate():
         return False
-    return p.to_local().numel() < p.numel()
+    alone = p.shape[p.placements[over].dim] == 1  # of one row, which one process has and no other
+    return alone or p.to_local().numel() < p.numel()
 
 
 def apart(one: Measured, other: Measured) -> Apart:
