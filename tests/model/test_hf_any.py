@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from shoal.cli.main import main
-from shoal.data.shards import TokenShards
-from shoal.data.windows import Windows
 from shoal.decide.auto import decide
 from shoal.errors import WRONG_ENVIRONMENT, WRONG_USAGE, SpecError
 from shoal.model.foreign import made
@@ -26,10 +22,10 @@ from shoal.parallel.place import join
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.train.optim import Optimizers
 from tests.model.hf_kinds import APART, CAPPED, KINDS, write_config
 from tests.model.hf_layouts import Measured, asked, found
 from tests.train.tiny import digest_of, losses_of, make_data, train_on
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

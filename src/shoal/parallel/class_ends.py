@@ -46,7 +46,7 @@ def meet(module: nn.Module, style: Style, mesh: DeviceMesh, called: str, net: nn
             wrapped = partial(_share, inner, mesh)
         case "as it is":
             return
-    module.forward = wrapped  # type: ignore[method-assign]  # of this one
+    module.forward = wrapped
 
 
 def _shared_in(inner: Forward, mesh: DeviceMesh, x: Tensor, *args: Any, **kwargs: Any) -> Any:

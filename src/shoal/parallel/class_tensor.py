@@ -6,8 +6,8 @@ its parameters are swapped for their local parts, so that code which reads a par
 Modules that the plan names meet the other processes at their ends (`shoal.parallel.seams`). Hidden states are whole on
 every process between them: unlike Shoal's own blocks, a class knows nothing of stretches of a sequence.
 
-What is whole everywhere has its whole gradient everywhere, as all processes compute alike; only what is used for a part
-(norms inside heads) has a part of it. Whether a plan says so of all that needs it is tried: `shoal.parallel.class_tried`.
+What is whole everywhere has its whole gradient everywhere, as all processes compute alike; only what is used for a
+part (norms inside heads) has a part of it. Whether a plan says so of all that needs it is tried (`class_tried`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Cut:
 
     def __str__(self) -> str:
         left = f" ({', '.join(self.left)} stays whole, as its width does not divide)" if self.left else ""
-        return f"{self.parameters} of {self.of_parameters} parameters, {int(100 * self.share)}% of the weights' bytes{left}"
+        percent = int(100 * self.share)  # never 100 where something is whole
+        return f"{self.parameters} of {self.of_parameters} parameters, {percent}% of the weights' bytes{left}"
 
 
 @dataclass(frozen=True)
@@ -209,17 +210,16 @@ def _compute_with_parts(module: nn.Module, held: list[_Held]) -> None:
         with _parts(held):
             return inner(*args, **kwargs)
 
-    module.forward = forward  # type: ignore[method-assign]  # of this one
+    module.forward = forward
 
 
 @contextmanager
 def _parts(held: list[_Held]) -> Iterator[None]:
-    whole = [at.module._parameters[at.own] for at in held]
+    whole: list[Any] = [at.module._parameters[at.own] for at in held]
     try:
         for at, parameter in zip(held, whole, strict=True):
-            assert isinstance(parameter, DTensor)
             gradient = [Partial()] if at.style.partial else None
-            at.module._parameters[at.own] = parameter.to_local(grad_placements=gradient)  # type: ignore[assignment]
+            at.module._parameters[at.own] = parameter.to_local(grad_placements=gradient)
         yield
     finally:
         for at, parameter in zip(held, whole, strict=True):

@@ -41,7 +41,9 @@ class Tried:
 
 def whole(model: OwnModel, length: int) -> Tried:
     """Of a model that is whole and on the CPU, with rows of at most `length` tokens."""
-    still = frozenset(name for name, p in model.named_parameters() if p.numel() and float(p.detach().abs().max()) < STILL)
+    still = frozenset(
+        name for name, p in model.named_parameters() if p.numel() and float(p.detach().abs().max()) < STILL
+    )
     for stirred in (still, frozenset[str]()):  # what stood still for a reason may have no number elsewhere
         loss, norms = _numbers(model, stirred, min(length, TOKENS), None)
         if all(torch.tensor([loss, *norms.values()]).isfinite()):
@@ -95,10 +97,9 @@ def _numbers(
 
     hooks = [p.register_post_accumulate_grad_hook(measure) for p in names]
     try:
-        with quiet(model), _stirred(model, stirred):
-            with torch.enable_grad():
-                loss = model(tokens[:, :-1], targets=tokens[:, 1:].contiguous())
-                loss.backward()
+        with quiet(model), _stirred(model, stirred), torch.enable_grad():
+            loss = model(tokens[:, :-1], targets=tokens[:, 1:].contiguous())
+            loss.backward()
     finally:
         for hook in hooks:
             hook.remove()
