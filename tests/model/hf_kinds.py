@@ -51,10 +51,10 @@ CAPPED = {"gemma2", "granite", "cohere2"}
 """Those that do something to their logits after the head."""
 
 
-def write_config(folder: Path, kind: str) -> Path:
+def write_config(folder: Path, kind: str, **other: Any) -> Path:
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
-    transformers.AutoConfig.for_model(kind, **{**_SMALL, **KINDS[kind]}).save_pretrained(folder)
+    transformers.AutoConfig.for_model(kind, **{**_SMALL, **KINDS[kind], **other}).save_pretrained(folder)
     return folder

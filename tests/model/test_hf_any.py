@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from shoal.cli.main import main
-from shoal.data.shards import TokenShards
-from shoal.data.windows import Windows
 from shoal.decide.auto import decide
 from shoal.errors import WRONG_ENVIRONMENT, WRONG_USAGE, SpecError
 from shoal.model.foreign import made
@@ -26,12 +22,9 @@ from shoal.parallel.place import join
 from shoal.spec import load
 from shoal.spec.run import Run
 from shoal.spec.shape import shape_of
-from shoal.train.optim import Optimizers
 from tests.model.hf_kinds import APART, CAPPED, KINDS, write_config
-from tests.ranks import run_ranks
+from tests.model.hf_layouts import Measured, asked, found
 from tests.train.tiny import digest_of, losses_of, make_data, train_on
-
-ROWS, STEPS = 8, 3
 
 
 @pytest.fixture(scope="module")
@@ -45,58 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(folder: Path, kind: str, name: str = "any", *over: str, apart: bool = False) -> Run:
-    file = folder / f"{name}.yaml"
-    file.write_text(
-        f"name: {name}\nmodel: {{hf: {kind}}}\n"
-        f"data: {{train: data, seq_len: 16, mask_documents: {str(apart).lower()}}}\n"
-        f"train: {{steps: 4, batch: {ROWS}, precision: fp32, optimizer: {{lr: 3.0e-3}}}}\n"
-        "checkpoint: {every: 0, background: false}\ntrack: {mlflow: false}\nresources: {device: cpu, threads: 1}\n"
-    )
-    return load(file, over).run
-
-
-@cache
-def found(folder: Path, world: int) -> dict[str, dict[str, Any]]:
-    """Of every kind: losses and gradient norms of some steps, and how much was sharded. One group for all of them."""
-
-    runs = {kind: decide(asked(folder, kind), folder, world).run for kind in KINDS}
-
-    def rank(rank: int, world: int) -> dict[str, dict[str, Any]]:
-        return {kind: trained(run, folder, world) for kind, run in runs.items()}
-
-    return run_ranks(rank, world, timeout_s=300)[0]
-
-
-def trained(run: Run, folder: Path, world: int) -> dict[str, Any]:
-    place = join(run)
-    model = build(run, place)
-    windows = Windows.of([TokenShards.open(folder / "data")], run.data)
-    optimizers = Optimizers(run.train.optimizer, model.named_parameters())
-    losses, norms = [], []
-    for step in range(STEPS):
-        mine = range(step * ROWS + place.rank, (step + 1) * ROWS, world)
-        batch = windows.batch([0] * len(mine), list(mine))
-        loss = model.backward([batch])
-        targets = place.sum(float(batch.target_count))[0]
-        norm, factor = model.norm(1 / targets, 1.0)
-        optimizers.step(1.0, factor)
-        losses.append(float(model.total(loss)) / targets)
-        norms.append(float(norm))
-    parameters = dict(model.named_parameters())
-    cut = sum(isinstance(p, DTensor) for p in parameters.values())
-    return {"losses": losses, "norms": norms, "sharded": cut, "parameters": len(parameters)}
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_it_trains_on_one_curve_whatever_the_layout(kind: str, world: int, folder: Path) -> None:
-    alone, shared = found(folder, 1)[kind], found(folder, world)[kind]
-    np.testing.assert_allclose(shared["losses"], alone["losses"], rtol=1e-5)
-    np.testing.assert_allclose(shared["norms"], alone["norms"], rtol=1e-5)
-    assert shared["sharded"] == shared["parameters"] > 10
-    assert alone["sharded"] == 0
-    assert alone["losses"][0] > alone["losses"][-1]
+@pytest.mark.parametrize("layout", ["dp_shard 2", pytest.param("dp_shard 4", marks=pytest.mark.slow)])
+def test_it_trains_on_one_curve_whatever_the_layout(kind: str, layout: str, folder: Path) -> None:
+    alone, shared = (found(folder, name, tuple(KINDS))[kind] for name in ("1", layout))
+    assert isinstance(alone, Measured)
+    assert isinstance(shared, Measured)
+    np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-5)
+    np.testing.assert_allclose(shared.norms, alone.norms, rtol=1e-5)
+    assert shared.by_dp_shard.parameters == shared.parameters > 10
+    assert alone.by_dp_shard.parameters == 0
+    assert alone.losses[0] > alone.losses[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +58,7 @@ def test_what_its_class_does_is_found_by_trying(kind: str, folder: Path) -> None
     saw = seen(model, 16)
     assert saw.before == (kind not in APART)
     assert not saw.after
-    way = model._way
+    way = model.way
     assert isinstance(way, Hf)
     assert way._plain_head == (kind not in CAPPED)
     # Its own loss of the same rows, by its own logits.

@@ -43,6 +43,8 @@ class Hf:
         self._positions = "position_ids" in known
         self._cache = "use_cache" in known
         self._plain_head = self._head_is_all(net)
+        # Of hidden states, the head's weights and targets; another where processes have parts of the vocabulary.
+        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_cross_entropy
 
     def logits(self, net: nn.Module, tokens: Tensor, positions: Tensor, documents: Tensor | None) -> Any:
         return net(input_ids=tokens, **self._about(positions)).logits
@@ -52,7 +54,7 @@ class Hf:
     ) -> Tensor | None:
         if not self._plain_head:
             return None
-        return summed_cross_entropy(self._hidden(net, tokens, positions), _head(net).weight, targets)
+        return self.cross_entropy(self._hidden(net, tokens, positions), head_of(net).weight, targets)
 
     def _about(self, positions: Tensor) -> dict[str, Any]:
         # Positions that begin anew tell transformers where a document begins; a cache would be of no use here.
@@ -64,7 +66,7 @@ class Hf:
 
     @torch.no_grad()
     def _head_is_all(self, net: nn.Module) -> bool:
-        head, inner = _head(net), getattr(net, "base_model", net)
+        head, inner = head_of(net), getattr(net, "base_model", net)
         if not isinstance(head, nn.Linear) or getattr(head, "bias", None) is not None or inner is net:
             return False
         kept, trained = head.weight.clone(), net.training
@@ -156,7 +158,8 @@ def save_folder(
         (work / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _head(net: nn.Module) -> Any:
+def head_of(net: nn.Module) -> Any:
+    """The module that makes logits of hidden states, where the class says which."""
     asked: Callable[[], Any] = net.get_output_embeddings  # type: ignore[assignment]
     return asked()
 

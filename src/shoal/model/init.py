@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.errors import SpecError
 from shoal.model.mixers import MIXERS
+from shoal.model.packed import placements_in_parts
 from shoal.spec.shape import Shape
 from shoal.spec.start_values import RULES, Matrix, Role, Start
 
@@ -105,13 +106,14 @@ def _fill(local: Tensor, box: tuple[slice, ...], shape: torch.Size, rows_of: Row
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """The part of a tensor that this process holds, and where it lies in the whole."""
+    """The part of a tensor that this process holds, and where it lies in the whole (`packed.in_parts`)."""
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, n) for n in tensor.shape)
     # Not in torch's documented surface, but what its own checkpoints use; placements are too many to redo here.
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    placements = placements_in_parts(tensor)
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
     return tensor.to_local(), tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))
 
 

@@ -23,6 +23,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.head import NO_TARGET
 from shoal.model.init import fill
 from shoal.model.objective import Objective, checked
+from shoal.model.packed import in_parts
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape
 
@@ -53,7 +54,7 @@ class OwnModel(Decoder):
     ) -> None:
         nn.Module.__init__(self)  # nothing of a decoder's is built
         self.net = make()
-        self._make, self._way, self._objective, self.shape = make, way, objective, shape
+        self._make, self.way, self._objective, self.shape = make, way, objective, shape
         self.first = self.last = True
         self.passes, self.timer = None, None
         blocks = blocks_of(self.net)
@@ -75,14 +76,14 @@ class OwnModel(Decoder):
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
         if targets is not None and self._objective is None:
-            summed = self._way.loss(self.net, x, positions, documents, targets)
+            summed = self.way.loss(self.net, x, positions, documents, targets)
             if summed is not None:
                 return summed
-        logits = self._way.logits(self.net, x, positions, documents)
+        logits = self.way.logits(self.net, x, positions, documents)
         wanted = (*x.shape, self.shape.vocab_size)
         if not isinstance(logits, Tensor) or logits.shape != wanted:
             gave = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise SpecError(f"{self._way.called} gave {gave} of tokens {tuple(x.shape)}; it must give logits {wanted}.")
+            raise SpecError(f"{self.way.called} gave {gave} of tokens {tuple(x.shape)}; it must give logits {wanted}.")
         if targets is None:
             return logits
         with torch.autocast(logits.device.type, enabled=False):
@@ -99,7 +100,7 @@ class OwnModel(Decoder):
         """The numbers of another net of the same kind, which is whole and on the CPU."""
         for (_, mine), (_, fresh) in zip(_tensors(self.net), _tensors(other), strict=True):
             if isinstance(mine, DTensor):
-                fill(mine, partial(_rows, fresh.detach()))
+                fill(mine, partial(_rows, in_parts(fresh.detach(), mine)))
             else:
                 mine.detach().copy_(fresh.detach())
 
@@ -109,12 +110,12 @@ class OwnModel(Decoder):
         held |= {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
         if wrong := sorted(held.keys() ^ tensors.keys()):
             raise SpecError(
-                f"{self._way.called} and the checkpoint do not have the same tensors: {wrong[0]} is in one alone."
+                f"{self.way.called} and the checkpoint do not have the same tensors: {wrong[0]} is in one alone."
             )
         for name, mine in held.items():
             if mine.shape != tensors[name].shape:
                 shapes = f"{tuple(mine.shape)}, and {tuple(tensors[name].shape)} was saved"
-                raise SpecError(f"{self._way.called}: {name} has shape {shapes}.")
+                raise SpecError(f"{self.way.called}: {name} has shape {shapes}.")
             mine.detach().copy_(tensors[name])
 
     def _enter(self, block: nn.Module, args: Any) -> None:

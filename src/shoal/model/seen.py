@@ -40,7 +40,7 @@ def seen(model: OwnModel, length: int) -> Seen:
     later = tokens.clone()
     later[:, -1] = (later[:, -1] + 1) % words
     for stirring in (True, False):  # a root of what stands still has no number where that becomes negative
-        with _quiet(model), _stirred(model, generator) if stirring else nullcontext():
+        with quiet(model), _stirred(model, generator) if stirring else nullcontext():
             first, apart, causal = (model(some, positions, documents) for some in (tokens, other, later))
         if all(bool(logits.isfinite().all()) for logits in (first, apart, causal)):
             break
@@ -52,7 +52,7 @@ def seen(model: OwnModel, length: int) -> Seen:
 
 
 @contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
+def quiet(model: nn.Module) -> Iterator[None]:
     """Without dropout. Modes, and what a forward pass counts, are as they were afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -16,11 +16,11 @@ from shoal.model import documents, foreign, fp8
 from shoal.model.attention import attention_mask, one_kind_of_mask
 from shoal.model.decoder import Block, Decoder
 from shoal.model.objective import install, objective_of
-from shoal.model.own_model import digest
+from shoal.model.own_model import OwnModel, digest
 from shoal.model.seen import seen
 from shoal.own.code import NONE, Code
-from shoal.parallel import agree, context, expert, recompute, tensor
-from shoal.parallel.laid import Laid
+from shoal.parallel import agree, class_tensor, class_tried, context, expert, recompute, tensor
+from shoal.parallel.laid import Chosen, Laid
 from shoal.parallel.pipeline import Pipeline
 from shoal.parallel.place import Place
 from shoal.parallel.shard import replicate, shard, sharded
@@ -85,7 +85,7 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
 
 
 def _foreign(run: Run, place: Place, several: bool, code: Code) -> Laid:
-    """A model that is not Shoal's, over dp_replicate and dp_shard."""
+    """A model that is not Shoal's, over dp_replicate and dp_shard; a class of transformers over tp, too."""
     bf16, objective = run.train.precision != "fp32", objective_of(code.objective, run)
     shape = shape_of(run.model)
     model = foreign.made(run, shape, code, objective)
@@ -105,6 +105,7 @@ def _foreign(run: Run, place: Place, several: bool, code: Code) -> Laid:
             f"{run.foreign} starts with other numbers in other processes: draw them from torch's generator, which is "
             "seeded, and from nothing else."
         )
+    chosen = _cut_by_its_plan(model, run, place)
     recompute.apply(model, cast(recompute.Mode, run.mesh.recompute), random=True)
     if run.train.compile is True:
         for block in model.blocks.values():
@@ -114,8 +115,26 @@ def _foreign(run: Run, place: Place, several: bool, code: Code) -> Laid:
     shard(model, place, bf16)
     model.to(place.device)
     each = run.mesh.reduce == "micro_batch"
-    about: dict[str, Any] = {"objective": objective, "one_mask": several, "reduce_each": each}
+    about: dict[str, Any] = {"objective": objective, "one_mask": several, "reduce_each": each, "chosen": chosen}
     return Laid(place, (model,), replicate(model, place), "ring", **about)
+
+
+def _cut_by_its_plan(model: OwnModel, run: Run, place: Place) -> tuple[Chosen, ...]:
+    size = place.sizes.tp
+    if size == 1:
+        return ()
+    assert place.dense is not None
+    mesh, called = place.dense["tp"], str(run.foreign)
+    was = class_tried.whole(model, run.data.seq_len)
+    cut = class_tensor.split(model, mesh, called)
+    if cut.packed and run.train.optimizer.moments == "bf16":
+        raise SpecError(
+            f"train.optimizer.moments bf16 is rounded by the place of a number, and mesh.tp cuts {cut.packed} of "
+            f"{called} in two stretches: take fp32, or dp_shard."
+        )
+    model.to(place.device)  # buffers; of the parameters the parts are there
+    class_tried.refuse_other(model, was, mesh, called)
+    return (("mesh.tp", size, f"the plan of {called} cuts {cut}"),)
 
 
 def _block(code: Code) -> type[Block]:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from shoal.parallel.tied_embedding import Tied
 
 
+Chosen = tuple[str, object, str]  # a key of the run file, what it is, and why or by what: a `decision` record
+
+
 @dataclass(frozen=True)
 class Laid:
     place: Place
@@ -44,6 +47,7 @@ class Laid:
     eight_bits_rest: bool = False  # products in 8 bits are in 16 where no gradient is taken
     objective: Objective | None = None  # of somebody's own
     one_mask: bool = False  # attention is told of documents in every batch, also where each row has one
+    chosen: tuple[Chosen, ...] = ()  # what was found out of the model when it was laid out
 
     @property
     def shape(self) -> Shape:

@@ -60,6 +60,8 @@ class Session:
             parts.optimizers.begin()
         first = restored or 0
         self._tell("start", step=first, world=place.world, resumed_from=restored, **parts.about())
+        for key, value, why in parts.model.chosen:
+            self._tell("decision", key=key, value=value, why=why)
         feed = Feed(
             parts.windows, parts.order, run.train.batch, place.at["dp"], place.sizes.dp, int(run.mesh.micro_batch)
         )

@@ -29,6 +29,7 @@ class Work:
     processes: int | None = None  # None: as many as the mesh asks for
     processes_name: str = "resources.processes"
     micro_tokens: int = 4096  # tokens that a process should compute at once, at most
+    foreign: bool = False  # of its widths and layers nothing is known here, and rows of it are whole under tp
 
     @staticmethod
     def of(run: Run) -> Work:
@@ -41,6 +42,7 @@ class Work:
             batch=max(1, run.train.batch // shards),
             vocab_size=None if vocab == "auto" else vocab,
             processes=None if processes == "auto" else processes,
+            foreign=run.foreign is not None,
         )
 
 
@@ -59,6 +61,8 @@ def _processes(layout: Layout, work: Work) -> Iterator[Broken]:
 
 
 def _tensor(layout: Layout, work: Work) -> Iterator[Broken]:
+    if work.foreign:
+        return  # its widths are looked at when it is laid out
     tp, shape, experts = layout.sizes.tp, work.shape, work.shape.experts
     widths = {name: width for kind in shape.mixers for name, width in KINDS[kind].widths(shape).items()}
     if experts is None or experts.dense_layers:
@@ -128,6 +132,8 @@ def _pipeline(layout: Layout, work: Work) -> Iterator[Broken]:
 
 
 def _context(layout: Layout, work: Work) -> Iterator[Broken]:
+    if work.foreign:
+        return
     cp, tp, ring = layout.sizes.cp, layout.sizes.tp, layout.cp_method == "ring" and layout.sizes.cp > 1
     # A ring is balanced by giving each process an early and a late piece of the sequence.
     pieces = cp * tp * (2 if ring else 1)

@@ -25,8 +25,9 @@ NAMED = {"dp_replicate": 1.0, "dp_shard": 1.1, "cp": 1.2, "tp": 1.3, "pp": 1.4}
 UNNAMED_START, UNNAMED = 1.0, 1.5
 # Below this size a copy of the model is kept whole; above it sharding is worth its communication.
 SHARD_ABOVE_PARAMS = 1_000_000_000
-# A longer pipeline is not suggested.
+# A longer pipeline is not suggested, nor more processes for a layer of a model whose widths are not known.
 MOST_STAGES = 256
+MOST_TP = 64
 # So many numbers of processes are tried one by one when the given one has no mesh.
 MOST_WORLDS = 32
 # Micro-batches a stage that keep most of a pipeline busy: of 4 pp + pp - 1 slots all but pp - 1 are used.
@@ -236,7 +237,8 @@ def _sizes(name: str, work: Work) -> Sequence[int]:
     if name == "pp":
         return range(1, min(work.shape.layers, MOST_STAGES) + 1)
     if name == "tp":
-        return divisors(widest_tp(work.shape))
+        # Of a model that is not Shoal's the widths are not known yet.
+        return divisors(work.processes or MOST_TP) if work.foreign else divisors(widest_tp(work.shape))
     return divisors(work.seq_len if name == "cp" else work.batch)
 
 
