@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.journal.rundir import RunDir
     from shoal.spec.run import Run
 
+INTERPRETER = re.compile(r"(python|perl|node|ruby)[\d.]*|(ba|da|z)?sh|Rscript")
 OPTIONS = ("--name", "--units", "--items", "--at-once", "--retries", "--timeout", "--outputs", "--workspace")
 RUN_FILES = (".yaml", ".yml")
 TAKES_OVERRIDES = True
@@ -35,7 +37,7 @@ OWN_OPTIONS = ("name", "units", "items", "retries", "timeout", "outputs")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", metavar="COMMAND", help="a program with its arguments, or a run file")
     add_workspace(parser)
-    parser.add_argument("--name", metavar="NAME", help="name of the run (default: the program's, with a free number)")
+    parser.add_argument("--name", metavar="NAME", help="name of the run (default: the script's or program's)")
     parser.add_argument("--units", metavar="N", help="how many units; the same as batch.units=N")
     parser.add_argument("--items", metavar="FILE", help="one unit for each line; the same as batch.items=FILE")
     parser.add_argument("--at-once", metavar="N", help="units at a time; the same as batch.at_once=N")
@@ -64,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("how many units? Give --units N, or --items FILE with one unit a line.")
     from shoal.cli.run import free_name
 
-    name = args.name or free_name(Path(args.command), folder)
     command = [args.command, *args.after]
+    name = args.name or free_name(_program(command), folder)
     return run_spec(
         of_values({"name": name, "batch": {"command": command}}, [*args.overrides, *_asked(args)]).run,
         folder,
@@ -148,6 +150,15 @@ def go_on_as(run_dir: RunDir, before: Run, spec: Run) -> int:
     differ = differences(before, spec, auto_is_equal=False)
     asked = [Asked(d.key, d.new, f"asked for on resume; it was {d.old}") for d in differ]
     return run_batch(run_dir, decided, asked=asked)
+
+
+def _program(command: list[str]) -> Path:
+    """What a person calls it by: the script, where an interpreter runs one."""
+    first = Path(command[0])
+    if INTERPRETER.fullmatch(first.name):
+        scripts = (Path(word) for word in command[1:] if not word.startswith("-"))
+        return next((path for path in scripts if path.suffix in (".py", ".sh", ".pl", ".R", ".js")), first)
+    return first
 
 
 def _asked(args: argparse.Namespace) -> list[str]:
