@@ -76,9 +76,9 @@ def _state(
         return State("done", "done", nodes, restarts, facts.started, ended, exit_code=0)
     cause, code = facts.what_ended_it()
     failed = condition(found, "Failed") or condition(runs, "FailureTarget")
-    if (
-        failed is None and code in (WRONG_USAGE, WRONG_ENVIRONMENT) and "maxFailedIndexes" in runs["spec"]
-    ):  # it will be, as soon as the controller has looked
+    alone = "FailIndex" in str(runs["spec"].get("podFailurePolicy"))  # a batch: one pod's code is that pod's
+    # It will be, as soon as the controller has looked.
+    if failed is None and not alone and code in (WRONG_USAGE, WRONG_ENVIRONMENT):
         failed = {"reason": "PodFailurePolicy"}
     if failed:
         said = why.job_failed(condition(runs, "Failed") or failed, cause)
