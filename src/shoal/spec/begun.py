@@ -45,6 +45,7 @@ SAFE = (
     "plan.",
     "launch.",
     "mesh.",
+    "engine.",
     "resources.",
     "script.",  # what breaks its history, only its author knows
     # Where a model cut over peers is cut, and how things travel. (`rank` is another model.)

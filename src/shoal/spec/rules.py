@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from shoal.spec.accelerate import Accelerate, Dynamo
 from shoal.spec.drivers import driver_of, refusals
+from shoal.spec.engine_rules import engine_rules
 from shoal.spec.foreign_rules import foreign_rules
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh.refusal import refusal
@@ -248,5 +249,6 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _tracking,
     own_rules,
     foreign_rules,
+    engine_rules,
 )
 _RULES_OF_SCRIPTS: tuple[Callable[[Run], Iterator[Broken]], ...] = (_script, _tracking)
