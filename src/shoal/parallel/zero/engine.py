@@ -155,7 +155,8 @@ class Pieces:
             return
         for group in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(group)
-        if small := optimizer.persistent_parameters:  # stay whole on every process
+        if small := optimizer.persistent_parameters:  # stay whole on every process, unless they are told not to
+            small[0].partition(small)
             small[0].all_gather(small)
 
 
