@@ -107,9 +107,7 @@ def test_a_killed_rank_costs_what_was_not_saved_and_no_bit(stage: int, data: Pat
     assert digest_of(resumed) == digest_of(whole)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing(
-    ddp: RunDir, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_that_is_no_number_changes_nothing(ddp: RunDir, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_POISON", "nan@1:2")
     around = make_run(data, **{**SHORT, **DDP, "name": "around-ddp"})
     reference = train_on(around, data.parent, 2)

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from shoal.errors import SetupError, ShoalError, SpecError
 from shoal.spec.before import of_then
+from shoal.spec.engine_rules import closed_by_engine
 from shoal.spec.layers import COMMAND_LINE, DEFAULT, Layer, Origin, layer, leaves, normal
 from shoal.spec.model import Model
 from shoal.spec.names import Path, dotted
 from shoal.spec.overrides import apply
-from shoal.spec.engine_rules import closed_by_engine
 from shoal.spec.own_rules import closed_by_own
 from shoal.spec.presets import preset
 from shoal.spec.problems import sentences

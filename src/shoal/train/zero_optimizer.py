@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.parallel.zero.flat_adamw import MOMENTS, FlatAdamW
 from shoal.parallel.zero.laid import ZeroLaid
@@ -17,7 +16,7 @@ from shoal.train.optim import Optimizers, decay_of
 class ZeroOptimizer(Optimizers):
     def __init__(self, spec: Spec, model: ZeroLaid, seed: int) -> None:
         self._model, self._peak, self.taken = model, spec.lr, 0
-        self._parameters = dict(model.named_parameters())
+        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         groups: dict[float, list[Tensor]] = {}
         for name, p in self._parameters.items():
             groups.setdefault(decay_of(spec, name, len(model.shapes[name])), []).append(p)
@@ -58,21 +57,27 @@ class ZeroOptimizer(Optimizers):
 
     def tensors(self) -> dict[str, Tensor]:
         """This process's share. Collective."""
-        model, found = self._model, {}
-        for key in MOMENTS:
-            whole = gather(model.owners, model.place, lambda name: model.zero.moment(self._parameters[name], key))
-            found |= {f"optim.{name}.{key}": tensor for name, tensor in whole.items()}
-        return found
+        return {f"optim.{name}.{key}": t for key in MOMENTS for name, t in self._share(key).items()}
 
     def owners(self) -> dict[str, str]:
         return {f"optim.{name}.{key}": name for name in self._parameters for key in MOMENTS}
 
     def taken_in(self, tensors: Mapping[str, Tensor]) -> None:
-        model = self._model
         for key in MOMENTS:
-            mine = {n: tensors[f"optim.{n}.{key}"] for n, owner in model.owners.items() if owner == model.place.rank}
-            put = lambda name, whole: model.zero.set_moment(self._parameters[name], key, whole)  # noqa: B023, E731
-            spread(model.owners, model.shapes, model.place, mine, put)
+            self._put(key, tensors)
+
+    def _share(self, key: str) -> dict[str, Tensor]:
+        model = self._model
+        return gather(model.owners, model.place, lambda name: model.zero.moment(self._parameters[name], key))
+
+    def _put(self, key: str, tensors: Mapping[str, Tensor]) -> None:
+        model = self._model
+        mine = {n: tensors[f"optim.{n}.{key}"] for n, owner in model.owners.items() if owner == model.place.rank}
+
+        def put(name: str, whole: Tensor) -> None:
+            model.zero.set_moment(self._parameters[name], key, whole)
+
+        spread(model.owners, model.shapes, model.place, mine, put)
 
     def set_step(self, step: int) -> None:
         self.taken = step

@@ -61,7 +61,7 @@ class Zero:
         if self.stage == 3:
             self._deepspeed.zero.Init(module=module, config_dict_or_path=self.config, dtype=torch.float32)
 
-    def share(self, module: nn.Module, weight: nn.Parameter) -> None:
+    def share(self, module: nn.Module, weight: Tensor) -> None:
         """That a module reads a weight of another one (a tied head)."""
         if self.stage == 3:
             self._deepspeed.zero.register_external_parameter(module, weight)

@@ -113,8 +113,8 @@ def lay(run: Run, place: Place, decoder: Decoder, block: type[Block], **about: A
         )
     if left := sorted(decoder.state_dict().keys() - {name for name, _ in decoder.named_parameters()}):
         raise SpecError(
-            f"engine.name deepspeed saves parameters, and {left[0]} is a buffer: make it one that is not persistent, or "
-            "set engine.name to native."
+            f"engine.name deepspeed saves parameters, and {left[0]} is a buffer: make it one that is not persistent, "
+            "or set engine.name to native."
         )
     shapes = {name: p.shape for name, p in decoder.named_parameters()}
     params = sum(shape.numel() for shape in shapes.values())
@@ -128,6 +128,4 @@ def lay(run: Run, place: Place, decoder: Decoder, block: type[Block], **about: A
     if shape.tie_embeddings:
         zero.share(decoder.head, decoder.embed.weight)
     owners = dealt(shapes, place.world)
-    return ZeroLaid(
-        place, (decoder,), decoder, "ring", zero=zero, block=block, shapes=shapes, owners=owners, **about
-    )
+    return ZeroLaid(place, (decoder,), decoder, "ring", zero=zero, block=block, shapes=shapes, owners=owners, **about)
