@@ -45,7 +45,7 @@ def test_what_zero_does_not_do_is_refused_with_what_to_do(file: Path, wrong: str
 
 def test_settings_of_zero_have_no_effect_without_it(file: Path) -> None:
     for wrong in ("engine.zero=2", "engine.offload=cpu"):
-        with pytest.raises(SpecError, match="has no effect with engine.name native"):
+        with pytest.raises(SpecError, match=r"has no effect with engine\.name native"):
             load(file, ["engine.name=native", wrong])
 
 

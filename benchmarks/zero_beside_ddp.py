@@ -1,6 +1,6 @@
 """ZeRO 1, 2 and 3 as Shoal's engine beside Shoal's DDP: losses and gradient norms, step by step.
 
-    python benchmarks/deepspeed.py [--steps 12]
+    python benchmarks/zero_beside_ddp.py [--steps 12]
 
 Two processes on the CPU, float32, clipped at every step, whole windows and micro-batches. AdamW hides a constant factor
 of a gradient, so its norm is compared too. DeepSpeed is fetched into a folder of its own the first time.
