@@ -117,7 +117,7 @@ def test_show_leaves_out_sections_of_which_nothing_was_set(capsys: pytest.Captur
     out = capsys.readouterr().out
     shown = {line.split()[0].rpartition(".")[0] for line in out.splitlines()[:-5]}
     assert shown == {"", "data", "data.train.0", "train", "launch", "launch.slurm"}
-    assert "all defaults, and left out: model, eval, mesh, resources" in out
+    assert "all defaults, and left out: model, eval, mesh, engine, resources" in out
     assert "(`--all` shows them)" in out
     shoal("show", "run.yaml", "--all")
     whole = capsys.readouterr().out

@@ -140,7 +140,7 @@ MISTAKES = {
     "rlhf": "no preference or reinforcement learning yet",
     "quantization": "no quantization of weights yet",
     "serve": "no server for models yet",
-    "deepspeed": "Shoal has no DeepSpeed yet: mesh.dp_shard",
+    "deepspeed": "ZeRO is `engine: {name: deepspeed, zero: 3}`",
     "eval.harness": "no evaluation on benchmarks yet",
     "train.ema": "no moving average",
     # close to nothing

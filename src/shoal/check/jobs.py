@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.engine import Engine
 from shoal.spec.run import Checkpoint, Data, Eval, Fleet, Guard, Mesh, Run, Track
 
 WHOLE = "whole"
@@ -81,6 +82,7 @@ def _base(run: Run, steps: int, batch: int, told: Collection[str]) -> Run:
                 "data": run.data.model_copy(update={"eval": Data.model_fields["eval"].default}),
                 "eval": Eval(),
                 "resources": run.resources.model_copy(update={**there, "threads": threads}),
+                "engine": Engine(),
                 "fleet": Fleet(),
                 "checkpoint": Checkpoint(every=0, memory="off", background=False),
                 "track": Track(mlflow=False),

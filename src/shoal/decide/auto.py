@@ -80,7 +80,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
         refuse_schedule(layout.schedule)
     world = layout.sizes.world
     here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world * islands))
-    if not unknown:
+    if run.unplanned is None:
         _refuse_what_cannot_fit(run, shape, layout.sizes, device, here / (world * islands))
     shared = f"{cores} core{'s' * (cores > 1)} for {here} process{'es' * (here > 1)}"
     threads = choose("resources.threads", run.resources.threads, max(1, cores // here), shared)
@@ -113,7 +113,7 @@ def decide(run: Run, workspace: Path, world: int | None = None, here: int | None
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"reduce": reduce})})
     recompute = _recompute(closed, shape, choices, here)
     closed = closed.model_copy(update={"mesh": closed.mesh.model_copy(update={"recompute": recompute})})
-    if device == "cuda" and not unknown:
+    if device == "cuda" and run.unplanned is None:
         # Where windows at once are ours to choose, a restart that ran out of memory takes fewer of them.
         fewer = [1] if run.mesh.micro_batch == "auto" else []
         meshes = [closed.mesh.model_copy(update={"micro_batch": n}) for n in (layout.micro_batch, *fewer)]
@@ -136,8 +136,8 @@ def _compiled(run: Run, device: str, schedule: str) -> tuple[bool, str]:
 def _recompute(run: Run, shape: Shape, choices: Choices, here: int) -> str:
     if run.mesh.recompute != "auto":
         return run.mesh.recompute
-    if run.foreign is not None:
-        return choices.choose("mesh.recompute", "auto", "none", "what a model that is not Shoal's holds is not known")
+    if run.unplanned is not None:
+        return choices.choose("mesh.recompute", "auto", "none", run.unplanned)
     from shoal.plan.memory import choose_recompute, memory_budget
 
     mode, why = choose_recompute(run, shape, memory_budget(run.resources.device, here))
@@ -153,7 +153,7 @@ def _reduce(run: Run, shape: Shape, choices: Choices, here: int) -> str:
         return named
     if named != "auto":
         return named
-    if run.foreign is not None:
+    if run.unplanned is not None:
         return "step"
     from shoal.plan.memory import choose_reduce, memory_budget
 

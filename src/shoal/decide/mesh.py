@@ -46,7 +46,7 @@ def close_mesh(
     elif work.processes is None:
         work = replace(work, processes=_processes(run, work, device, room, choices))
     best = None
-    if device == "cuda" and work.processes is not None and run.foreign is None:
+    if device == "cuda" and work.processes is not None and run.unplanned is None:
         best = planned(run, shape, work.processes, folders, documents())
     layout = _layout(run.mesh, work) if best is None else best.layout
     if device == "cuda" and world is None and layout.sizes.world > room and not shared_gpu.sharing():

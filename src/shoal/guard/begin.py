@@ -63,8 +63,8 @@ def _write_plan(run_dir: RunDir, run: Run) -> None:
     if run.foreign_work is not None:
         return  # nobody can predict it
     try:
-        if run.foreign is not None:
-            raise SpecError(f"what {run.foreign} computes is not known")
+        if run.unplanned is not None:
+            raise SpecError(run.unplanned)
         shape = shape_of(run.model)
         plan = expected(run, shape, [run_dir.workspace / "hardware"], documents_of(run, shape, run_dir.workspace))
     except (ShoalError, ArithmeticError) as e:

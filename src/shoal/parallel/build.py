@@ -52,26 +52,28 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
         raise SpecError(
             "own.objective sees a part of each row where mesh.cp is above 1: set its per_token, or mesh.cp=1."
         )
+    by_zero = run.engine.name == "deepspeed"
+    one_mask = several and (run.train.compile is True or place.device.type == "cuda")
     decoders = []
     for number in numbers:
         with torch.device("meta"):
             decoder = Decoder(shape, layers[number], block)
         _split(decoder, run, place)
-        if bf16 and not sharded(place):
+        if bf16 and (by_zero or not sharded(place)):
             _autocast(decoder, place.device)
-        shard(decoder, place, bf16)
         if decoder.last:
             decoder.head.z_loss = run.train.z_loss
             if objective:
                 install(decoder.head, objective)
+        if one_mask and decoder.mask is attention_mask:
+            decoder.mask = one_kind_of_mask
+        if by_zero:
+            return _by_zero(run, place, decoder, block, objective=objective, one_mask=one_mask)
+        shard(decoder, place, bf16)
         decoder.to_empty(device=place.device)
         decoder.init_weights(run.seed)
         decoders.append(decoder)
     module = replicate(decoders[0], place)
-    one_mask = several and (run.train.compile is True or place.device.type == "cuda")
-    if one_mask:
-        for decoder in decoders:
-            decoder.mask = one_kind_of_mask if decoder.mask is attention_mask else decoder.mask
     eight_bits_rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
     about: dict[str, Any] = {"eight_bits_rest": eight_bits_rest, "objective": objective, "one_mask": one_mask}
     if place.sizes.pp == 1:
@@ -82,6 +84,12 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
     tied = Tied.of(decoders, place)
     return Laid(place, tuple(decoders), module, method, pipeline, tied, **about)
+
+
+def _by_zero(run: Run, place: Place, decoder: Decoder, block: type[Block], **about: Any) -> Laid:
+    from shoal.parallel.zero.laid import lay  # DeepSpeed is imported where it is asked for alone
+
+    return lay(run, place, decoder, block, **about)
 
 
 def _foreign(run: Run, place: Place, several: bool, code: Code) -> Laid:

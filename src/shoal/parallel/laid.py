@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.loads import weigh_tokens
 from shoal.model.objective import Objective
 from shoal.parallel import context
-from shoal.parallel.clip import copies_of, norm_and_factor, settled, squared
+from shoal.parallel.clip import copies_of, local, norm_and_factor, settled, squared
 from shoal.parallel.place import Place
 from shoal.parallel.shard import reduce_on, reshard
 from shoal.parallel.staging import on_device
@@ -64,6 +64,23 @@ class Laid:
             for name, parameter in decoder.named_parameters():
                 if self.tied is None or parameter is not self.tied.local_copy:
                     yield name, parameter
+
+    def fill(self, read: Callable[[tuple[Decoder, ...]], object]) -> None:
+        """With weights that `read` puts into decoders. Collective."""
+        read(self.decoders)
+
+    def gradients(self) -> Iterator[Tensor]:
+        """What this process holds of the gradient."""
+        return (local(p.grad) for _, p in self.named_parameters() if p.grad is not None)
+
+    def pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """What this process holds of the parameters, by names of its own."""
+        return ((name, local(p)) for name, p in self.named_parameters())
+
+    @property
+    def apart(self) -> bool:
+        """Whether processes save tensors that others do not have."""
+        return self.pipeline is not None
 
     def saved(self) -> dict[str, Tensor]:
         """Parameters and buffers that make up the model, by name."""
@@ -165,6 +182,9 @@ class Laid:
         gathered: list[list[str]] = [[] for _ in range(self.place.world)]
         dist.all_gather_object(gathered, mine)
         return list(dict.fromkeys(name for names in gathered for name in names))
+
+    def taken(self, tensors: Mapping[str, Tensor]) -> None:
+        """What was restored into the tensors of `saved`, which are the parameters themselves here. Collective."""
 
     def spread(self) -> None:
         """Brings a second copy of a tied embedding in line, after an update or a restore."""

@@ -146,8 +146,9 @@ def _backend(device: torch.device) -> str:
 def leave(place: Place) -> None:
     """End together: leaving without a barrier aborts a process in 1 of 20 runs (gloo teardown race). A sum over gloo is
     one: torch's own would be NCCL's, and no GPU has to take part in this."""
-    if place.world > 1 and dist.is_initialized():
-        place.sum(0.0)
+    if dist.is_initialized():  # also alone, where an engine wants a group
+        if place.world > 1:
+            place.sum(0.0)
         dist.destroy_process_group()
 
 

@@ -45,6 +45,7 @@ SAFE = (
     "plan.",
     "launch.",
     "mesh.",
+    "engine.",
     "resources.",
     "script.",  # what breaks its history, only its author knows
     # What units there are is the history of a batch; how the ones to come are run is not.

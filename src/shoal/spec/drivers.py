@@ -67,6 +67,7 @@ _ITS_OWN = No("the script decides that itself; leave it out, and give it as one 
 _ONE_NODE = No(
     "a script runs on one node; set it to 1, and its processes by launch.gpus or script.processes", (1, None)
 )
+_ENGINE = No("DeepSpeed shards the model of a run that trains alone; leave it out, or use `shoal train`")
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
@@ -85,6 +86,7 @@ REFUSED: dict[Driver, Table] = {
             "islands hold each other's state instead; leave it out, or set fleet.islands to 1", ("off",)
         ),
         "guard.replay": No("it does not work with islands yet; leave it out, or set fleet.islands to 1"),
+        "engine": No("islands send each other what FSDP2 has sharded; leave it out, or set fleet.islands to 1"),
     },
     "swarm": {
         "own": _CODE,
@@ -92,6 +94,7 @@ REFUSED: dict[Driver, Table] = {
         "model.hf_config": _ANY,
         "script": _CODE,
         "batch": _UNITS,
+        "engine": _ENGINE,
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -120,6 +123,7 @@ REFUSED: dict[Driver, Table] = {
         "model.hf_config": _ANY,
         "script": _CODE,
         "batch": _UNITS,
+        "engine": _ENGINE,
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),
@@ -163,6 +167,7 @@ REFUSED: dict[Driver, Table] = {
     "script": {
         "batch": No("a run is a script or a batch; leave one of them out"),
         **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh"), _ITS_OWN),
+        "engine": _ITS_OWN,
         "own": No("Shoal's loop calls own code, and a script takes its own steps; leave it out"),
         "resources": No("the script chooses its devices; leave it out, or set CUDA_VISIBLE_DEVICES in script.env"),
         "resources.processes": No("it is script.processes of a script; set that"),

@@ -255,7 +255,7 @@ _HARNESS = (
     "Shoal has no evaluation on benchmarks yet: data.eval measures the loss on held-out text, and `shoal checkpoint "
     "export RUN FOLDER` writes what lm-evaluation-harness opens"
 )
-_DEEPSPEED = "Shoal has no DeepSpeed yet: mesh.dp_shard shards weights, gradients and optimizer, as ZeRO 3 does"
+_DEEPSPEED = "ZeRO is `engine: {name: deepspeed, zero: 3}`; mesh.dp_shard does the same as ZeRO 3 without DeepSpeed"
 _UI = "Shoal has no page in a browser yet: `shoal ps`, `shoal report RUN`, or the page of your tracker (track.mlflow)"
 _ALL_STEPS = "every step is recorded in the run's journal, so there is nothing to set"
 _DROPOUT = "Shoal has no dropout: the models it trains are published without it"

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from shoal.errors import SetupError, ShoalError, SpecError
 from shoal.spec.before import of_then
+from shoal.spec.engine_rules import closed_by_engine
 from shoal.spec.layers import COMMAND_LINE, DEFAULT, Layer, Origin, layer, leaves, normal
 from shoal.spec.model import Model
 from shoal.spec.names import Path, dotted
@@ -86,7 +87,7 @@ def _resolved(file: File, document: Document, overrides: Sequence[str], of_check
         return _where(paths, stated, document, file)
 
     try:
-        run = closed_by_own(_with_folder(Run.model_validate(whole.values), file))
+        run = closed_by_engine(closed_by_own(_with_folder(Run.model_validate(whole.values), file)))
         # Without its preset the shape is not the one meant, and the rules would complain about the wrong thing.
         problems += [] if problems else [f"{where(*map(_path, names))}: {text}." for names, text in broken(run)]
     except ValidationError as e:

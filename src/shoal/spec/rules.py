@@ -9,6 +9,7 @@ from shoal.spec.accelerate import Accelerate, Dynamo
 from shoal.spec.batch import GIVEN as OF_UNITS
 from shoal.spec.batch import MOST_ITEM, MOST_LISTED, PLACE
 from shoal.spec.drivers import driver_of, refusals
+from shoal.spec.engine_rules import engine_rules
 from shoal.spec.foreign_rules import foreign_rules
 from shoal.spec.length import WAYS, decay_steps, steps_for_tokens, warmup_steps
 from shoal.spec.mesh.refusal import refusal
@@ -288,6 +289,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _tracking,
     own_rules,
     foreign_rules,
+    engine_rules,
 )
 _RULES_OF_SCRIPTS: tuple[Callable[[Run], Iterator[Broken]], ...] = (_script, _tracking)
 _RULES_OF_BATCHES: tuple[Callable[[Run], Iterator[Broken]], ...] = (_batch,)

@@ -10,6 +10,7 @@ from shoal.errors import SpecError
 from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
 from shoal.spec.batch import Batch
 from shoal.spec.duration import Duration
+from shoal.spec.engine import Engine
 from shoal.spec.launch import Launch
 from shoal.spec.length import WAYS, Tokens
 from shoal.spec.model import Model
@@ -357,6 +358,7 @@ class Run(Strict):
     train: Train = Field(description="The loop.")
     eval: Eval = Field(default_factory=Eval, description="Evaluation.")
     mesh: Mesh = Field(default_factory=Mesh, description="The layout over processes.")
+    engine: Engine = Field(default_factory=Engine, description="The engine.")
     resources: Resources = Field(default_factory=Resources, description="The machine.")
     fleet: Fleet = Field(default_factory=Fleet, description="Islands.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Checkpoints.")
@@ -397,6 +399,15 @@ class Run(Strict):
         if self.own.model is not None:
             return f"own.model {self.own.model}"
         return f"model.hf {self.model.hf}" if self.model.hf is not None else None
+
+    @property
+    def unplanned(self) -> str | None:
+        """What of this run the planner knows neither memory nor speed of, as a sentence begins."""
+        if self.foreign is not None:
+            return f"what {self.foreign} computes and holds is not known"
+        if self.engine.name == "deepspeed":
+            return f"what engine.name deepspeed holds and sends with zero {self.engine.zero} is not known"
+        return None
 
     @property
     def shard(self) -> int:

@@ -40,7 +40,7 @@ class Faults(Hook):
         return self._poison.batches(at.batch, batches, self._model.shape.vocab_size)
 
     def backward(self, at: Moment) -> None:
-        self._poison.gradients(at.batch, (p for _, p in self._model.named_parameters()))
+        self._poison.gradients(at.batch, self._model.gradients())
 
 
 class Traffic(Hook):

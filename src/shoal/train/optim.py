@@ -36,7 +36,7 @@ class Optimizers:
         groups: dict[tuple[object, float], list[torch.Tensor]] = defaultdict(list)
         for p in rest:
             mesh = p.device_mesh if isinstance(p, DTensor) else None
-            groups[mesh, _decay(spec, self._names[p], p)].append(p)
+            groups[mesh, decay_of(spec, self._names[p], p.ndim)].append(p)
         self.parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
                 [{"params": ps, "weight_decay": decay} for (_, decay), ps in groups.items()],
@@ -110,6 +110,9 @@ class Optimizers:
         """The state that a checkpoint holds, by the name of its parameter; filled in place on resume."""
         return {f"optim.{self._names[p]}.{key}": t for p, key, t in self._state() if key != "step"}
 
+    def taken_in(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What was restored into `tensors`, which are the state itself here. Collective."""
+
     def owners(self) -> dict[str, str]:
         """Each name of `tensors` to the name of its parameter."""
         return {f"optim.{self._names[p]}.{key}": self._names[p] for p, key, _ in self._state() if key != "step"}
@@ -134,9 +137,9 @@ class Optimizers:
                 yield from ((p, key, t) for key, t in _tensors(state))
 
 
-def _decay(spec: Spec, name: str, p: torch.Tensor) -> float:
+def decay_of(spec: Spec, name: str, dims: int) -> float:
     """Of a parameter of AdamW's. Norms and biases have no scale to decay."""
-    if p.ndim < 2 or (name in ENDS and not spec.decay_embeddings):
+    if dims < 2 or (name in ENDS and not spec.decay_embeddings):
         return 0.0
     return spec.weight_decay
 

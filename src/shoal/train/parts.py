@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Parts:
         if self.run.model.weights:
             from shoal.checkpoint.foreign.start_from import load_weights
 
-            load_weights(self.model.decoders, self.run.model.weights)
+            self.model.fill(partial(load_weights, where=self.run.model.weights))
 
     def about(self) -> dict[str, Any]:
         """For the `start` record."""
@@ -129,6 +130,12 @@ def _params(model: Laid, code: Code) -> int:
 
 
 def _optimizers(run: Run, model: Laid, code: Code) -> Optimizers:
+    if run.engine.name == "deepspeed":
+        from shoal.parallel.zero.laid import ZeroLaid
+        from shoal.train.zero_optimizer import ZeroOptimizer
+
+        assert isinstance(model, ZeroLaid)
+        return ZeroOptimizer(run.train.optimizer, model, run.seed)
     if code.optimizer is None:
         return Optimizers(run.train.optimizer, model.named_parameters(), run.seed)
     from shoal.train.own_optimizer import OwnOptimizer

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from shoal.data.windows import NO_TARGET, Batch
 from shoal.model.decoder import Decoder
@@ -54,10 +54,9 @@ class Poison:
             for b in batches
         ]
 
-    def gradients(self, number: int, parameters: Iterable[nn.Parameter]) -> None:
+    def gradients(self, number: int, held: Iterable[Tensor]) -> None:
         if self._hits("nan", number):
-            grad = next(p.grad for p in parameters if p.grad is not None)
-            torch._foreach_mul_([grad], torch.nan)
+            next(iter(held)).mul_(torch.nan)
 
     @contextmanager
     def computing(self, number: int, decoders: Iterable[Decoder]) -> Iterator[None]:

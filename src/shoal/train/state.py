@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from shoal import checkpoint
 from shoal.checkpoint.find import Roots
@@ -64,7 +63,7 @@ class State:
 
     def holders(self) -> dict[str, list[int]] | None:
         """Of each tensor, the ranks that write it; None where every process holds every tensor."""
-        if self.model.pipeline is None:
+        if not self.model.apart:
             return None
         owners = self.model.holders()
         optimizer = {key: owners[name] for key, name in self.optimizers.owners().items()}
@@ -98,9 +97,12 @@ class State:
         """Fills the state in place from the newest good checkpoint (up to step `at_most`) and says which it was; None
         when there is none."""
         before = None if at_most is None else Name(at_most + 1, 0)
-        found = checkpoint.restore(roots, self.tensors(), before=before)
+        tensors = self.tensors()
+        found = checkpoint.restore(roots, tensors, before=before)
         if found is None:
             return None
+        self.model.taken({name[len("model.") :]: t for name, t in tensors.items() if name.startswith("model.")})
+        self.optimizers.taken_in(tensors)
         for skipped in found.skipped:
             if not skipped.known:
                 tell("warning", text=f"checkpoint passed over and quarantined: {skipped}")
@@ -149,10 +151,9 @@ def _finite(value: float | None) -> float | None:
 def digest(model: Laid, place: Place) -> str:
     """A fingerprint of all parameters, shard by shard: equal on equal layouts exactly when every bit is equal."""
     h = xxhash.xxh3_128()
-    for name, p in model.named_parameters():
-        local = p.to_local() if isinstance(p, DTensor) else p
+    for name, piece in model.pieces():
         h.update(name.encode())
-        h.update(local.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+        h.update(piece.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
     mine = torch.tensor(list(h.digest()), dtype=torch.uint8)
     if place.world == 1:
         return h.hexdigest()

@@ -76,10 +76,10 @@ def is_here(device: Device) -> bool:
 
 def wanted(args: argparse.Namespace) -> tuple[Run, Shape]:
     run = with_steps(load(args.file, args.overrides or ()).run, workspace(args.workspace))
-    if run.foreign is not None:
+    if run.unplanned is not None:
+        native = ", or plan FSDP2 with engine.name=native" if run.foreign is None else ""
         raise SpecError(
-            f"what {run.foreign} computes and holds is not known, so nothing can be planned: train it for "
-            "some steps and look at `shoal report`."
+            f"{run.unplanned}, so nothing can be planned: train it for some steps and look at `shoal report`{native}."
         )
     known = None if run.model.vocab_size != "auto" else _vocabulary(run, workspace(args.workspace))
     return run, shape_of(run.model, known)
