@@ -31,13 +31,8 @@ def put_data(values: Values, recipe: Recipe, written: Written) -> None:
     if len(loads) == 1:
         given, name, note = _of_load(values, loads[0], written)
     elif loads:
-        note = f"{' and '.join(values.line(c) for c in loads)} load several; put the one that is trained on "
-               "in the place of "
-               ""
-               ""
-               ""
-               ""
-               "TEXT"
+        several = " and ".join(values.line(c) for c in loads)
+        note = f"{several} load several; put the one that is trained on in the place of TEXT"
     elif raw := _token_file(values):
         note = f"{raw} reads a file of token numbers; put the text that it was made of in the place of TEXT"
     out = f"{DATA}/{name}" if name != DATA else DATA

@@ -20,6 +20,11 @@ _CONFIGURED = {
     "booster": "hands model and optimizer to Colossal-AI",
 }
 _HANDS_ON = re.compile(r"(enumerate|tqdm(\.\w+)*|iter|zip|itertools\.\w+|reversed)$")
+MEANS_OF_MEANS = (
+    "each micro-batch of the script counts as much as the others; in Shoal each token does, which is the "
+    "same where all "
+    "micro-batches have as many targets"
+)
 _SEEDS = re.compile(r"(torch(\.random)?\.manual_seed|(\w+\.)*set_seed|(\w+\.)*seed_everything)$")
 _CLIPS = ("clip_grad_norm_", "clip_gradients")
 
@@ -192,6 +197,8 @@ def _batch(values: Values, recipe: Recipe, accumulated: Known | None) -> None:
     if each is None or not isinstance(each.value, int) or accumulated is None or not isinstance(accumulated.value, int):
         return recipe.ask("train", "the batch is not read: train.batch is Shoal's, 32 windows")
     note = f"{each.value} x accumulation {accumulated.value}" if accumulated.value > 1 else ""
+    if accumulated.value > 1:
+        recipe.ask("train", MEANS_OF_MEANS)
     if values.training.spreads or values.training.helpers:
         note += f"{', ' if note else ''}{PROCESSES}"
     recipe.known("train.batch", Known(each.value * accumulated.value, (*each.where, *accumulated.where)), note)

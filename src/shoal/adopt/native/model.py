@@ -138,10 +138,10 @@ def _of_folder(recipe: Recipe, name: Known, written: Written) -> None:
     folder, said, note = written.model(str(name.value), name.where[0])
     key = "model.weights"
     try:
-        model_of_folder(folder)
+        recipe.longest = model_of_folder(folder).max_seq_len
     except SpecError:
         try:
-            fields_of(folder)
+            recipe.longest = fields_of(folder)["max_seq_len"]
         except ShoalError as e:
             raise refuse(name.said, f"starts from {said}, and {str(e).rstrip('.')}") from None
         key, note = (
@@ -258,6 +258,7 @@ def _family(name: str) -> str | None:
 
 def _shape(recipe: Recipe, fields: dict[str, Any], said: dict[str, str]) -> None:
     usual = Model().model_dump(mode="json")
+    recipe.longest = Model(**fields).max_seq_len
     for name, value in Model(**fields).model_dump(mode="json", exclude_unset=True).items():
         if name == "family" or name in _FROM or value != usual[name]:
             recipe.put(f"model.{name}", value, said.get(name, ""))

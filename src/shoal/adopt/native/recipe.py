@@ -29,6 +29,7 @@ class Recipe:
     entries: dict[str, Entry] = field(default_factory=dict)
     questions: dict[str, list[str]] = field(default_factory=dict)  # section or key → what is not known
     prepare: list[str] = field(default_factory=list)  # commands to be given first
+    longest: int | None = None  # row that the model takes
 
     def put(self, key: str, value: Any, comment: str) -> None:
         self.entries[key] = Entry(key, value, comment)

@@ -18,7 +18,7 @@ from shoal.adopt.training import Training
 from shoal.decide.load import load_text
 from shoal.errors import SetupError, SpecError, UsageError
 from shoal.spec.resolve import Loaded
-from shoal.spec.run import NAME_PATTERN
+from shoal.spec.run import NAME_PATTERN, Data
 from shoal.spec.yaml_text import dump_yaml
 
 # In this order; what else there is comes after.
@@ -49,21 +49,28 @@ def make(training: Training, words: Sequence[str], overrides: Sequence[str], fil
     _fit(recipe)
     _given(recipe, overrides)
     text = as_text(recipe, training.project.script.shown, file)
-    loaded = load_text(text, file)
-    if "data.seq_len" not in recipe.entries:
-        longest = min(loaded.run.data.seq_len, loaded.run.model.max_seq_len)
-        recipe.ask("data", f"how many tokens a row of the script has is not read: seq_len is {longest}")
-        text = as_text(recipe, training.project.script.shown, file)
+    try:
         loaded = load_text(text, file)
+    except SpecError as e:
+        raise SpecError(f"what {training.project.script.shown} says makes no run file: {e}") from None
     asked = [question for some in recipe.questions.values() for question in some]
     return Made(text, loaded, asked, recipe.prepare)
 
 
 def _fit(recipe: Recipe) -> None:
     """What a rule of run files would refuse although nobody asked for it."""
+    if "data.seq_len" not in recipe.entries:
+        usual = Data().seq_len
+        recipe.put(
+            "data.seq_len", min(usual, recipe.longest or usual), "? not read: how many tokens a row of the script has"
+        )
+        recipe.ask("data", "how many tokens a row of the script has is not read; seq_len is a number to begin with")
     every = recipe.value("checkpoint.every")
     if every is not None and not every:
         del recipe.entries["checkpoint.every"]
+    rows, longest = recipe.entries.get("data.seq_len"), recipe.longest
+    if longest is not None and rows is not None and rows.value > longest:
+        recipe.put("data.seq_len", longest, f"the longest that the model takes; {rows.value} in {rows.comment}")
 
 
 def _given(recipe: Recipe, overrides: Sequence[str]) -> None:
