@@ -36,7 +36,7 @@ def _instead_of_boost(t: Training) -> str:
         model = ast.unparse(call.args[0])
         optimizer = ast.unparse(call.args[1]) if len(call.args) > 1 else "optimizer"
         return (
-            f"; in the place of line {t.line(call)} of {unit.module.shown} (boost) shard each layer and then the whole, "
+            f"; in the place of line {t.line(call)} of {unit.module.shown} (boost) shard each layer, then the whole, "
             f"before {optimizer} is made: `for layer in {model}.model.layers: fully_shard(layer)` (or by what its "
             f"layers are called) and `fully_shard({model})`, from torch.distributed.fsdp; "
             f"`booster.backward(loss, {optimizer})` is `loss.backward()`"

@@ -1,7 +1,7 @@
 """A Hugging Face folder whose weights are `pytorch_model*.bin`: what `torch.save` writes, read without an unpickler.
 
-transformers wrote these until 2024, and Colossal-AI's `booster.save_model(model, folder, shard=True)` writes them
-unless it is told `use_safetensors=True`. A file is a table of names and tensors; each tensor is read when its turn comes.
+transformers wrote these until 2024. Colossal-AI does by `booster.save_model(model, folder, shard=True)`, unless told
+`use_safetensors=True`. A file is a table of names and tensors; each tensor is read when its turn comes.
 """
 
 from __future__ import annotations
