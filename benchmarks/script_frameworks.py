@@ -6,7 +6,7 @@ how soon is a rank named that is killed or stopped, and does the script truly go
 The scripts are in benchmarks/frameworks, unedited by Shoal. Frameworks are looked for in FOLDER: what `uv pip install
 --target FOLDER --no-deps accelerate lightning lightning-utilities pytorch-lightning torchmetrics
 deepspeed hjson msgpack py-cpuinfo einops ninja trl==1.16.0` put there. A row whose framework is not found says so and
-counts as missed. The two of TRL are the scripts of its own package, unedited, on a tiny model and rows made on the spot.
+counts as missed. The two of TRL are the scripts of its own package, on a tiny model and rows made on the spot.
 
 With --calls each is run twice more under strace: how many system calls the probe adds to a step.
 

@@ -10,9 +10,9 @@ import pytest
 from shoal.adopt.doctor import examine
 from shoal.adopt.finding import CONFIRMED, REFUTED, UNCONFIRMED
 from shoal.adopt.measured import Measured, Row
-from shoal.script.shadow import shadow
 from shoal.adopt.verdicts import judged
 from shoal.cli.main import main
+from shoal.script.shadow import shadow
 
 SCRIPT = """\
 import argparse

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     baseline = Path(args.baseline) if args.baseline else None
     if spec.script is not None:
         trainable(spec, "script")
-        refuse(args.scenario, spec, baseline is not None, args.pace)
+        refuse(args.scenario, args.count, spec, baseline is not None, args.pace)
         planned = []  # once it is known how many steps there are
     else:
         trainable(spec)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ from shoal.spec.run import Run
 KINDS = ("kill", "stop", "preempt", "coordinator")
 _ALONE = ("track.mlflow=false", "track.wandb=off", "track.tensorboard=false")
 _MOST_FILES = 10_000
+_ENOUGH = 1 << 40  # steps, where nobody has counted them yet
+
+
+@dataclass(frozen=True)
+class Files:
+    compared: int
+    others: list[str]  # of which the bytes differ, or that one run alone has
+    same_tensors: list[str]  # … of these: archives of torch that hold the same tensors, told in other words
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Result:
     faults: list[Measured] = field(default_factory=list)
     other_from: int | None = None  # the first step whose loss is another one
     compared: int = 0  # steps that have a loss in both
-    files: tuple[int, list[str]] | None = None  # that script.checkpoints names: how many, and which are others
+    files: Files | None = None  # that script.checkpoints names
     account: Account | None = None
 
     @property
@@ -61,13 +70,12 @@ class Result:
             "lost_steps": sum(fault.lost_steps for fault in self.faults),
             "losses_compared": self.compared,
             "losses_differ_from": self.other_from,
-            "files_compared": None if self.files is None else self.files[0],
-            "files_that_differ": None if self.files is None else self.files[1],
+            "files": asdict(self.files) if self.files else None,
             "ledger": self.account.as_json() if self.account else None,
         }
 
 
-def refuse(scenario: str, run: Run, baseline: bool, pace_s: float) -> None:
+def refuse(scenario: str, count: int | None, run: Run, baseline: bool, pace_s: float) -> None:
     """What needs steps of Shoal's own, before anything is started."""
     kinds = [kind.strip() for kind in scenario.split(",")]
     if wrong := next((kind for kind in kinds if kind in means.MEANS and kind not in KINDS), None):
@@ -75,6 +83,7 @@ def refuse(scenario: str, run: Run, baseline: bool, pace_s: float) -> None:
             f"{wrong} does not apply to a script: it is done inside of Shoal's own step or checkpoints; take "
             f"{', '.join(KINDS)}."
         )
+    plan_of(scenario, KINDS, lambda kind: None, _ENOUGH, count, 0, "the script")  # its names are known
     if pace_s:
         raise UsageError("--pace makes Shoal's own steps longer, and a script takes its own; leave it out.")
     if baseline:
@@ -121,7 +130,7 @@ def drill(asked: Asked, scenario: str, count: int | None, seed: int, folder: Pat
         how = str(e)
     finally:
         live.end()
-    ended = not how and live.finished()
+    ended = not how and live.code == DONE
     if ended and len(faults) < len(planned):
         how = f"{len(planned) - len(faults)} of {len(planned)} faults came too late: a longer run leaves room for them"
     first, compared = _losses(calm.records, live.records)
@@ -162,7 +171,7 @@ def _has_loss(record: Record) -> bool:
     return record["kind"] == "step" and isinstance(record.get("loss"), float)
 
 
-def _files(run: Run, folder: Path) -> tuple[int, list[str]] | None:
+def _files(run: Run, folder: Path) -> Files | None:
     """What `script.checkpoints` names, in both folders; None where it names nothing."""
     if run.script is None or run.script.checkpoints is None or os.path.isabs(run.script.checkpoints):
         return None
@@ -177,7 +186,20 @@ def _files(run: Run, folder: Path) -> tuple[int, list[str]] | None:
                         digests[str(file.relative_to(place))] = hashlib.file_digest(opened, "sha256").hexdigest()
         found.append(digests)
     names = sorted(found[0].keys() | found[1].keys())
-    return len(names), [name for name in names if found[0].get(name) != found[1].get(name)]
+    others = [name for name in names if found[0].get(name) != found[1].get(name)]
+    one, other = (folder / f"{name}-folder" for name in (CALM, BROKEN))
+    same = [name for name in others if (held := _tensors(one / name)) is not None and held == _tensors(other / name)]
+    return Files(len(names), others, same)
+
+
+def _tensors(file: Path) -> list[tuple[int, int]] | None:
+    """Sizes and CRC-32 of the tensors in what torch.save wrote; the pickle beside them names them in an order that a
+    resumed run need not have."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return sorted((i.file_size, i.CRC) for i in archive.infolist() if "/data/" in i.filename)
+    except (OSError, zipfile.BadZipFile):
+        return None
 
 
 def as_text(result: Result) -> str:
@@ -190,9 +212,11 @@ def as_text(result: Result) -> str:
     else:
         lines.append("losses: the probe saw none that both runs have")
     if result.files is not None:
-        count, others = result.files
-        which = f"{len(others)} are others ({', '.join(others[:3])}{' …' * (len(others) > 3)})"
-        lines.append(f"files of script.checkpoints: {count}, {which if others else 'all with the same bytes'}")
+        files, differ = result.files, [name for name in result.files.others if name not in result.files.same_tensors]
+        said = "all with the same bytes" if not files.others else f"{len(files.others)} with other bytes"
+        said += f", {len(files.same_tensors)} of them with the same tensors" * bool(files.same_tensors)
+        said += f" ({', '.join(differ[:3])}{' …' * (len(differ) > 3)})" * bool(differ)
+        lines.append(f"files of script.checkpoints: {files.compared}, {said}")
     if result.account is not None:
         account = result.account
         sums = f"{account.parts_s + account.between_s:.2f} s of {account.wall_s:.2f} s"
