@@ -8,8 +8,6 @@ The scripts are in benchmarks/frameworks, unedited by Shoal. Frameworks are look
 deepspeed hjson msgpack py-cpuinfo einops ninja trl==1.16.0` put there. A row whose framework is not found says so and
 counts as missed. The two of TRL are the scripts of its own package, on a tiny model and rows made on the spot.
 
-With --calls each is run twice more under strace: how many system calls the probe adds to a step.
-
 Each row: without the probe, and with it (bit-equal files of weights? as many steps as were taken?); a rank is killed
 once it has saved, and the run goes on (the same bits at the end, or how far off); a rank is stopped.
 Bars: the same bits with the probe; all steps seen; both faults named within 10 s of a quiet machine.
@@ -73,9 +71,7 @@ STYLES = {
 class Trial:
     """`shoal run` of one script in a folder of its own."""
 
-    def __init__(
-        self, style: Style, world: int, folder: Path, name: str, site: str, *options: str, counted: bool = False
-    ) -> None:
+    def __init__(self, style: Style, world: int, folder: Path, name: str, site: str, *options: str) -> None:
         place = folder / name
         place.mkdir()
         self.style, self.out, self.log = style, place / "out", place / "log"
@@ -89,11 +85,9 @@ class Trial:
         own = ["--out", str(self.out), "--steps", str(style.steps), "--save", str(every)]
         own = of_trl(style, folder, self.out, every) if style.of_trl else own
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": site}
-        self.calls = place / "calls"
-        traced = ["strace", "-f", "-c", "-q", "-o", str(self.calls)] if counted else []
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [*traced, sys.executable, "-m", "shoal", "run", *words, *own],
+                [sys.executable, "-m", "shoal", "run", *words, *own],
                 cwd=place,
                 env=environment,
                 stdout=log,
@@ -111,12 +105,6 @@ class Trial:
         if not file.exists():
             return None
         return load_file(file) if self.style.of_trl else torch.load(file)
-
-    def counted(self) -> int | None:
-        """System calls of all its processes."""
-        rows = self.calls.read_text().splitlines() if self.calls.exists() else []
-        total = next((row.split() for row in reversed(rows) if row.endswith(" total")), None)
-        return None if total is None else int(total[-2 if len(total) < 6 else -3])
 
     def saved(self) -> bool:
         """A second checkpoint is begun, so that the first is whole."""
@@ -173,7 +161,7 @@ def spent_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def tried(style: Style, world: int, folder: Path, site: str, calls: bool) -> dict[str, Any]:
+def tried(style: Style, world: int, folder: Path, site: str) -> dict[str, Any]:
     before = spent_s()
     bare = Trial(style, world, folder, "bare", site, "--no-probe")
     failed, bare_s = bare.ended(), spent_s() - before
@@ -190,12 +178,6 @@ def tried(style: Style, world: int, folder: Path, site: str, calls: bool) -> dic
         "saves": len(probed.told("checkpoint")),
         "cpu_s": (bare_s, probed_s),
     }
-    if calls:
-        found["calls"] = []
-        for name, options in (("calls-bare", ["--no-probe"]), ("calls-probed", [])):
-            traced = Trial(style, world, folder, name, site, *options, counted=True)
-            traced.ended()
-            found["calls"].append(traced.counted())
     for name, number, kind in (("killed", signal.SIGKILL, "failure"), ("stopped", signal.SIGSTOP, "hang")):
         hit = Trial(style, world, folder, name, site)
         at = hit.hit(number)
@@ -229,12 +211,9 @@ def distance(one: dict[str, torch.Tensor] | None, other: dict[str, torch.Tensor]
     return max(float((t.double() - other[name].double()).abs().max()) for name, t in one.items())
 
 
-def cost(found: dict[str, Any], steps: int) -> str:
+def cost(found: dict[str, Any]) -> str:
     bare, probed = found["cpu_s"]
-    said = f"{bare:.1f} s of CPU, {probed:.1f} with the probe"
-    if None not in found.get("calls", [None]):
-        said += f", {(found['calls'][1] - found['calls'][0]) / steps:+.1f} system calls a step"
-    return said
+    return f"{bare:.1f} s of CPU, {probed:.1f} with the probe"
 
 
 def words_of(fault: dict[str, Any]) -> str:
@@ -251,7 +230,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of rows, with commas")
     parser.add_argument("--site", default="", help="a folder with the frameworks")
-    parser.add_argument("--calls", action="store_true", help="count system calls, too (needs strace)")
     parser.add_argument("--out", help="a file for all that was measured, as JSON")
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else list(STYLES)
@@ -260,7 +238,7 @@ def main() -> int:
         style = STYLES[name]
         for world in style.worlds:
             with tempfile.TemporaryDirectory() as folder:
-                found = tried(style, world, Path(folder), args.site, args.calls)
+                found = tried(style, world, Path(folder), args.site)
             told[f"{name} x{world}"] = found
             if "error" in found:
                 missed += 1
@@ -273,7 +251,7 @@ def main() -> int:
             print(
                 f"{name:<22} x{world}  {'same bits' if found['same'] else 'OTHER BITS'}  "
                 f"{found['steps'][0]} of {found['steps'][1]} steps, {found['saves']} saves seen, "
-                f"{cost(found, style.steps)}\n"
+                f"{cost(found)}\n"
                 f"{'':<26}killed: {words_of(faults[0])}\n{'':<26}stopped: {words_of(faults[1])}",
                 flush=True,
             )

@@ -151,8 +151,8 @@ TRAINER = (NATIVES / "trainer_lm.py").read_text()
     [
         (
             PLAIN,
-            "model(**batch).loss /",
-            "(model(**batch).loss + model(**batch).logits.std()) /",
+            "use_cache=False).loss /",
+            "use_cache=False).logits.std() /",
             "has a loss of its own",
         ),
         (PLAIN, "torch.optim.AdamW(groups", "torch.optim.SGD(groups", "takes the optimizer SGD"),
