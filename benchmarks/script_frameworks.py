@@ -5,8 +5,8 @@ how soon is a rank named that is killed or stopped, and does the script truly go
 
 The scripts are in benchmarks/frameworks, unedited by Shoal. Frameworks are looked for in FOLDER: what `uv pip install
 --target FOLDER --no-deps accelerate lightning lightning-utilities pytorch-lightning torchmetrics
-deepspeed hjson msgpack py-cpuinfo einops ninja` put there. A row whose
-framework is not found says so and counts as missed.
+deepspeed hjson msgpack py-cpuinfo einops ninja trl==1.16.0` put there. A row whose framework is not found says so and
+counts as missed. The two of TRL are the scripts of its own package, on a tiny model and rows made on the spot.
 
 Each row: without the probe, and with it (bit-equal files of weights? as many steps as were taken?); a rank is killed
 once it has saved, and the run goes on (the same bits at the end, or how far off); a rank is stopped.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -47,6 +49,7 @@ class Style:
     checkpoints: str
     steps: int = 200
     a_step: int = 1  # of the loop's: steps of the script for each of the optimizer's
+    of_trl: str = ""  # the rows that a script of TRL is given: its own words are others
 
 
 STYLES = {
@@ -59,6 +62,9 @@ STYLES = {
     "Accelerate": Style("accelerated.py", (1, 2), "step-*", a_step=2),
     "Lightning": Style("lit.py", (1,), "*.ckpt"),
     "DeepSpeed ZeRO 2": Style("zero.py", (2,), "step-*"),
+    "Horovod's style": Style("horovod_style.py", (2,), "step-*.pt"),
+    "TRL sft": Style("trl/scripts/sft.py", (1,), "checkpoint-*", 24, of_trl="sft"),
+    "TRL dpo": Style("trl/scripts/dpo.py", (1,), "checkpoint-*", 24, of_trl="dpo"),
 }
 
 
@@ -71,10 +77,13 @@ class Trial:
         self.style, self.out, self.log = style, place / "out", place / "log"
         self.journal = place / "runs" / name / "journal.jsonl"
         every = style.steps // 4
-        resume = ["--resume", "--resume {checkpoint}", "--checkpoints", f"{self.out}/{style.checkpoints}"]
+        option = "--resume_from_checkpoint" if style.of_trl else "--resume"
+        resume = ["--resume", option + " {checkpoint}", "--checkpoints", f"{self.out}/{style.checkpoints}"]
         values = ["track.mlflow=false", "guard.backoff_s=0.01", "guard.on_hang=restart"]
-        words = ["--name", name, "--processes", str(world), *resume, *values, *options, str(SCRIPTS / style.script)]
+        script = Path(site).resolve() / style.script if style.of_trl else SCRIPTS / style.script
+        words = ["--name", name, "--processes", str(world), *resume, *values, *options, str(script)]
         own = ["--out", str(self.out), "--steps", str(style.steps), "--save", str(every)]
+        own = of_trl(style, folder, self.out, every) if style.of_trl else own
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": site}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
@@ -92,8 +101,10 @@ class Trial:
         return [r for r in records(self.journal) if r["kind"] in kinds] if self.journal.exists() else []
 
     def weights(self) -> dict[str, torch.Tensor] | None:
-        file = self.out / "final.pt"
-        return torch.load(file) if file.exists() else None
+        file = self.out / ("model.safetensors" if self.style.of_trl else "final.pt")
+        if not file.exists():
+            return None
+        return load_file(file) if self.style.of_trl else torch.load(file)
 
     def saved(self) -> bool:
         """A second checkpoint is begun, so that the first is whole."""
@@ -116,18 +127,56 @@ class Trial:
         return at
 
 
+def of_trl(style: Style, folder: Path, out: Path, every: int) -> list[str]:
+    """A tiny Llama with a tokenizer of bytes, rows of text or of pairs, and the words that TRL's scripts take."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    model, data = folder / "tiny", folder / "rows"
+    if not model.exists():
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        bytewise = Tokenizer(models.BPE({letter: i for i, letter in enumerate(["<end>", *letters])}, []))
+        bytewise.pre_tokenizer, bytewise.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
+        PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="<end>", pad_token="<end>").save_pretrained(model)
+        torch.manual_seed(2)
+        size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = LlamaConfig(vocab_size=257, max_position_embeddings=64, eos_token_id=0, bos_token_id=0, **size)
+        LlamaForCausalLM(config).save_pretrained(model)
+        data.mkdir()
+        pairs = [{"prompt": f"{i} and {i}: ", "chosen": f"{2 * i}", "rejected": f"{i}"} for i in range(64)]
+        rows = pairs if style.of_trl == "dpo" else [{"text": f"{i} and {i} are {2 * i}"} for i in range(64)]
+        (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model_name_or_path", model, "--dataset_name", data, "--output_dir", out, "--max_steps", style.steps]
+    words += ["--save_steps", every, "--per_device_train_batch_size", 2, "--max_length", 32, "--bf16", "false"]
+    words += ["--use_cpu", "true", "--report_to", "none", "--disable_tqdm", "true", "--learning_rate", "1e-3"]
+    return list(map(str, words))
+
+
+def spent_s() -> float:
+    """CPU seconds of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def tried(style: Style, world: int, folder: Path, site: str) -> dict[str, Any]:
+    before = spent_s()
     bare = Trial(style, world, folder, "bare", site, "--no-probe")
-    if bare.ended():
+    failed, bare_s = bare.ended(), spent_s() - before
+    if failed:
         return {"error": bare.log.read_text().strip().splitlines()[-1][:160]}
+    before = spent_s()
     probed = Trial(style, world, folder, "probed", site)
-    code = probed.ended()
+    code, probed_s = probed.ended(), spent_s() - before
     steps = probed.told("step")
     found: dict[str, Any] = {
         "same": code == 0 and same(bare.weights(), probed.weights()),
         "steps": (sum(int(r.get("steps", 1)) for r in steps), style.steps // style.a_step),
         "losses": sum(isinstance(r.get("loss"), float) for r in steps),
         "saves": len(probed.told("checkpoint")),
+        "cpu_s": (bare_s, probed_s),
     }
     for name, number, kind in (("killed", signal.SIGKILL, "failure"), ("stopped", signal.SIGSTOP, "hang")):
         hit = Trial(style, world, folder, name, site)
@@ -160,6 +209,11 @@ def distance(one: dict[str, torch.Tensor] | None, other: dict[str, torch.Tensor]
     if all(torch.equal(t, other[name]) for name, t in one.items()):
         return 0.0
     return max(float((t.double() - other[name].double()).abs().max()) for name, t in one.items())
+
+
+def cost(found: dict[str, Any]) -> str:
+    bare, probed = found["cpu_s"]
+    return f"{bare:.1f} s of CPU, {probed:.1f} with the probe"
 
 
 def words_of(fault: dict[str, Any]) -> str:
@@ -196,7 +250,8 @@ def main() -> int:
             missed += bad
             print(
                 f"{name:<22} x{world}  {'same bits' if found['same'] else 'OTHER BITS'}  "
-                f"{found['steps'][0]} of {found['steps'][1]} steps, {found['saves']} saves seen\n"
+                f"{found['steps'][0]} of {found['steps'][1]} steps, {found['saves']} saves seen, "
+                f"{cost(found)}\n"
                 f"{'':<26}killed: {words_of(faults[0])}\n{'':<26}stopped: {words_of(faults[1])}",
                 flush=True,
             )

@@ -10,9 +10,9 @@ import pytest
 from shoal.adopt.doctor import examine
 from shoal.adopt.finding import CONFIRMED, REFUTED, UNCONFIRMED
 from shoal.adopt.measured import Measured, Row
-from shoal.adopt.shadow import shadow
 from shoal.adopt.verdicts import judged
 from shoal.cli.main import main
+from shoal.script.shadow import shadow
 
 SCRIPT = """\
 import argparse
@@ -81,7 +81,7 @@ def test_what_no_rule_has_found_is_found_by_its_losses(tmp_path: Path) -> None:
 
 
 def test_a_shadow_has_copies_and_leaves_checkpoints_of_old_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.adopt.shadow.MOST_COPIED", 10)
+    monkeypatch.setattr("shoal.script.shadow.MOST_COPIED", 10)
     folder = tmp_path / "mine"
     (folder / "data").mkdir(parents=True)
     (folder / "runs").mkdir()

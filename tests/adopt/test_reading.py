@@ -112,6 +112,17 @@ def test_a_framework_that_nobody_cares_for_is_named_with_what_to_do(
         assert (found[0].reason.startswith(said), found[0].line, len(found)) == (True, 1, 1)
 
 
+def test_for_a_boost_of_colossal_the_lines_of_pytorch_are_proposed_by_the_names_of_the_script(tmp_path: Path) -> None:
+    first = "from colossalai.booster import Booster\nbooster = Booster()\n"
+    boost = "net, opt, *_ = booster.boost(net, opt)\nfor step"
+    text = first + PLAIN.replace("model", "net").replace("optimizer", "opt").replace("for step", boost)
+    (tmp_path / "train.py").write_text(text)
+    (found,) = (finding for finding in examine(tmp_path / "train.py").findings if finding.rule == "dormant")
+    line = text.splitlines().index("net, opt, *_ = booster.boost(net, opt)") + 1
+    for said in (f"line {line} of ", "`fully_shard(net)`", "before opt is made", "shoal checkpoint import"):
+        assert said in found.reason
+
+
 def test_an_optimizer_that_horovod_has_wrapped_is_one(tmp_path: Path) -> None:
     text = PLAIN.replace("optimizer.zero", "o.zero").replace("optimizer.step()", "o.step()")
     text = text.replace("for step", "o = hvd.DistributedOptimizer(optimizer)\nfor step")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -196,6 +200,70 @@ def test_a_hugging_face_folder_and_what_is_imported_from_it_start_the_same_run(t
     assert described is not None
     # The rule of the start values is not in a config.json, nor in what is imported from it.
     assert replace(shape_of(described), init=shape_of(SMALL).init) == shape_of(SMALL)
+
+
+def save_as_colossal(folder: Path, shape: Shape, model: Decoder, safe: bool) -> None:
+    """As `booster.save_model(model, folder, shard=True, use_safetensors=safe)` names files: numbers without their sum,
+    an index of what is where, and the config of the model."""
+    save_folder(folder / "whole", shape, model.state_dict())
+    tensors = load_file(folder / "whole" / "model.safetensors")
+    (folder / "whole" / "config.json").rename(folder / "config.json")
+    shutil.rmtree(folder / "whole")
+    base, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
+    names = sorted(tensors)
+    where: dict[str, str] = {}
+    for number, some in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), 1):
+        shard = {name: tensors[name] for name in some}
+        file = f"{base}-{number:05d}.{ending}"
+        where |= dict.fromkeys(some, file)
+        if safe:
+            save_file(shard, folder / file, metadata={"format": "pt"})
+        else:
+            torch.save(OrderedDict(shard), folder / file)
+    total = sum(t.nbytes for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / f"{base}.{ending}.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "bin"])
+@pytest.mark.parametrize("tied", [False, True], ids=["two ends", "tied"])
+def test_weights_that_colossal_saved_in_shards_become_ours_bit_for_bit(safe: bool, tied: bool, tmp_path: Path) -> None:
+    model = SMALL.model_copy(update={"tie_embeddings": tied})
+    original = made(shape_of(model), seed=7)
+    save_as_colossal(tmp_path / "colossal", shape_of(model), original, safe)
+    brought = taken_in(tmp_path / "colossal", tmp_path / "out")
+    assert (brought.startable, any("nothing in them was run" in note for note in brought.notes)) == (True, not safe)
+    assert same_weights(started_from(tmp_path / "out", shape_of(model)), original)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: torch.save({"a": print}, f / "pytorch_model-00001.bin"), "which no plain checkpoint needs"),
+        (lambda f: torch.save([torch.zeros(2)], f / "pytorch_model-00001.bin"), "else than a table of tensors"),
+        (lambda f: (f / "pytorch_model-00002.bin").unlink(), "cannot be read"),
+        (lambda f: (f / "pytorch_model-00002.bin").write_bytes(b"PK" * 99), "damaged, or not what torch.save writes"),
+        (lambda f: torch.save({}, f / "pytorch_model-00002.bin"), "which no file has"),
+        (lambda f: flip(f / "pytorch_model-00001.bin"), "CRC-32 does not match"),
+    ],
+)
+def test_a_pickle_that_asks_for_more_than_numbers_is_not_brought_in(
+    damage: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    save_as_colossal(tmp_path / "colossal", shape_of(SMALL), made(shape_of(SMALL), seed=7), safe=False)
+    damage(tmp_path / "colossal")
+    with pytest.raises(DataError, match=said):
+        taken_in(tmp_path / "colossal", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("step-*"))
+
+
+def flip(file: Path) -> None:
+    """A bit of the first tensor."""
+    with zipfile.ZipFile(file) as archive:
+        at = min(i.header_offset for i in archive.infolist() if "/data/" in i.filename)
+    data = bytearray(file.read_bytes())
+    data[at + 200] ^= 4
+    file.write_bytes(data)
 
 
 def test_weights_of_a_checkpoint_are_taken_alone(tmp_path: Path) -> None:

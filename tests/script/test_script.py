@@ -267,7 +267,6 @@ RUN_FILE = "name: demo\nscript: {path: train.py, args: [--lr, 1e-3]}\ntrack: {ml
         ("plan", "review", "run.yaml"),
         ("check", "run.yaml"),
         ("profile", "run.yaml"),
-        ("drill", "run.yaml"),
         ("swarm", "create", "run.yaml"),
         ("data", "look", "run.yaml"),
         ("sample", "demo"),

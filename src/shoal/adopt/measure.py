@@ -16,13 +16,13 @@ from pathlib import Path
 
 from shoal.adopt.doctor import Report
 from shoal.adopt.measured import Measured, Row
-from shoal.adopt.shadow import shadow
 from shoal.adopt.verdicts import judged
 from shoal.drill.live import Live, Silent
 from shoal.errors import SetupError, TransientError, UsageError
 from shoal.held_signals import stoppable
 from shoal.journal.rundir import RunDir
 from shoal.script.probe import MEASURED
+from shoal.script.shadow import shadow
 
 QUIET = ("track.mlflow=false", "guard.backoff_s=0.01")
 REPEATED, RESUMED, SPREAD = "repeated", "resumed", "two processes"

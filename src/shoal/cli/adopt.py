@@ -5,7 +5,12 @@ for a few steps: twice, killed after a save and resumed, and on two processes; f
 losses. Nothing of yours is changed unless you say --apply. Options stand before SCRIPT, all after it is the script's.
 Exit code 0: no defect was found; 2: at least one was (hints do not count).
 
+With `--to run-file` it writes the run file by which Shoal itself trains the same, where it can (else 2, and the line
+that prevents it). Words after SCRIPT are then read as if it were started with them; values such as train.steps=100 may
+stand before it.
+
 shoal adopt train.py
+shoal adopt --to run-file --out run.yaml train.py --lr 1e-4
 shoal adopt --patch mend.diff train.py
 shoal adopt --measure --resume '--resume {checkpoint}' train.py --steps 40
 """
@@ -19,7 +24,9 @@ from pathlib import Path
 
 from shoal.errors import DONE, WRONG_USAGE, UsageError
 
-OPTIONS = ("--patch", "--steps", "--resume", "--checkpoints", "--patience")  # with a value
+OPTIONS = ("--patch", "--steps", "--resume", "--checkpoints", "--patience", "--to", "--out")  # with a value
+TAKES_OVERRIDES = True
+RUN_FILE, RUN_FILES = "run-file", (".yaml", ".yml")
 FEWEST, MOST = 2, 10_000
 
 
@@ -39,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patience", type=float, default=600.0, metavar="SECONDS", help="a run that is silent so long hangs (600)"
     )
+    parser.add_argument("--to", choices=(RUN_FILE,), help="write the run file by which Shoal trains the same")
+    parser.add_argument("--out", metavar="OUT.yaml", help="of --to: the file (default: the script's name, .yaml)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +59,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps must be from {FEWEST} to {MOST:,}.")
     if not 0 < args.patience < float("inf"):
         raise UsageError("--patience must be more than 0, and a number.")
+    _to_behind(args)
+    if args.to == RUN_FILE:
+        return _to_run_file(args)
+    if args.out is not None:
+        raise UsageError("--out is for --to run-file alone; leave it out.")
+    if args.overrides:
+        raise UsageError(f"`{args.overrides[0]}` is a value of a run file, which --to run-file alone writes.")
     if args.after and not args.measure:
         raise UsageError(
             f"`{args.after[0]}` after SCRIPT is an argument of the script, which is run with --measure only."
@@ -90,3 +106,45 @@ def _refuse_to_overwrite(file: Path) -> None:
         raise UsageError(f"--patch {file} is no file; give the name of a file to write.")
     if not file.parent.is_dir():
         raise UsageError(f"--patch {file}: there is no folder {file.parent}; make it, or give another name.")
+
+
+def _to_behind(args: argparse.Namespace) -> None:
+    """`shoal adopt train.py --to run-file run.yaml` is what people type; the script's own words come before."""
+    after = list(args.after)
+    at = next((i for i in range(len(after) - 1) if after[i : i + 2] == ["--to", RUN_FILE]), None)
+    if args.to is not None or at is None:
+        return
+    rest = after[at + 2 :]
+    if rest[:1] == ["--out"] and len(rest) > 1:
+        rest = rest[1:]
+    if len(rest) > 1 or (rest and not rest[0].endswith(RUN_FILES)):
+        raise UsageError(f"after `--to {RUN_FILE}` comes the name of the run file (.yaml) and nothing else.")
+    args.to, args.out, args.after = RUN_FILE, rest[0] if rest else args.out, after[:at]
+
+
+def _to_run_file(args: argparse.Namespace) -> int:
+    from shoal.adopt.native.run_file import make, write
+    from shoal.adopt.project import read_project
+    from shoal.adopt.training import Training
+
+    for option in ("json", "patch", "apply", "measure"):
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option} is of the report, and --to {RUN_FILE} writes a run file; leave one of them out."
+            )
+    file = Path(args.out or f"{Path(args.script).stem}.yaml")
+    if not file.name.endswith(RUN_FILES):
+        raise UsageError(f"--out {file}: a run file ends in .yaml.")
+    if file.exists():
+        raise UsageError(f"{file} is there already; give another name with --out.")
+    if not file.parent.is_dir():
+        raise UsageError(f"--out {file}: there is no folder {file.parent}; make it, or give another name.")
+    made = make(Training(read_project(Path(args.script))), args.after, args.overrides, file)
+    write(made, file)
+    print(f"{file} written: what {args.script} trains, as a run of Shoal's own.")
+    for question in made.questions:
+        print(f"  ? {question}")
+    for command in made.prepare:
+        print(f"First: {command}")
+    print(f"Next: read it, then `shoal show {file}`.")
+    return DONE

@@ -1,7 +1,8 @@
 """Break a real run on purpose, and report what it cost.
 
 The run file is trained twice in a folder of the drill's own: once as it is, once with faults at moments that the seed
-chooses. Your runs, trackers and stores are not touched.
+chooses. Your runs, trackers and stores are not touched. A run file with a section `script:` is run in copies of the
+folder that it runs in, and may be broken by kill, stop, preempt and coordinator.
 
 shoal drill run.yaml --scenario kill --count 3 --seed 7 train.steps=200
 shoal drill run.yaml --scenario kill,preempt,bitflip
@@ -59,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.drill.drill import Asked, drill, own_folder
+    from shoal.drill.drill import Asked, Result, drill, own_folder
+    from shoal.drill.of_script import Result as OfScript
+    from shoal.drill.of_script import as_text, refuse
+    from shoal.drill.of_script import drill as of_script
     from shoal.drill.table import table
 
     for name in ("count", "pause", "patience"):
@@ -68,21 +72,29 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.pace < math.inf:
         raise UsageError("--pace must be 0 or more, and a number.")
     spec = load(args.file, args.overrides).run
-    trainable(spec)
-    local_inputs(spec)
     place = workspace(args.workspace)
-    spec = with_steps(spec, place)
-    planned = plan(args.scenario, spec, args.count, args.seed)
     baseline = Path(args.baseline) if args.baseline else None
+    if spec.script is not None:
+        trainable(spec, "script")
+        refuse(args.scenario, args.count, spec, baseline is not None, args.pace)
+        planned = []  # once it is known how many steps there are
+    else:
+        trainable(spec)
+        local_inputs(spec)
+        spec = with_steps(spec, place)
+        planned = plan(args.scenario, spec, args.count, args.seed)
     asked = Asked(args.file, list(args.overrides), spec, planned, baseline, args.pause, args.patience, args.pace)
     for option, path in (("--workspace", place), ("--keep", Path(args.keep or ""))):
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is no folder; {option} takes one.")
     place.mkdir(parents=True, exist_ok=True)
     with stoppable(), own_folder(place, Path(args.keep) if args.keep else None) as folder:
-        result = drill(asked, folder)
+        if spec.script is not None:
+            result: Result | OfScript = of_script(asked, args.scenario, args.count, args.seed, folder)
+        else:
+            result = drill(asked, folder)
     if args.json:
         print(json.dumps({"scenario": args.scenario, "seed": args.seed, **result.as_json()}, indent=2))
     else:
-        print(table(result))
+        print(table(result) if isinstance(result, Result) else as_text(result))
     return DONE if result.passed else TRANSIENT

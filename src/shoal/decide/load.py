@@ -17,3 +17,8 @@ def _shape_of_checkpoint(weights: str) -> dict[str, Any] | None:
     from shoal.checkpoint.foreign.shapes import fields_of_weights  # most run files name none
 
     return fields_of_weights(weights)
+
+
+def load_text(text: str, path: str | os.PathLike[str]) -> resolve.Loaded:
+    """The same of a text that may be written to `path`."""
+    return resolve.of_text(text, path, _shape_of_checkpoint)

@@ -190,13 +190,13 @@ def _broken(
     try:
         live.say(f"now with {len(asked.planned)} fault{'s' * (len(asked.planned) > 1)}")
         for planned in asked.planned:
-            if not _until_ready(planned, stage, faults):
+            if not until_ready(planned, stage, faults):
                 break
             if fault := means.do(planned, stage):
                 faults.append(fault)
                 live.say(f"fault {len(faults)} of {len(asked.planned)} done: {fault.kind} of {fault.victim}")
-                _start_again_if_needed(stage, fault)
-        while not live.wait(live.finished) and _goes_on(live, faults):
+                begin_again_if_needed(stage, fault)
+        while not live.wait(live.finished) and goes_on(live, faults):
             pass
         live.wait(live.over, asked.patience_s)
     except Silent as e:
@@ -232,11 +232,11 @@ def _on_cpu(records: Sequence[Record]) -> bool:
     return all(r.get("device") == "cpu" for r in records if r["kind"] == "start")
 
 
-def _until_ready(planned: Planned, stage: Stage, faults: Sequence[Broken]) -> bool:
+def until_ready(planned: Planned, stage: Stage, faults: Sequence[Broken]) -> bool:
     """Waits for the moment; False where the run is over before it."""
     live = stage.live
     while not live.wait(lambda: _settled(stage, faults) and live.step >= planned.step - (planned.kind == "nan")):
-        if not _goes_on(live, faults):
+        if not goes_on(live, faults):
             return False
     if live.finished():
         return False
@@ -272,7 +272,7 @@ def _islands(live: Live) -> int:
     return 1 + max((int(r["island"]) for r in live.of("island")), default=0)
 
 
-def _start_again_if_needed(stage: Stage, fault: Broken) -> None:
+def begin_again_if_needed(stage: Stage, fault: Broken) -> None:
     """The part of the scheduler: what was lost or taken away is started again."""
     live = stage.live
     if fault.kind not in RESUMES or (live.members() and live.members() != [fault.island]):
@@ -285,7 +285,7 @@ def _start_again_if_needed(stage: Stage, fault: Broken) -> None:
         live.resume()
 
 
-def _goes_on(live: Live, faults: Sequence[Broken]) -> bool:
+def goes_on(live: Live, faults: Sequence[Broken]) -> bool:
     """Whether a run that has ended is started again: it was told to stop, or its supervisor was killed, by a drill."""
     if live.finished() or not faults or faults[-1].kind not in RESUMES:
         return False

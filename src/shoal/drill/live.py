@@ -222,12 +222,13 @@ def _stat(pid: int) -> str | None:
         return None
 
 
-def _words(pid: int) -> bytes:
+def _words(pid: int, file: str = "cmdline") -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
         return b""
 
 
 def _is_shoal(pid: int) -> bool:
-    return sys.platform != "linux" or b"shoal" in _words(pid)
+    """A worker that is somebody's script has Shoal's name in its environment alone."""
+    return sys.platform != "linux" or b"shoal" in _words(pid) or b"SHOAL_SCRIPT=" in _words(pid, "environ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.errors import UsageError
@@ -39,16 +40,30 @@ class Planned:
 def plan(scenario: str, run: Run, count: int | None, seed: int) -> list[Planned]:
     """The same for the same seed and run. `scenario` may name several, separated by commas: they take turns. Without a
     count each comes once."""
-    kinds = _kinds(scenario, run)
+    return plan_of(scenario, SCENARIOS, lambda kind: _wrong(kind, run), run.steps, count, seed, "train.steps")
+
+
+def plan_of(
+    scenario: str,
+    there: Collection[str],
+    wrong: Callable[[str], str | None],
+    steps: int,
+    count: int | None,
+    seed: int,
+    of: str,
+) -> list[Planned]:
+    """Of so many steps; `there`: the scenarios that there are, `of`: by what the number of steps is known."""
+    kinds = _kinds(scenario, there, wrong)
     named = 1 if scenario == MIX else len(kinds)
     count = named if count is None else count
     if count < named:
         raise UsageError(f"--count {count} leaves out {', '.join(kinds[count:])}: {named} scenarios are named.")
-    if run.steps < STEPS_A_FAULT * count:
+    if steps < STEPS_A_FAULT * count:
         faults, fewest = f"{count} fault{'s' * (count > 1)}", STEPS_A_FAULT * count
-        raise UsageError(f"train.steps={run.steps} is too few for {faults}: at least {fewest} are needed.")
+        said = f"train.steps={steps} is" if of == "train.steps" else f"{of} takes {steps} steps, which are"
+        raise UsageError(f"{said} too few for {faults}: at least {fewest} are needed.")
     chance = random.Random(f"shoal drill {seed}")
-    begin, length = run.steps * _FIRST, run.steps * (_LAST - _FIRST) / count
+    begin, length = steps * _FIRST, steps * (_LAST - _FIRST) / count
     planned = []
     for i in range(count):
         kind = chance.choice(kinds) if scenario == MIX else kinds[i % len(kinds)]
@@ -57,21 +72,21 @@ def plan(scenario: str, run: Run, count: int | None, seed: int) -> list[Planned]
     return planned
 
 
-def _kinds(scenario: str, run: Run) -> list[str]:
+def _kinds(scenario: str, there: Collection[str], wrong: Callable[[str], str | None]) -> list[str]:
     if scenario == MIX:
-        return [kind for kind in SCENARIOS if _wrong(kind, run) is None]
+        return [kind for kind in there if wrong(kind) is None]
     kinds = [kind.strip() for kind in scenario.split(",")]
     if MIX in kinds:
         raise UsageError(f"{MIX} is all that apply, so no other scenario is named beside it.")
     for kind in kinds:
         if not kind:
-            raise UsageError(f"--scenario '{scenario}' lacks a name; there are {', '.join([*SCENARIOS, MIX])}.")
-        if kind not in SCENARIOS:
-            near = closest(kind, [*SCENARIOS, MIX])
-            hint = f"did you mean {near}?" if near else f"there are {', '.join([*SCENARIOS, MIX])}."
+            raise UsageError(f"--scenario '{scenario}' lacks a name; there are {', '.join([*there, MIX])}.")
+        if kind not in there:
+            near = closest(kind, [*there, MIX])
+            hint = f"did you mean {near}?" if near else f"there are {', '.join([*there, MIX])}."
             raise UsageError(f"there is no scenario '{kind}'; {hint}")
-        if wrong := _wrong(kind, run):
-            raise UsageError(f"{kind} does not apply to this run: {wrong}.")
+        if said := wrong(kind):
+            raise UsageError(f"{kind} does not apply to this run: {said}.")
     return kinds
 
 

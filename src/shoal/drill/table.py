@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal import readable
 from shoal.drill.account import Account
 from shoal.drill.drill import Result
@@ -11,8 +13,14 @@ _COLUMNS = ("fault", "victim", "step", "noticed after", "stall", "lost steps", "
 
 
 def table(result: Result) -> str:
-    rows = [_COLUMNS, *map(_row, result.faults)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    return "\n".join([*rows_of(result.faults), "", *_verdict(result)])
+
+
+def rows_of(faults: Sequence[Measured], samples: bool = True) -> list[str]:
+    """Without the columns about samples, of what nobody knows any."""
+    wide = len(_COLUMNS) if samples else len(_COLUMNS) - 2
+    rows = [_COLUMNS[:wide], *(_row(fault)[:wide] for fault in faults)]
+    widths = [max(len(row[i]) for row in rows) for i in range(wide)]
     lines = [
         "  ".join(
             cell.ljust(width) if i < 2 else cell.rjust(width)
@@ -20,8 +28,7 @@ def table(result: Result) -> str:
         )
         for row in rows
     ]
-    lines += [f"  {fault.kind} at step {fault.step}: {fault.note}" for fault in result.faults if fault.note]
-    return "\n".join([*lines, "", *_verdict(result)])
+    return lines + [f"  {fault.kind} at step {fault.step}: {fault.note}" for fault in faults if fault.note]
 
 
 def _row(fault: Measured) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ REFUSED: dict[Driver, Table] = {
         "swarm": No("a script is no peer of a swarm; leave it out"),
     },
     "batch": {
-        **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh"), _COMMAND),
+        **dict.fromkeys(("seed", "model", "data", "train", "eval", "mesh", "engine"), _COMMAND),
         "script": No("a run is a script or a batch; leave one of them out"),
         "own": No("Shoal's loop calls own code, and a batch runs commands; leave it out"),
         "resources": No("it is batch.at_once of a batch; set that, or CUDA_VISIBLE_DEVICES in batch.env"),

@@ -69,6 +69,11 @@ def load(
     return _resolved(file, _document(file), overrides, of_checkpoint)
 
 
+def of_text(text: str, path: str | os.PathLike[str], of_checkpoint: OfCheckpoint | None = None) -> Loaded:
+    """As `load`, of what is not yet written there."""
+    return _resolved(File(path), parse(text, str(path)), (), of_checkpoint)
+
+
 def of_values(values: dict[str, Any], overrides: Sequence[str] = (), said_by: str = "the command line") -> Loaded:
     """As `load`, of a run that a command line describes; relative paths are from the current folder."""
     file = File(said_by)

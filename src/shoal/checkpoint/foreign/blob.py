@@ -68,6 +68,34 @@ class Blob:
         except _DAMAGED as e:
             raise Refused(f"it holds something else than a plain tensor ({type(e).__name__})") from e
 
+    def table(self) -> dict[str, tuple[torch.dtype, Dims]]:
+        """Names of tensors, as a state dict is saved, with what each is; no bytes are read."""
+        try:
+            return {name: self._described(value) for name, value in self._items().items()}
+        except _DAMAGED as e:
+            raise Refused(f"it holds something else than a table of tensors ({type(e).__name__})") from e
+
+    def of_table(self, name: str) -> torch.Tensor:
+        """One of them, contiguous. Tensors that share their bytes (tied weights) are read one by one."""
+        try:
+            return self._tensor(self._items()[name], shared=True)
+        except _DAMAGED as e:
+            raise Refused(f"it is no plain tensor ({type(e).__name__})") from e
+
+    def _items(self) -> dict[str, Any]:
+        value = self._value
+        if isinstance(value, Made) and value.what == Global("collections", "OrderedDict") and not value.args:
+            value = value.items
+        if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+            raise Refused("it holds something else than a table of tensors")
+        return value
+
+    def _described(self, value: Any) -> tuple[torch.dtype, Dims]:
+        if not isinstance(value, Made) or value.what.name != "_rebuild_tensor_v2":
+            raise Refused("it holds something else than plain tensors")
+        storage, _, size, *_ = value.args
+        return TORCH_DTYPES[_STORAGES[storage.key[1].module, storage.key[1].name]], dims(size)
+
     def plain(self) -> Any:
         """What it holds, if that is numbers, texts, and lists and tables of them. Tensors become lists."""
         left = _MOST_NODES
@@ -92,7 +120,7 @@ class Blob:
         except _DAMAGED as e:
             raise Refused(f"it holds no plain value ({type(e).__name__})") from e
 
-    def _tensor(self, value: Any) -> torch.Tensor:
+    def _tensor(self, value: Any, shared: bool = False) -> torch.Tensor:
         if not isinstance(value, Made) or not value.what.name.startswith("_rebuild_tensor_v"):
             raise Refused("it holds something else than a plain tensor")
         storage, first, size, stride, _, hooks, *rest = value.args
@@ -108,7 +136,8 @@ class Blob:
         size, stride, first = dims(size), dims(stride), whole(first)
         last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         # DCP writes no bytes that are not the tensor's; strides are those of a transposed one at most.
-        if math.prod(size) != count or (count and last >= count):
+        fits = math.prod(size) <= count if shared else math.prod(size) == count
+        if not fits or min([first, *stride]) < 0 or (count and math.prod(size) and last >= count):
             raise Refused("its tensor does not fit its bytes")
         numbers = torch.frombuffer(self._bytes(f"data/{key}"), dtype=TORCH_DTYPES[dtype]) if count else torch.empty(0)
         return numbers.to(TORCH_DTYPES[dtype]).as_strided(size, stride, first).contiguous()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.find import Found, Root, published
+from shoal.checkpoint.foreign.bins import has_bins, of_bins
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
 from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
@@ -35,6 +36,7 @@ from shoal.spec.shape import shape_of
 from shoal.values import shown
 
 KIND = "a Hugging Face folder"
+NO_PICKLE = "its weights are pickles (.bin): they were read for their numbers alone, and nothing in them was run."
 _MOST_VALUES_BYTES = 64 << 10  # of what is no tensor; more than that is no setting but data
 
 
@@ -71,10 +73,13 @@ def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
     folder = Path(text).resolve()
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
-    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")):
+    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")) or has_bins(folder):
         from shoal.model.hf import open_weights
 
         model = model_of_folder(folder)
+        if has_bins(folder):
+            tensors = of_bins(folder, stack, model.tie_embeddings)
+            return Source(KIND, str(folder), tensors, model, notes=(*notes_of(folder), NO_PICKLE))
         held, _ = open_weights(folder, shape_of(model), stack)
         return Source(KIND, str(folder), of_safetensors(held), model, notes=tuple(notes_of(folder)))
     found, _ = place_of(text, workspace).take(lambda found: found, lambda words: None)

@@ -41,7 +41,7 @@ def shadow(folder: Path, into: Path) -> None:
             if count > MOST_FILES or total > MOST_TOTAL:
                 raise UsageError(
                     f"{folder} holds more than {MOST_FILES:,} files or {MOST_TOTAL >> 30} GiB of small ones, and a "
-                    "measured script runs in a copy of it; run `shoal adopt` from a folder with less in it."
+                    "measured or drilled script runs in a copy of it; start that from a folder with less in it."
                 )
             shutil.copy2(file, here / name)
 
