@@ -168,7 +168,8 @@ def train_for(steps: int | None, run: Run, workspace: Path) -> RunDir:
     return run_dir
 
 
-@pytest.mark.parametrize("kind", [QUICK[1], pytest.param(QUICK[0], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", QUICK)
 def test_a_run_goes_on_from_tp_on_shards_and_back(kind: str, folder: Path, tmp_path: Path) -> None:
     """Two stretches of a packed parameter are one matrix in a checkpoint, for whoever reads it."""
     from transformers import AutoModelForCausalLM
