@@ -185,24 +185,7 @@ def _broken(
     faults_env = {**means.environment(folder, asked.pace_s), **environment(asked.planned)}
     live = _begin(asked, folder, BROKEN, env | faults_env)
     stage = Stage(live, folder, memory, asked.pause_s)
-    faults: list[Broken] = []
-    how = ""
-    try:
-        live.say(f"now with {len(asked.planned)} fault{'s' * (len(asked.planned) > 1)}")
-        for planned in asked.planned:
-            if not until_ready(planned, stage, faults):
-                break
-            if fault := means.do(planned, stage):
-                faults.append(fault)
-                live.say(f"fault {len(faults)} of {len(asked.planned)} done: {fault.kind} of {fault.victim}")
-                begin_again_if_needed(stage, fault)
-        while not live.wait(live.finished) and goes_on(live, faults):
-            pass
-        live.wait(live.over, asked.patience_s)
-    except Silent as e:
-        how = str(e)
-    finally:
-        live.end()
+    faults, how = broken(asked.planned, stage, live, asked.patience_s)
     digest = next((r.get("digest") for r in reversed(live.records) if r["kind"] == "finished"), None)
     ended = not how and live.finished()
     missed = len(asked.planned) - len(faults)
@@ -230,6 +213,29 @@ def _broken(
 
 def _on_cpu(records: Sequence[Record]) -> bool:
     return all(r.get("device") == "cpu" for r in records if r["kind"] == "start")
+
+
+def broken(plan: Sequence[Planned], stage: Stage, live: Live, patience_s: float) -> tuple[list[Broken], str]:
+    """The faults that were done to a run until it was over, and how it came that no more of it was seen, if so."""
+    faults: list[Broken] = []
+    how = ""
+    try:
+        live.say(f"now with {len(plan)} fault{'s' * (len(plan) > 1)}")
+        for planned in plan:
+            if not until_ready(planned, stage, faults):
+                break
+            if fault := means.do(planned, stage):
+                faults.append(fault)
+                live.say(f"fault {len(faults)} of {len(plan)} done: {fault.kind} of {fault.victim}")
+                begin_again_if_needed(stage, fault)
+        while not live.wait(live.finished) and goes_on(live, faults):
+            pass
+        live.wait(live.over, patience_s)
+    except Silent as e:
+        how = str(e)
+    finally:
+        live.end()
+    return faults, how
 
 
 def until_ready(planned: Planned, stage: Stage, faults: Sequence[Broken]) -> bool:

@@ -17,9 +17,9 @@ from shoal import readable
 from shoal.decide.script import decide_script
 from shoal.drill import means
 from shoal.drill.account import Account
-from shoal.drill.drill import BROKEN, CALM, Asked, begin_again_if_needed, goes_on, until_ready
-from shoal.drill.live import Live, Silent
-from shoal.drill.means import Broken, Stage
+from shoal.drill.drill import BROKEN, CALM, Asked, broken
+from shoal.drill.live import Live
+from shoal.drill.means import Stage
 from shoal.drill.measure import Measured, measure
 from shoal.drill.plan import plan_of
 from shoal.drill.table import rows_of
@@ -113,23 +113,7 @@ def drill(asked: Asked, scenario: str, count: int | None, seed: int, folder: Pat
         )
     planned = plan_of(scenario, KINDS, lambda kind: None, steps, count, seed, "the script")
     live = _begin(asked, closed, folder, BROKEN)
-    stage, faults, how = Stage(live, folder, folder, asked.pause_s), list[Broken](), ""
-    try:
-        live.say(f"now with {len(planned)} fault{'s' * (len(planned) > 1)}")
-        for one in planned:
-            if not until_ready(one, stage, faults):
-                break
-            if fault := means.do(one, stage):
-                faults.append(fault)
-                live.say(f"fault {len(faults)} of {len(planned)} done: {fault.kind} of {fault.victim}")
-                begin_again_if_needed(stage, fault)
-        while not live.wait(live.finished) and goes_on(live, faults):
-            pass
-        live.wait(live.over, asked.patience_s)
-    except Silent as e:
-        how = str(e)
-    finally:
-        live.end()
+    faults, how = broken(planned, Stage(live, folder, folder, asked.pause_s), live, asked.patience_s)
     ended = not how and live.code == DONE
     if ended and len(faults) < len(planned):
         how = f"{len(planned) - len(faults)} of {len(planned)} faults came too late: a longer run leaves room for them"

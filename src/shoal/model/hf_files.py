@@ -113,10 +113,11 @@ def _files(folder: Path) -> tuple[str, dict[str, str]]:
                 "safetensors."
             )
         raise SetupError(f"{folder} has neither {SINGLE} nor {INDEX}: get the model's weights.")
-    return chosen, _weight_map(folder / chosen) if chosen.endswith(".json") else {}
+    return chosen, weight_map(folder / chosen) if chosen.endswith(".json") else {}
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, by an index of safetensors or of pickles."""
     try:
         with inside("weight_map"):
             where = table(read_object(index, _MOST_INDEX_BYTES, _MOST_TENSORS).get("weight_map"), _MOST_TENSORS)

@@ -18,11 +18,11 @@ from shoal.checkpoint.foreign.incoming import Box, Incoming
 from shoal.checkpoint.foreign.inert import Refused
 from shoal.checkpoint.layout import DTYPES
 from shoal.errors import DataError
-from shoal.plain_file import open_plain, read_object
-from shoal.values import BadValue, inside, shown, table, text
+from shoal.model.hf_files import weight_map
+from shoal.plain_file import open_plain
+from shoal.values import shown
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_MOST_INDEX_BYTES, _MOST_TENSORS, _MOST_NAME = 256 << 20, 4_000_000, 255
 _COMPUTED, _HEAD = "rotary_emb.inv_freq", "lm_head.weight"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,18 +54,9 @@ def _said(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not index.is_file():
         return {}
-    try:
-        with inside("weight_map"):
-            where = table(read_object(index, _MOST_INDEX_BYTES, _MOST_TENSORS).get("weight_map"), _MOST_TENSORS)
-            names = {tensor: text(name, _MOST_NAME) for tensor, name in where.items()}
-    except OSError as e:
-        raise DataError(f"{index} cannot be read ({e.strerror or e}): get the model again.") from None
-    except BadValue as e:
-        raise DataError(f"{index} cannot be read as an index of weights ({e.reason}): get the model again.") from None
-    if outside := [name for name in names.values() if not name.endswith(".bin") or os.path.basename(name) != name]:
-        raise DataError(
-            f"{index} names {shown(outside[0])}, which is no .bin file of this folder: get the model again."
-        )
+    names = weight_map(index)
+    if other := [name for name in names.values() if not name.endswith(".bin")]:
+        raise DataError(f"{index} names {shown(other[0])}, which is no .bin file: get the model again.")
     return names
 
 
