@@ -23,7 +23,8 @@ from shoal.guard.nodes.talk import HELLO
 from shoal.journal.journal import Journal
 from shoal.journal.rundir import RunDir
 from shoal.launch import agent
-from shoal.launch.agent import _hold, main
+from shoal.launch.agent import main
+from shoal.launch.holding import hold
 from shoal.spec import Run, dump, load
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -238,10 +239,10 @@ def test_an_earlier_start_of_the_same_job_is_waited_for_another_one_is_not(tmp_p
     with open(run_dir.pid_file, "w") as other, ExitStack() as held:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="already running"):
-            _hold(held, run_dir, "8")
+            hold(held, run_dir, "8")
         freed = threading.Timer(0.3, lambda: fcntl.flock(other, fcntl.LOCK_UN))
         freed.start()
-        _hold(held, run_dir, "7")
+        hold(held, run_dir, "7")
         assert freed.finished.is_set()
 
 
