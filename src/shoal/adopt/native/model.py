@@ -28,6 +28,7 @@ _ADAPTED = re.compile(r"(peft(\.\w+)*\.(get_peft_model|PeftModel\w*)|trl\.get_pe
 _SILENT = ("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "attn_implementation", "dtype", "torch_dtype")
 # `from_pretrained` with these loads something else than what is in the folder.
 _CHANGES = ("quantization_config", "load_in_8bit", "load_in_4bit", "config", "revision", "subfolder", "variant")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # no path: `gpt2`, `owner/name`
 MODELS = "models"  # beside the run file, where `hf download` is told to put what is named by a name of the hub
 
 
@@ -50,6 +51,11 @@ class Written:
         local = Path(MODELS) / name.rstrip("/").rpartition("/")[2]
         if (self.folder / local / CONFIG).is_file():
             return self.folder / local, str(local), f"{name} of the hub"
+        if not _HUB_NAME.fullmatch(name):
+            raise SetupError(
+                f"{where} starts from {name}, which is no folder with a {CONFIG} here; get it first, then say this "
+                "again."
+            )
         beside = self.file.parent / local
         raise SetupError(
             f"{where} starts from {name}, which is no folder with a {CONFIG} here; get it first "
