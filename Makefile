@@ -13,14 +13,13 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-clusters test-rest test-gpu durations kubernetes fuzz lint format bench docs lock clean
+.PHONY: help setup demo test test-slow test-clusters test-gpu durations kubernetes fuzz lint format bench docs lock clean
 
 help:
 	@echo "make demo           train a small model with two processes, kill one, watch it recover (3 minutes)"
 	@echo "make test           lint and all tests that need no cluster (about 20 minutes on 2 cores)"
 	@echo "make test-slow      what takes minutes: drills, all meshes, a real 135M model (about 20 minutes)"
 	@echo "make test-clusters  the tests against real services (an S3 server, an MLflow server, Slurm, Ray, Kubernetes)"
-	@echo "make test-rest      both of these side by side, the one computes while the other waits (about 35 minutes)"
 	@echo "make test-gpu       everything that wants a GPU; one card is enough (15 minutes; ONLY=matrix,drills for some of it)"
 	@echo "make fuzz           every reader of outside data against generated input (CASES=100000 SEED=0 JOBS=1 READERS=…)"
 	@echo "make durations      all of these; records how long each file takes, by which the next run is laid out"
@@ -64,11 +63,6 @@ test-clusters: $(READY)
 	-$(BIN)/python -m scripts.clusters.kubernetes
 	$(TESTS) -m cluster tests
 
-# Clusters are mostly waited for, and slow tests mostly compute.
-test-rest: $(READY)
-	-$(BIN)/python -m scripts.clusters.kubernetes
-	$(TESTS) -m "slow or cluster" tests
-
 # Of several GPUs all are used; of one, ranks share it. OUT names a folder for the table and the logs.
 test-gpu: $(READY)
 	$(BIN)/python -m tests.gpu.suite $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
@@ -98,6 +92,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m shoal.spec.reference docs/reference
+	$(BIN)/python -m shoal.api_page docs/reference
 
 lock: $(READY)
 	@printf 'torch==2.13.0\n' > $(VENV)/constraints.txt

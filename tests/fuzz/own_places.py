@@ -8,6 +8,7 @@ _LIBRARY = "figures in this package"
 _MEMORY = "memory that this process has mapped itself"
 
 OURS: dict[str, str] = {
+    "adopt.native.data:put_data": "a list of calls, no parser",
     "bench.collectives:measure": _CHILD,
     "check.trained:Learning.read": "a worker of the check, in a folder of the check's own",
     "checkpoint.part:decode_contents": _CHILD,
@@ -36,6 +37,8 @@ OURS: dict[str, str] = {
     "parallel.inner:Inner.share": _RANKS,
     "net.tcp:counts": "the kernel's TCP_INFO",
     "islands.trade:Trader.sum.expect": "a length, of an island that knows the run's token; the header is `_parsed`",
+    "drill.of_script:_tensors": "what the drilled script, a program of the person's own, has just saved",
+    "launch.agent:_is_batch": "the run file that was sent with this agent; what it says is read by `spec`",
     "launch.bundle:Bundle.tar": "written, not read",
     "launch.ray.driver:_secrets": "what the sender of this job has put aside for its driver",
     "launch.ray.submission:package": "written, not read",

@@ -202,9 +202,9 @@ def test_every_preset_is_reviewed(name: str) -> None:
         _is_sound(finding)
 
 
-TRAINED = sorted(
-    path for path in EXAMPLES.rglob("*.yaml") if path.name != "script.yaml"
-)  # Shoal knows no script's model
+# Shoal knows the model of no script and no batch; and the planner not what DeepSpeed holds, which it says.
+UNPLANNED = ("script.yaml", "batch.yaml", "deepspeed.yaml")
+TRAINED = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name not in UNPLANNED)
 
 
 @pytest.mark.parametrize("path", TRAINED, ids=lambda p: p.name)

@@ -200,7 +200,7 @@ def test_odd_scripts_come_to_their_end(script: ScriptRun) -> None:
     os.closerange(0, 64)
     """
     assert script.run(text) == 0
-    assert len(script.out) < 1 << 20
+    assert len(script.out) < 6 << 20  # of sixteen: what stands in the log is not all shown
     assert script.shoal("logs", "demo", "-n", "1") == 0
     assert script.shoal("report", "demo", "--no-png") == 0
     assert "train.py · 1 process" in script.out

@@ -7,7 +7,7 @@ SHOAL_BATCH_NODE, SHOAL_BATCH_NODES and SHOAL_BATCH_JOB.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from shoal.spec.begun import differences
 
 def run_node(file: Path, folder: Path, env: Mapping[str, str]) -> int:
     asked = load(file).run
-    node, nodes = (_number(env, name, default) for name, default in (("NODE", 0), ("NODES", 1)))
+    node = _number(env, ("SHOAL_BATCH_NODE", "SHOAL_NODE"), 0)
+    nodes = _number(env, ("SHOAL_BATCH_NODES", "SHOAL_NODES"), 1)
     job = env.get("SHOAL_BATCH_JOB") or env.get("SHOAL_JOB") or None
     asked = placed(asked, file.parent / Bundle.CODE)
     trainable(asked, "batch")
-    together = max(1, _number(env, "NODES_HERE", 1))
+    together = max(1, _number(env, ("SHOAL_NODES_HERE",), 1))
     decided = decide_batch(asked, _cores(asked), together)
     run_dir = RunDir.of(asked.name, folder)
     if node:
@@ -74,8 +75,11 @@ def _cores(asked: Run) -> int | None:
     return asked.launch.cpus or (None if asked.launch.on == "local" else 1)
 
 
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(f"SHOAL_BATCH_{name}") or env.get(f"SHOAL_{name}") or str(default)
-    if not text.isdecimal() or len(text) > 7:
-        raise UsageError(f"SHOAL_{name} is '{text[:40]}', which is no number.")
-    return int(text)
+def _number(env: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    """Of the first of these variables that is set."""
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return default
+    if not env[name].isdecimal() or len(env[name]) > 7:
+        raise UsageError(f"{name} is '{env[name][:40]}', which is not a number.")
+    return int(env[name])
