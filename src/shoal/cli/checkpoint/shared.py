@@ -16,8 +16,9 @@ from shoal.journal.rundir import workspace
 def place(args: argparse.Namespace, text: str) -> Place:
     """Where the checkpoints are that a person means; there must be some."""
     found = place_of(text, workspace(args.workspace))
-    if found.run_dir is not None and not found.listed():  # a script may use shoal.attach
-        no_script(found.run_dir)
+    run_dir = found.run_dir
+    if run_dir is not None and (run_dir.is_script or run_dir.is_batch) and not found.listed():  # a script may attach
+        no_script(run_dir)
     for words in found.notes:
         note(words)
     return found
