@@ -21,6 +21,9 @@ from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import check_fits
+from shoal.checkpoint.foreign.zero import weights as of_deepspeed
+from shoal.checkpoint.foreign.zero.tag import open_tag, tag_of
+from shoal.checkpoint.foreign.zero.universal import of_universal
 from shoal.checkpoint.grids import Dims, alone
 from shoal.checkpoint.layout import bytes_of
 from shoal.checkpoint.locate import place_of
@@ -69,10 +72,14 @@ class Brought:
 
 
 def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
-    """A DCP folder, a Hugging Face folder, or what `shoal.checkpoint.locate` finds; files stay open with the stack."""
+    """A DCP folder, one of DeepSpeed or of Hugging Face, or what `shoal.checkpoint.locate` finds; files stay open with
+    the stack."""
     folder = Path(text).resolve()
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
+    has_weights = any(folder.glob("*.safetensors")) or has_bins(folder)
+    if not has_weights and (tag := tag_of(folder)) is not None:
+        return _of_deepspeed(tag, model_of_folder(folder) if (folder / "config.json").is_file() else None)
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")) or has_bins(folder):
         from shoal.model.hf import open_weights
 
@@ -138,6 +145,16 @@ def write(
 def size_of(source: Source) -> int:
     """Bytes to be read, about, for a progress bar."""
     return sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in source.tensors.values())
+
+
+def _of_deepspeed(folder: Path, model: Model | None) -> Source:
+    tag = open_tag(folder)
+    taken = of_universal(tag) if tag.universal else of_deepspeed.of_zero(tag)
+    kind = "a universal checkpoint of DeepSpeed" if tag.universal else "a ZeRO checkpoint of DeepSpeed"
+    notes = (*taken.notes, of_deepspeed.NO_PICKLE)
+    return Source(
+        kind, str(folder), taken.tensors, model, taken.counters.get("global_steps"), False, taken.counters, notes
+    )
 
 
 def _of_dcp(dcp: Dcp) -> Source:
