@@ -32,7 +32,7 @@ from shoal.checkpoint.part import Contents, write_part
 from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import Store, store_of
-from shoal.errors import CheckpointError, UsageError
+from shoal.errors import CheckpointError, DataError, UsageError
 from shoal.spec.hf.folder import model_of_folder, notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
@@ -77,9 +77,9 @@ def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
     folder = Path(text).resolve()
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
-    has_weights = any(folder.glob("*.safetensors")) or has_bins(folder)
+    has_weights = (folder / "config.json").is_file() and (any(folder.glob("*.safetensors")) or has_bins(folder))
     if not has_weights and (tag := tag_of(folder)) is not None:
-        return _of_deepspeed(tag, model_of_folder(folder) if (folder / "config.json").is_file() else None)
+        return _of_deepspeed(tag, *_model_beside(folder))
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")) or has_bins(folder):
         from shoal.model.hf import open_weights
 
@@ -147,11 +147,21 @@ def size_of(source: Source) -> int:
     return sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in source.tensors.values())
 
 
-def _of_deepspeed(folder: Path, model: Model | None) -> Source:
+def _model_beside(folder: Path) -> tuple[Model | None, tuple[str, ...]]:
+    """Of the config.json that a Trainer has put beside DeepSpeed's folder; a note where it is of no use."""
+    if not (folder / "config.json").is_file():
+        return None, ()
+    try:
+        return model_of_folder(folder), ()
+    except (UsageError, DataError) as e:
+        return None, (f"the config.json beside it is not used: {e}",)
+
+
+def _of_deepspeed(folder: Path, model: Model | None, more: tuple[str, ...]) -> Source:
     tag = open_tag(folder)
     taken = of_universal(tag) if tag.universal else of_deepspeed.of_zero(tag)
     kind = "a universal checkpoint of DeepSpeed" if tag.universal else "a ZeRO checkpoint of DeepSpeed"
-    notes = (*taken.notes, of_deepspeed.NO_PICKLE)
+    notes = (*more, *taken.notes, of_deepspeed.NO_PICKLE)
     return Source(
         kind, str(folder), taken.tensors, model, taken.counters.get("global_steps"), False, taken.counters, notes
     )

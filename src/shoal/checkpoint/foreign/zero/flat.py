@@ -62,6 +62,29 @@ class Cut:
         return self.row.read(self.begin + begin, count)
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A tensor of `count` numbers, of which each row has `each` from `begin` on; what is too much is at the end."""
+
+    rows: Sequence[Numbers]
+    begin: int
+    each: int
+    count: int
+
+    @property
+    def dtype(self) -> str:
+        return self.rows[0].dtype
+
+    def read(self, begin: int, count: int) -> torch.Tensor:
+        parts = []
+        while count:
+            rank, first = divmod(begin, self.each)
+            some = min(count, self.each - first)
+            parts.append(self.rows[rank].read(self.begin + first, some))
+            begin, count = begin + some, count - some
+        return _cat(parts, self.dtype)
+
+
 def in_a_row(shapes: Mapping[str, Dims], paddings: Sequence[int], row: Numbers, world: int) -> dict[str, Cut]:
     """The tensors of one group of ZeRO 1 or 2."""
     found, at, end = {}, 0, 0
@@ -75,24 +98,29 @@ def in_a_row(shapes: Mapping[str, Dims], paddings: Sequence[int], row: Numbers, 
     return found
 
 
-def in_parts(shapes: Mapping[str, Dims], rows: Sequence[Numbers]) -> dict[str, Joined]:
+def in_parts(shapes: Mapping[str, Dims], rows: Sequence[Numbers]) -> dict[str, Spread]:
     """The tensors of ZeRO 3, of which each process has a part in its row."""
     found, at = {}, 0
     for name, shape in shapes.items():
-        count = math.prod(shape)
-        found[name] = spread(name, count, [Cut(row, at, -(-count // len(rows))) for row in rows])
-        at += -(-count // len(rows))
-    if wrong := [row.count for row in rows if row.count != at]:
-        raise Refused(f"its shapes need {at:,} numbers of each process, and a flat group has {wrong[0]:,}")
+        each = -(-math.prod(shape) // len(rows))
+        found[name] = Spread(rows, at, each, math.prod(shape))
+        at += each
+    _check_parts(rows, at, "the sum of its shapes")
     return found
 
 
-def spread(name: str, count: int, parts: Sequence[Numbers]) -> Joined:
-    """One tensor of its parts, all of which are of one length: what is too much is at the end."""
-    each = -(-count // len(parts))
-    if any(part.count != each for part in parts):
-        raise Refused(f"the parts of {shown(name)} are not what its shape needs on {len(parts)} processes")
-    return Joined([Cut(part, 0, max(0, min(each, count - rank * each))) for rank, part in enumerate(parts)])
+def spread(name: str, shape: Dims, parts: Sequence[Numbers]) -> Spread:
+    """One tensor, of its parts."""
+    each = -(-math.prod(shape) // len(parts))
+    _check_parts(parts, each, f"the shape of {shown(name)}")
+    return Spread(parts, 0, each, math.prod(shape))
+
+
+def _check_parts(rows: Sequence[Numbers], count: int, what: str) -> None:
+    if wrong := [row.count for row in rows if row.count != count]:
+        raise Refused(f"{what} needs {count:,} numbers of each process, and one has {wrong[0]:,}")
+    if len({row.dtype for row in rows}) > 1:
+        raise Refused("its processes hold numbers of several dtypes")
 
 
 def incoming(shape: Dims, numbers: Numbers, kind: str | None = None) -> Incoming:

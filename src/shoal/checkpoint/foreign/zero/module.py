@@ -3,10 +3,11 @@ in them: frozen tensors, buffers, other names of a tensor."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.checkpoint.foreign.inert import Refused
+from shoal.checkpoint.foreign.inert import Made, Refused
 from shoal.checkpoint.foreign.zero.state_file import StateFile, Stored, listed, opened, shape_of, table
 from shoal.checkpoint.foreign.zero.tag import Tag
 from shoal.checkpoint.grids import Dims
@@ -56,10 +57,9 @@ def read_module(tag: Tag) -> Module:
 
 
 def _read_first(state: StateFile, fields: dict[str, Any], module: Module, in_parts: bool) -> None:
-    names = [name for group in [*module.groups, module.frozen] for name in group]
-    if len(names) != len(set(names)):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise Refused(f"its shapes name {shown(twice)} twice")
+    names = Counter(name for group in [*module.groups, module.frozen] for name in group)
+    if len(names) != names.total():
+        raise Refused(f"its shapes name {shown(names.most_common(1)[0][0])} twice")
     module.counters = _counters(fields)
     module.buffers = frozenset(str(name) for name in listed(fields.get("buffer_names") or [], "buffer_names"))
     for name, of in table(fields.get("shared_params") or {}, "shared_params").items():
@@ -70,7 +70,7 @@ def _read_first(state: StateFile, fields: dict[str, Any], module: Module, in_par
     for name, value in table(fields.get("module") or {}, "module").items():
         if in_parts and name not in module.buffers:
             continue  # with ZeRO 3 an empty place
-        if value is None or not hasattr(value, "what") or "_rebuild" not in value.what.name:
+        if not isinstance(value, Made) or "_rebuild" not in value.what.name:
             no_tensors.append(name)
         else:
             module.others[name] = state.tensor(value)

@@ -66,7 +66,7 @@ def add_others(module: Module, cut: bool, taken: Taken) -> None:
     for name, shape in module.frozen.items():
         if name not in tensors:
             parts = [pieces[name] for pieces in module.pieces]
-            tensors[name] = incoming(shape, spread(name, math.prod(shape), parts) if cut else parts[0])
+            tensors[name] = incoming(shape, spread(name, shape, parts) if cut else parts[0])
     lost = [f"{shown(name)} (no tensor)" for name in module.no_tensors]
     for name, stored in module.others.items():
         if name in tensors or name in module.shared:
