@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -143,8 +143,7 @@ class Evil:
 def test_what_a_pickle_asks_for_is_not_done_and_not_in_the_way(tmp_path: Path) -> None:
     held = files(3)
     for value in held.values():
-        value |= {"args": Evil(tmp_path / "ran"), "seen": {1, 2}, "list": type("Some", (list,), {})}
-        value["list"] = Evil(tmp_path / "ran")
+        value |= {"mine": Evil(tmp_path / "ran"), "seen": {1, 2}, "counted": Counter("abb")}
     same(weights_of(write(tmp_path / "zero", held)), ALL)
     held[OPTIM.format(1)]["optimizer_state_dict"]["fp32_flat_groups"][0] = Evil(tmp_path / "ran")
     with pytest.raises(CheckpointError, match=r"rank_1.*something else where a tensor should be"):
@@ -297,10 +296,8 @@ def test_a_latest_that_names_no_folder_beside_it_is_refused(said: str, tmp_path:
 def test_bytes_that_changed_and_files_that_end_are_told(tmp_path: Path) -> None:
     folder = write(tmp_path / "zero", files(2))
     flipped = shutil.copytree(folder, tmp_path / "flipped") / TAG / OPTIM.format(1)
-    with zipfile.ZipFile(flipped) as archive:  # of the weights: the moments come first in the file
-        (at,) = [i.header_offset for i in archive.infolist() if i.filename.endswith("data/6")]
     data = bytearray(flipped.read_bytes())
-    at = data.index(bytes(GROUPS[1]["c.weight"].flatten()[4].numpy().tobytes()), at - 600)
+    at = data.index(GROUPS[1]["c.weight"].flatten()[5].numpy().tobytes())
     data[at] ^= 1
     flipped.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"rank_1.*CRC-32 does not match"):

@@ -8,12 +8,13 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from tests.ranks import run_ranks
@@ -41,65 +42,66 @@ class Odd(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, -2).float(), tokens.flatten())
 
 
-def save(folder: Path, stage: int, world: int = 2, precision: str = "fp32", **zero: Any) -> None:
-    """What `engine.save_checkpoint` writes after a few steps."""
+KINDS: dict[str, dict[str, Any]] = {
+    "zero-1": {"zero_optimization": {"stage": 1}},
+    "zero-2": {"zero_optimization": {"stage": 2}},
+    "zero-3": {"zero_optimization": {"stage": 3}},
+    "bf16": {
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+    },
+}
+
+
+def save(folder: Path, kinds: Mapping[str, Mapping[str, Any]] = KINDS, world: int = 2) -> None:
+    """What `engine.save_checkpoint` writes after a few steps: `KIND/latest`, `KIND/global_step3`. Beside it, what
+    DeepSpeed's own scripts make of it: `KIND.safetensors` by `zero_to_fp32` (of bf16: the model's own), and
+    `KIND/universal` by `ds_to_universal`."""
 
     def work(rank: int, world: int) -> None:
         deepspeed = package()
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-        torch.manual_seed(0)
-        model = Odd()
-        config = {
-            "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": stage, **zero},
-        }  # fmt: skip
-        if precision == "bf16":
-            config["bf16"] = {"enabled": True}
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
-        decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-        others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-        adamw = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config)
-        for step in range(STEPS):
-            tokens = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(10 * step + rank))
-            engine.backward(engine(tokens))
-            engine.step()
-        with _quiet():  # of the caller's own: whatever it likes
-            state = {"mine": {"args": argparse.Namespace(lr=1), "where": Path("x"), "seen": {1, 2}}, "epoch": 4}
-            engine.save_checkpoint(str(folder), tag="global_step3", client_state=state)
-        engine.destroy()
-
-    run_ranks(work, world)
-
-
-def merged(folder: Path) -> dict[str, torch.Tensor]:
-    """What DeepSpeed's own `zero_to_fp32` makes of it. In a process of its own."""
-
-    def work(rank: int, world: int) -> dict[str, torch.Tensor]:
-        package()
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
         with _quiet():
-            found = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-        return {name: tensor.detach().clone() for name, tensor in found.items()}
+            for kind, settings in kinds.items():
+                _train(deepspeed, folder / kind, rank, settings)
+                if rank == 0 and kind != "bf16":  # its scripts know no checkpoint of its own BF16_Optimizer
+                    _convert(folder / kind)
 
-    (weights,) = run_ranks(work, 1)
-    return dict(weights)
+    run_ranks(work, world, timeout_s=180)
 
 
-def universal(folder: Path) -> None:
-    """Its own `ds_to_universal`, beside the folder it is made of: `universal/`."""
+def _train(deepspeed: Any, folder: Path, rank: int, settings: Mapping[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    config = {"train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True, **settings}
+    decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    adamw = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config)
+    for step in range(STEPS):
+        tokens = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(10 * step + rank))
+        engine.backward(engine(tokens))
+        engine.step()
+    if rank == 0 and "bf16" in settings:
+        kept = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        save_file(kept, folder.with_name(f"{folder.name}.safetensors"))
+    # A program's own state: whatever it likes.
+    state = {"mine": {"args": argparse.Namespace(lr=1), "where": Path("x"), "seen": {1, 2}}, "epoch": 4}
+    engine.save_checkpoint(str(folder), tag=f"global_step{STEPS}", client_state=state)
+    engine.destroy()
 
-    def work(rank: int, world: int) -> None:
-        package()
-        from deepspeed.checkpoint import ds_to_universal
 
-        options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
-        where = {"input_folder": str(folder / "global_step3"), "output_folder": str(folder / "universal")}
-        with _quiet():
-            ds_to_universal.main(argparse.Namespace(**where, **options, inject_missing_state=True))
+def _convert(folder: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    run_ranks(work, 1)
+    merged = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    tensors = {name: t.detach().clone() for name, t in merged.items() if t.is_floating_point()}
+    save_file(tensors, folder.with_name(f"{folder.name}.safetensors"))
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    where = {"input_folder": str(folder / f"global_step{STEPS}"), "output_folder": str(folder / "universal")}
+    ds_to_universal.main(argparse.Namespace(**where, **options, inject_missing_state=True))
 
 
 def package() -> Any:
