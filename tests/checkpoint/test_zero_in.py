@@ -110,10 +110,15 @@ def test_a_run_starts_from_what_deepspeed_trained(kind: str, tmp_path: Path) -> 
     assert len(moments) == 2 * len(state)
 
 
-def test_the_folder_of_one_checkpoint_and_weights_alone_are_taken_too(tmp_path: Path) -> None:
+def test_the_folder_of_one_checkpoint_is_taken_too(tmp_path: Path) -> None:
     folder = write(tmp_path / "zero", files(2))
     (folder / "latest").unlink()
     same(weights_of(folder / TAG), ALL)
+
+
+def test_weights_alone_are_taken_under_any_names(tmp_path: Path) -> None:
+    brought = taken_in(write(tmp_path / "zero", files(2)), tmp_path / "out", weights_only=True)
+    assert (brought.convention, brought.tensors) == (None, len(ALL))
 
 
 def test_frozen_tensors_of_zero_1_are_not_lost(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Brings in what others have saved: a DCP folder, a Hugging Face folder or a checkpoint becomes one checkpoint of ours.
+"""Brings in what others have saved: a folder of DCP, DeepSpeed or Hugging Face, or a checkpoint, becomes one of ours.
 
 Read and written shard by shard, by one process, in the memory of the largest shard (of queries and keys whose rotary
 order changes: of one such tensor). The bytes of a tensor stay what they are; only its name may change, and that order.
@@ -17,7 +17,7 @@ from typing import Any
 from shoal.checkpoint.find import Found, Root, published
 from shoal.checkpoint.foreign.bins import has_bins, of_bins
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
-from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
+from shoal.checkpoint.foreign.foreign_names import Named, in_our_names, of_optimizer
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import check_fits
@@ -110,7 +110,7 @@ def bring_in(
     named = Named(dict(source.tensors), "Shoal") if source.ours else in_our_names(source.tensors, shape, source.where)
     if named.convention is None:
         model = shape = None
-    tensors = {name: t for name, t in named.tensors.items() if not weights_only or name.startswith("model.")}
+    tensors = {name: t for name, t in named.tensors.items() if not weights_only or _is_weight(name, named.convention)}
     if shape is not None:
         check_fits(_weights(tensors), shape, source.where)
     step = next((n for n in (step, source.step, named.step) if n is not None), 0)
@@ -202,6 +202,12 @@ def _with_vocabulary(model: Model | None, tensors: Mapping[str, Incoming]) -> Mo
     ends = ("embed.weight", "embed_tokens.weight", "tok_embeddings.weight")
     rows = next((t.shape[0] for name, t in tensors.items() if name.endswith(ends) and t.shape), None)
     return model if rows is None else model.model_copy(update={"vocab_size": rows})
+
+
+def _is_weight(name: str, convention: str | None) -> bool:
+    """Under names that nobody knows the optimizer stands among the weights, and can be told all the same."""
+    weight = name.startswith("model.")
+    return weight and (convention is not None or not of_optimizer(name.removeprefix("model.")))
 
 
 def _weights(tensors: Mapping[str, Incoming]) -> dict[str, tuple[int, ...]]:
