@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import warnings
+import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -30,7 +33,7 @@ def saved(folder: Path) -> Folder:
     tensors = {"model.a": torch.randn(5, 3), "model.b": torch.randn(7), "optim.a.step": torch.tensor(3.0)}
     extra = {"step": 12, "spec": {"model": {"dim": 32, "layers": 1, "heads": 2}}, "loss": 2.5}
     checkpoint.save(folder, 12, tensors, extra, 1)
-    return Folder({str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()})
+    return files_of(folder)
 
 
 def sealed(value: Any) -> bytes:
@@ -344,3 +347,83 @@ def dcp_files(folder: Path) -> Folder:
         warnings.simplefilter("ignore")  # that there is no process group is what is meant
         torch_dcp.save({"a": torch.randn(4, 3), "b": {"step": 3, "t": torch.ones(2).bfloat16()}}, checkpoint_id=folder)
     return Folder({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+
+
+@reader(
+    "zero",
+    "checkpoint.foreign.blob",
+    "checkpoint.foreign.inert",
+    "checkpoint.foreign.zero.tag",
+    "checkpoint.foreign.zero.state_file",
+    "checkpoint.foreign.zero.module",
+    "checkpoint.foreign.zero.ranks",
+    "checkpoint.foreign.zero.flat",
+    "checkpoint.foreign.zero.weights",
+    "checkpoint.foreign.zero.universal",
+    quick=60,
+    share=12,
+)
+def zero(folder: Path) -> Target:
+    """Checkpoints as DeepSpeed writes them, as `checkpoint import` reads them."""
+    from shoal.checkpoint.foreign.bring_in import _of_deepspeed
+    from shoal.checkpoint.foreign.zero.tag import tag_of
+    from shoal.errors import ShoalError
+
+    good = list(zero_folders(folder))
+
+    def generate(rng: Random) -> Folder:
+        case = Folder(rng.choice(good))
+        name = rng.choice([n for n in case if n.endswith(".pt")] if rng.random() < 0.9 else tuple(case))
+        roll = rng.random()
+        if roll < 0.1:
+            del case[name]
+        elif roll < 0.2:
+            case[name] = case[rng.choice(tuple(case))]
+        elif roll < 0.4 or not name.endswith(".pt"):
+            case[name] = damaged(rng, case[name])
+        else:
+            case[name] = with_pickle(case[name], lambda data: damaged(rng, data))
+        return case
+
+    def read(case: Folder) -> None:
+        found = tag_of(case.write(emptied(folder / "one")))
+        if found is None:
+            return
+        source = _of_deepspeed(found, None, ())
+        for tensor in source.tensors.values():
+            if tuple(tensor.whole().shape) != tensor.shape:
+                raise Finding("a tensor that is not what it was said to be")
+
+    return Target(generate, read, (ShoalError,))
+
+
+def with_pickle(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A file of `torch.save` with another pickle, whose CRC-32 is right."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as into:
+        for info in archive.infolist():
+            part = archive.read(info)
+            into.writestr(info.filename, change(part) if info.filename.endswith("data.pkl") else part)
+    return out.getvalue()
+
+
+def zero_folders(folder: Path) -> Iterator[Folder]:
+    import torch
+
+    from tests.checkpoint.zero_folders import TAG, write, write_universal, zero_files
+
+    torch.manual_seed(0)
+    groups, frozen, shared = [{"a": torch.randn(3, 2), "b": torch.randn(5)}], {"f": torch.randn(3)}, {"c": "a"}
+    for stage in (2, 3):
+        files = zero_files(stage, 2, groups, frozen, shared, {"table": torch.randn(2)})
+        yield files_of(write(folder / f"zero-{stage}", files))
+    yield files_of(write_universal(folder / "universal", groups[0]))
+    bare = write_universal(folder / "bare", groups[0], bare=True)
+    for name, value in zero_files(3, 2, groups, frozen).items():
+        if "model" in name:
+            torch.save(value, bare / TAG / name)
+    yield files_of(bare)
+
+
+def files_of(folder: Path) -> Folder:
+    return Folder({str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()})

@@ -12,6 +12,8 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,11 +35,14 @@ _STORAGES = {
         "Bool": torch.bool,
     }.items()
 }  # fmt: skip
+_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _NAMES = {
-    ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"), ("torch", "Size"),
+    *(("torch._utils", name) for name in _REBUILD), ("torch", "Size"),
     ("torch.storage", "UntypedStorage"), ("collections", "OrderedDict"), *_STORAGES, *DTYPE_NAMES,
 }  # fmt: skip
 MOST_DIMS = 64
+CRC_DIFFERS = "its bytes are not those that were written (their CRC-32 does not match)"
+MOST_PICKLE = 1 << 30  # bytes
 _MOST_NODES = 10_000  # of a plain value: a pickle can name one list a thousand times, in a thousand lists
 _DAMAGED = (
     zipfile.BadZipFile, EOFError, AttributeError, KeyError, TypeError, ValueError, OverflowError, NotImplementedError,
@@ -45,10 +50,25 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-class Blob:
-    """One of them, somewhere in a file. What is wrong with it is `Refused`, half a sentence."""
+@dataclass(frozen=True)
+class Lies:
+    """Where the numbers of a tensor are, one after the other: `first` of those of a part, which is bytes of a file."""
 
-    def __init__(self, fd: int, at: int, size_bytes: int) -> None:
+    dtype: str
+    shape: Dims
+    first: int
+    at: int  # of the part, in the file
+    bytes: int
+    crc: int | None  # None: it was written without
+
+
+class Blob:
+    """One of them, somewhere in a file. What is wrong with it is `Refused`, half a sentence. `names`: what its pickle
+    may name; more than those of tensors where somebody's settings lie beside them."""
+
+    def __init__(
+        self, fd: int, at: int, size_bytes: int, names: Container[tuple[str, str]] = _NAMES, most: int = MOST_PICKLE
+    ) -> None:
         self._window = _Window(fd, at, size_bytes)
         try:
             with zipfile.ZipFile(self._window) as archive:
@@ -57,14 +77,16 @@ class Blob:
             self.has_crc = self._entries["data.pkl"].CRC != 0
             if "byteorder" in self._entries and self._bytes("byteorder") != b"little":
                 raise Refused("its numbers are big-endian")
-            self._value = inert.read(bytes(self._bytes("data.pkl")), _NAMES)
+            if self._entries["data.pkl"].file_size > most:
+                raise Refused(f"its pickle has more than {most:,} bytes, which is no checkpoint's")
+            self.value = inert.read(bytes(self._bytes("data.pkl")), names)
         except _DAMAGED as e:
             raise Refused(f"it is damaged, or not what torch.save writes ({type(e).__name__})") from e
 
     def tensor(self) -> torch.Tensor:
         """The one that it holds, contiguous."""
         try:
-            return self._tensor(self._value)
+            return self._tensor(self.value)
         except _DAMAGED as e:
             raise Refused(f"it holds something else than a plain tensor ({type(e).__name__})") from e
 
@@ -83,7 +105,7 @@ class Blob:
             raise Refused(f"it is no plain tensor ({type(e).__name__})") from e
 
     def _items(self) -> dict[str, Any]:
-        value = self._value
+        value = self.value
         if isinstance(value, Made) and value.what == Global("collections", "OrderedDict") and not value.args:
             value = value.items
         if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
@@ -116,13 +138,43 @@ class Blob:
             return convert(self._tensor(value).tolist())
 
         try:
-            return convert(self._value)
+            return convert(self.value)
         except _DAMAGED as e:
             raise Refused(f"it holds no plain value ({type(e).__name__})") from e
 
     def _tensor(self, value: Any, shared: bool = False) -> torch.Tensor:
         if not isinstance(value, Made) or not value.what.name.startswith("_rebuild_tensor_v"):
             raise Refused("it holds something else than a plain tensor")
+        key, dtype, size, stride, first = self._laid(value)
+        count = self._entries[key].file_size // ITEM_BYTES[dtype]
+        last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        # DCP writes no bytes that are not the tensor's; strides are those of a transposed one at most.
+        fits = math.prod(size) <= count if shared else math.prod(size) == count
+        if not fits or min([first, *stride]) < 0 or (count and math.prod(size) and last >= count):
+            raise Refused("its tensor does not fit its bytes")
+        numbers = torch.frombuffer(self._bytes(key), dtype=TORCH_DTYPES[dtype]) if count else torch.empty(0)
+        return numbers.to(TORCH_DTYPES[dtype]).as_strided(size, stride, first).contiguous()
+
+    def lies(self, value: Any) -> Lies:
+        """Where a tensor of its value is, so that some of its numbers can be read. They are not looked at."""
+        try:
+            if not isinstance(value, Made) or value.what.module != "torch._utils" or value.what.name not in _REBUILD:
+                raise Refused("it holds something else where a tensor should be")
+            key, dtype, size, stride, first = self._laid(value)
+            at, length = self._where(key)
+            step = 1
+            for n, said in zip(reversed(size), reversed(stride), strict=True):
+                if n > 1 and said != step:
+                    raise Refused("a tensor's numbers do not follow each other")
+                step *= max(n, 1)
+            if (first + math.prod(size)) * ITEM_BYTES[dtype] > length:
+                raise Refused("a tensor does not fit its bytes")
+            return Lies(dtype, size, first, at, length, self._entries[key].CRC if self.has_crc else None)
+        except _DAMAGED as e:
+            raise Refused(f"it holds something else where a tensor should be ({type(e).__name__})") from e
+
+    def _laid(self, value: Made) -> tuple[str, str, Dims, Dims, int]:
+        """What a tensor says of itself: its bytes' name, dtype, shape, strides and first number."""
         storage, first, size, stride, _, hooks, *rest = value.args
         dtype = None
         if value.what.name == "_rebuild_tensor_v3":
@@ -131,27 +183,21 @@ class Blob:
         if any(rest) or not isinstance(hooks, Made) or hooks.items or not isinstance(storage, Persistent):
             raise Refused("it holds a tensor with hooks, or with conjugated or negated bits")
         _, kind, key, _, _ = storage.key
-        dtype = dtype or _STORAGES[kind.module, kind.name]
-        count = self._entries[f"data/{key}"].file_size // ITEM_BYTES[dtype]
-        size, stride, first = dims(size), dims(stride), whole(first)
-        last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        # DCP writes no bytes that are not the tensor's; strides are those of a transposed one at most.
-        fits = math.prod(size) <= count if shared else math.prod(size) == count
-        if not fits or min([first, *stride]) < 0 or (count and math.prod(size) and last >= count):
-            raise Refused("its tensor does not fit its bytes")
-        numbers = torch.frombuffer(self._bytes(f"data/{key}"), dtype=TORCH_DTYPES[dtype]) if count else torch.empty(0)
-        return numbers.to(TORCH_DTYPES[dtype]).as_strided(size, stride, first).contiguous()
+        return f"data/{key}", dtype or _STORAGES[kind.module, kind.name], dims(size), dims(stride), whole(first)
 
     def _bytes(self, name: str) -> bytearray:
+        data = self._window.bytes(*self._where(name))
+        if self.has_crc and zlib.crc32(data) != self._entries[name].CRC:
+            raise Refused(CRC_DIFFERS)
+        return data
+
+    def _where(self, name: str) -> tuple[int, int]:
         info = self._entries[name]
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > self._window.size:
             raise Refused("it is compressed, or shorter than it says")
         head = self._window.bytes(info.header_offset, 30)
         of_name, of_extra = struct.unpack("<HH", head[26:])
-        data = self._window.bytes(info.header_offset + 30 + of_name + of_extra, info.file_size)
-        if self.has_crc and zlib.crc32(data) != info.CRC:
-            raise Refused("its bytes are not those that were written (their CRC-32 does not match)")
-        return data
+        return info.header_offset + 30 + of_name + of_extra, info.file_size
 
 
 class _Window(io.RawIOBase):

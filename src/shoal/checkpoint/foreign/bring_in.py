@@ -1,4 +1,4 @@
-"""Brings in what others have saved: a DCP folder, a Hugging Face folder or a checkpoint becomes one checkpoint of ours.
+"""Brings in what others have saved: a folder of DCP, DeepSpeed or Hugging Face, or a checkpoint, becomes one of ours.
 
 Read and written shard by shard, by one process, in the memory of the largest shard (of queries and keys whose rotary
 order changes: of one such tensor). The bytes of a tensor stay what they are; only its name may change, and that order.
@@ -17,10 +17,13 @@ from typing import Any
 from shoal.checkpoint.find import Found, Root, published
 from shoal.checkpoint.foreign.bins import has_bins, of_bins
 from shoal.checkpoint.foreign.dcp import Dcp, is_dcp, open_dcp
-from shoal.checkpoint.foreign.foreign_names import Named, in_our_names
+from shoal.checkpoint.foreign.foreign_names import Named, in_our_names, of_optimizer
 from shoal.checkpoint.foreign.incoming import Box, Incoming, of_checkpoint, of_dcp, of_safetensors
 from shoal.checkpoint.foreign.shapes import model_of
 from shoal.checkpoint.foreign.start_from import check_fits
+from shoal.checkpoint.foreign.zero import weights as of_deepspeed
+from shoal.checkpoint.foreign.zero.tag import open_tag, tag_of
+from shoal.checkpoint.foreign.zero.universal import of_universal
 from shoal.checkpoint.grids import Dims, alone
 from shoal.checkpoint.layout import bytes_of
 from shoal.checkpoint.locate import place_of
@@ -29,7 +32,7 @@ from shoal.checkpoint.part import Contents, write_part
 from shoal.checkpoint.publish import complete
 from shoal.checkpoint.rows import ITEM_BYTES, PIECE_BYTES, Entry, Layout
 from shoal.checkpoint.store import Store, store_of
-from shoal.errors import CheckpointError, UsageError
+from shoal.errors import CheckpointError, DataError, UsageError
 from shoal.spec.hf.folder import model_of_folder, notes_of
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
@@ -69,10 +72,14 @@ class Brought:
 
 
 def open_source(text: str, workspace: Path, stack: ExitStack) -> Source:
-    """A DCP folder, a Hugging Face folder, or what `shoal.checkpoint.locate` finds; files stay open with the stack."""
+    """A DCP folder, one of DeepSpeed or of Hugging Face, or what `shoal.checkpoint.locate` finds; files stay open with
+    the stack."""
     folder = Path(text).resolve()
     if is_dcp(folder):
         return _of_dcp(open_dcp(folder))
+    has_weights = (folder / "config.json").is_file() and (any(folder.glob("*.safetensors")) or has_bins(folder))
+    if not has_weights and (tag := tag_of(folder)) is not None:
+        return _of_deepspeed(tag, *_model_beside(folder))
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors.index.json")) or has_bins(folder):
         from shoal.model.hf import open_weights
 
@@ -103,7 +110,7 @@ def bring_in(
     named = Named(dict(source.tensors), "Shoal") if source.ours else in_our_names(source.tensors, shape, source.where)
     if named.convention is None:
         model = shape = None
-    tensors = {name: t for name, t in named.tensors.items() if not weights_only or name.startswith("model.")}
+    tensors = {name: t for name, t in named.tensors.items() if not weights_only or _is_weight(name, named.convention)}
     if shape is not None:
         check_fits(_weights(tensors), shape, source.where)
     step = next((n for n in (step, source.step, named.step) if n is not None), 0)
@@ -138,6 +145,26 @@ def write(
 def size_of(source: Source) -> int:
     """Bytes to be read, about, for a progress bar."""
     return sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in source.tensors.values())
+
+
+def _model_beside(folder: Path) -> tuple[Model | None, tuple[str, ...]]:
+    """Of the config.json that a Trainer has put beside DeepSpeed's folder; a note where it is of no use."""
+    if not (folder / "config.json").is_file():
+        return None, ()
+    try:
+        return model_of_folder(folder), ()
+    except (UsageError, DataError) as e:
+        return None, (f"the config.json beside it is not used: {e}",)
+
+
+def _of_deepspeed(folder: Path, model: Model | None, more: tuple[str, ...]) -> Source:
+    tag = open_tag(folder)
+    taken = of_universal(tag) if tag.universal else of_deepspeed.of_zero(tag)
+    kind = "a universal checkpoint of DeepSpeed" if tag.universal else "a ZeRO checkpoint of DeepSpeed"
+    notes = (*more, *taken.notes, of_deepspeed.NO_PICKLE)
+    return Source(
+        kind, str(folder), taken.tensors, model, taken.counters.get("global_steps"), False, taken.counters, notes
+    )
 
 
 def _of_dcp(dcp: Dcp) -> Source:
@@ -175,6 +202,12 @@ def _with_vocabulary(model: Model | None, tensors: Mapping[str, Incoming]) -> Mo
     ends = ("embed.weight", "embed_tokens.weight", "tok_embeddings.weight")
     rows = next((t.shape[0] for name, t in tensors.items() if name.endswith(ends) and t.shape), None)
     return model if rows is None else model.model_copy(update={"vocab_size": rows})
+
+
+def _is_weight(name: str, convention: str | None) -> bool:
+    """Under names that nobody knows the optimizer stands among the weights, and can be told all the same."""
+    weight = name.startswith("model.")
+    return weight and (convention is not None or not of_optimizer(name.removeprefix("model.")))
 
 
 def _weights(tensors: Mapping[str, Incoming]) -> dict[str, tuple[int, ...]]:

@@ -63,6 +63,10 @@ class Named:
     notes: tuple[str, ...] = ()  # a sentence each
 
 
+def of_optimizer(name: str) -> bool:
+    return _OPTIMIZER.fullmatch(name) is not None
+
+
 def in_our_names(raw: Tensors, shape: Shape | None, where: str) -> Named:
     """`shape` is the model's; only for names that are ours already it may be unknown."""
     raw = {_WRAPPERS.sub("", name): tensor for name, tensor in raw.items() if not _COMPUTED.fullmatch(name)}

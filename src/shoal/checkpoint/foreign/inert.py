@@ -9,7 +9,7 @@ somebody else's checkpoint can be looked at, whoever wrote it. No torch here, an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class Made:
     args: tuple[Any, ...]
     state: Any = None
     items: dict[Any, Any] = field(default_factory=dict)
+    listed: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,15 @@ class Persistent:
     key: Any
 
 
-def read(data: bytes, names: Collection[tuple[str, str]]) -> Any:
+class Anything:
+    """For `names`, where somebody's own settings stand beside what is read, and are not looked at: a name does nothing,
+    whatever it is."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def read(data: bytes, names: Container[tuple[str, str]]) -> Any:
     """The value of a pickle that names nothing but `names`; else `Refused`."""
     machine = _Machine(data, names)
     try:
@@ -92,7 +101,7 @@ def _tuple(values: list[Any]) -> _Tuple:
 
 
 class _Machine:
-    def __init__(self, data: bytes, names: Collection[tuple[str, str]]) -> None:
+    def __init__(self, data: bytes, names: Container[tuple[str, str]]) -> None:
         self.data, self.names = data, names
         self.at = 0
         self.stack: list[Any] = []
@@ -173,6 +182,7 @@ class _Machine:
 
     def append(self, values: list[Any]) -> None:
         into = self.stack[-1]
+        into = into.listed if isinstance(into, Made) else into
         if not isinstance(into, list):
             raise TypeError("items for what is no list")
         into.extend(values)

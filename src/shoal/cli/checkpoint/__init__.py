@@ -5,7 +5,7 @@
   shoal checkpoint diff A B                  where two differ; exit code 0 if their tensors are equal, else 1
   shoal checkpoint rm RUN --step N           delete; the last good one is refused
   shoal checkpoint export RUN DIR            the newest good one as a Hugging Face folder
-  shoal checkpoint import SOURCE DIR         a DCP or Hugging Face folder, or a checkpoint, as weights to start from
+  shoal checkpoint import SOURCE DIR         a folder of DCP, DeepSpeed or Hugging Face, or a checkpoint, as weights
   shoal checkpoint join FOLDER … DIR         the stages of a model cut over peers, from their folders, as one run
 
 RUN is the name of a run in the workspace or the path of its directory; RUN@STEP is its checkpoint of that step. The

@@ -1,4 +1,4 @@
-"""`shoal checkpoint import`: a DCP folder, a Hugging Face folder or a checkpoint becomes weights to start from."""
+"""`shoal checkpoint import`: a folder of DCP, DeepSpeed or Hugging Face, or a checkpoint, as weights to start from."""
 
 from __future__ import annotations
 

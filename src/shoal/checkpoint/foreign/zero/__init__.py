@@ -1,0 +1,1 @@
+"""What DeepSpeed itself has saved: ZeRO's folders and universal ones, read without unpickling anything."""
