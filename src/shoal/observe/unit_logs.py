@@ -23,7 +23,7 @@ MOST_LINE_CHARS = 1 << 16
 
 def lines(run_dir: RunDir, unit: int | None, attempt: int | None, last: int | None) -> Iterator[str]:
     """Of one unit its newest attempt, or the one that is asked for; of all units whatever has ended, block by block."""
-    said = _all(run_dir) if unit is None else _one(run_dir, unit, attempt)
+    said = _all(run_dir, {}) if unit is None else _one(run_dir, unit, attempt)
     return said if last is None else iter(deque(said, maxlen=last))
 
 
@@ -32,10 +32,13 @@ def follow(
 ) -> Iterator[str]:
     """Then what else ends, until the batch has: of units that end side by side no line stands within another's."""
     folder, read_to = Folder(run_dir), dict[int, int]()
-    yield from lines(run_dir, unit, attempt, last)
-    for block in sorted(listed(folder)) if folder.blocks.is_dir() else ():
-        for _ in _new(folder, block, read_to):
-            pass
+    if unit is None:  # what ends while this is read is new to the loop below, and nothing else is
+        yield from deque(_all(run_dir, read_to), maxlen=last)
+    else:
+        for block in sorted(listed(folder)) if folder.blocks.is_dir() else ():
+            for _ in _new(folder, block, read_to):
+                pass
+        yield from lines(run_dir, unit, attempt, last)
     over = False
     while True:
         for block in sorted(listed(folder)) if folder.blocks.is_dir() else ():
@@ -58,10 +61,10 @@ def _new(folder: Folder, block: int, read_to: dict[int, int]) -> Iterator[Record
         return
 
 
-def _all(run_dir: RunDir) -> Iterator[str]:
+def _all(run_dir: RunDir, read_to: dict[int, int]) -> Iterator[str]:
     folder = Folder(run_dir)
     for block in sorted(listed(folder)) if folder.blocks.is_dir() else ():
-        for record in _new(folder, block, {}):
+        for record in _new(folder, block, read_to):
             if record["kind"] == "unit_ended":
                 yield from _labelled(folder, record)
 
