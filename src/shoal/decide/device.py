@@ -8,7 +8,7 @@ from shoal import devices
 from shoal.decide.decision import Choices
 from shoal.devices import amd, torch_build
 from shoal.devices.here import vendor
-from shoal.errors import SetupError
+from shoal.errors import SetupError, SpecError
 from shoal.spec.run import Run
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD"}
@@ -20,6 +20,10 @@ TRITON_ON_A_CPU = (
 TRITON_ON_AMD = (
     "train.kernels triton was written and measured for NVIDIA's GPUs, and those here are AMD's: take plain or auto."
 )
+
+
+EXACT_ON_A_GPU = "train.kernels exact is for processors so far: take another, or set resources.device to cpu."
+EXACT_IN_16_BITS = "train.kernels exact computes in float32 on a processor: set train.precision to fp32."
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ def kernels_for(device: str) -> tuple[str, str]:
 
 def refuse_what_these_cannot(device: str, precision: str, kernels: str) -> None:
     """8 bits in a format that the GPUs here do not have, kernels that were not written for what is here."""
+    if kernels == "exact":
+        if device != "cpu":
+            raise SetupError(EXACT_ON_A_GPU)
+        if precision != "fp32":
+            raise SpecError(EXACT_IN_16_BITS)
     if device == "cpu":
         if kernels == "triton":
             raise SetupError(TRITON_ON_A_CPU)

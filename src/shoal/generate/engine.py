@@ -193,7 +193,7 @@ class Engine:
             top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         if finish is not None:
             self._leave(one)
-        return Token(one.number, token, logprob, top, finish, said)
+        return Token(one.number, token, logprob, top, finish, prompt_logprobs=said)
 
     def _failed(self, one: _Request) -> Token:
         self._leave(one)

@@ -12,6 +12,7 @@ machine: `probe` looks, and refuses what does not have it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shoal.errors import SetupError, SpecError
 from shoal.model.attention import Attention
@@ -69,12 +71,12 @@ def apply(model: Decoder) -> None:
 def _align(model: Decoder) -> None:
     """Weights that were mapped from a file lie anywhere, and kernels begin by where numbers lie."""
     for parameter in model.parameters():
-        if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
+        if not isinstance(parameter, DTensor) and parameter.device.type == "cpu" and parameter.data_ptr() % 64:
             parameter.data = parameter.data.clone()
 
 
 def refuse(model: Decoder) -> None:
-    if isinstance(model, OwnModel) or any(type(block) is not Block for block in model.blocks.values()):
+    if isinstance(model, OwnModel) or any(type(block).forward is not Block.forward for block in model.blocks.values()):
         raise SpecError(
             "exact needs to know how a model computes: own models, own blocks and classes of transformers have no such "
             "mode."
@@ -249,22 +251,21 @@ def _each(a: Tensor, b: Tensor) -> Tensor:
 def probe(model: Decoder) -> None:
     """Whether rows of a product are the same bits wherever they stand, whatever stands beside them, and for any number
     of threads."""
-    seen: set[tuple[int, ...]] = set()
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(module, nn.Linear) and isinstance(weight, Tensor) and tuple(weight.shape) not in seen:
-            seen.add(tuple(weight.shape))
-            _probe(weight.detach())
+    for shape in {tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}:
+        probe_product(shape)
+    if model.last:
+        probe_product((model.shape.vocab_size, model.shape.dim))
 
 
-def _probe(weight: Tensor) -> None:
+@functools.cache
+def probe_product(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(ROWS, weight.shape[1], generator=generator, dtype=weight.dtype)
-    other = torch.randn(x.shape, generator=generator, dtype=weight.dtype)
+    weight = torch.randn(shape, generator=generator)
+    x, other = (torch.randn(ROWS, shape[1], generator=generator) for _ in range(2))
     wanted = tiles(x, weight)
     threads = torch.get_num_threads()
     moved = [(tiles(x.roll(by, 0), weight), by, range(ROWS)) for by in (1, 7, 16)]
-    moved += [(tiles(torch.where(_only(row), x, other), weight), 0, [row]) for row in (0, 13, ROWS - 1)]
+    moved += [(tiles(torch.where(_only(row), x, other), weight), 0, range(row, row + 1)) for row in (0, 13, ROWS - 1)]
     torch.set_num_threads(1)
     try:
         moved.append((tiles(x, weight), 0, range(ROWS)))
@@ -273,8 +274,8 @@ def _probe(weight: Tensor) -> None:
     for found, by, rows in moved:
         if any(not torch.equal(found[(row + by) % ROWS], wanted[row]) for row in rows):
             raise SetupError(
-                f"exact is not possible on this machine: a product with a matrix of {tuple(weight.shape)} gives a row "
-                "other bits beside other rows."
+                f"exact is not possible on this machine: a product with a matrix of {shape[0]} x {shape[1]} gives a "
+                "row other bits beside other rows."
             )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal import kernels
 from shoal.errors import SpecError
-from shoal.model import documents, foreign, fp8
+from shoal.model import documents, exact, foreign, fp8
 from shoal.model.attention import attention_mask, one_kind_of_mask
 from shoal.model.decoder import Block, Decoder
 from shoal.model.objective import install, objective_of
@@ -27,6 +27,7 @@ from shoal.parallel.shard import replicate, shard, sharded
 from shoal.parallel.tied_embedding import Tied
 from shoal.same_bits import same_bits
 from shoal.spec.eight_bits import head_in_8_bits
+from shoal.spec.mesh import Sizes
 from shoal.spec.precision import evaluated_in
 from shoal.spec.run import Run
 from shoal.spec.shape import Shape, shape_of
@@ -41,6 +42,8 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     would wait while it compiles for that one, too. Without documents it is made for none, which is faster.
     """
     kernels.allow(run.train.kernels != "plain")
+    if run.train.kernels == "exact":
+        _refuse_inexact(run)
     if run.foreign is not None:
         return _foreign(run, place, several, code)
     shape = shape_of(run.model)
@@ -72,6 +75,8 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
         shard(decoder, place, bf16)
         decoder.to_empty(device=place.device)
         decoder.init_weights(run.seed)
+        if run.train.kernels == "exact":
+            exact.apply(decoder)
         decoders.append(decoder)
     module = replicate(decoders[0], place)
     eight_bits_rest = run.train.precision == "fp8" and evaluated_in("fp8", run.eval.precision) != "fp8"
@@ -84,6 +89,22 @@ def build(run: Run, place: Place, several: bool = False, code: Code = NONE) -> L
     pipeline = Pipeline(decoders, numbers, len(layers), place, str(run.mesh.schedule), micro_batches, hidden)
     tied = Tied.of(decoders, place)
     return Laid(place, tuple(decoders), module, method, pipeline, tied, **about)
+
+
+def _refuse_inexact(run: Run) -> None:
+    """What computes a token together with others, or in another way."""
+    sizes = Sizes.of(run.mesh)
+    for asked, why in (
+        (sizes.tp > 1, "mesh.tp cuts its products"),
+        (sizes.cp > 1, "mesh.cp cuts its texts"),
+        (sizes.ep > 1, "mesh.ep sends tokens to others' experts"),
+        (run.train.compile is True, "train.compile makes other code of it"),
+        (run.engine.name == "deepspeed", "engine deepspeed computes it"),
+        (run.foreign is not None, f"{run.foreign} is not Shoal's model"),
+        (run.own.block is not None, "own.block is not Shoal's"),
+    ):
+        if asked:
+            raise SpecError(f"train.kernels exact is not possible here: {why}.")
 
 
 def _by_zero(run: Run, place: Place, decoder: Decoder, block: type[Block], **about: Any) -> Laid:

@@ -151,8 +151,11 @@ class Train(Strict):
     compile: bool | Literal["auto"] = Field(
         "auto", description="Compile each block with torch.compile; `auto`: on a GPU, for models without experts."
     )
-    kernels: Literal["auto", "plain", "triton"] = Field(
-        "auto", description="`plain` keeps to torch's own kernels; `triton` uses Shoal's too; `auto`: those on a GPU."
+    kernels: Literal["auto", "plain", "triton", "exact"] = Field(
+        "auto",
+        description="`plain` keeps to torch's own kernels; `triton` uses Shoal's too; `auto`: those on a GPU. `exact`: "
+        "a token's numbers are the same bits whatever is computed beside it, so that an exact engine generates with "
+        "the trainer's own log-probabilities; slower (processors, float32).",
     )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
     schedule: Schedule = Field(default_factory=Schedule, description="The learning-rate schedule.")
