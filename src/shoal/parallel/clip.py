@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.parallel.place import Place
 
+CPU_PART = 1 << 16  # numbers: 2e-7 is lost of these
 TINY = 1e-6  # keeps the factor finite where the norm is zero, as torch's own clipping does
 
 
@@ -35,8 +36,10 @@ def norm_and_factor(
 
 
 def squared(grads: list[Tensor]) -> Tensor:
-    """The square of their norm."""
-    return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+    """The square of their norm. A CPU adds squares up one after the other in float32, where small ones are lost in a
+    large sum: 400 million numbers come out 7% short. So it gets parts, whose sums are added up in float64."""
+    parts = [part for grad in grads for part in ([grad] if grad.is_cuda else grad.flatten().split(CPU_PART))]
+    return torch.stack(torch._foreach_norm(parts)).double().square().sum()
 
 
 def clipping(total: Tensor, scale: float, limit: float | None) -> tuple[Tensor, Tensor]:
