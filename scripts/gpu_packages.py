@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / ".cache" / "gpu" / "packages.tar.xz"
 NAMES = """
-annotated-types execnet hypothesis iniconfig markdown-it-py mdurl msgpack packaging pluggy psutil pydantic pydantic-core
+annotated-types hypothesis iniconfig markdown-it-py mdurl msgpack packaging pluggy psutil pydantic pydantic-core
 pygments pytest pytest-timeout pyyaml rich sortedcontainers tqdm typing-extensions typing-inspection xxhash zstandard
 """.split()
 
@@ -49,10 +49,8 @@ def main() -> None:
 
 def _of(names: list[str], lock: str) -> list[str]:
     """Their entries in a lock file, with the hashes."""
-    entries = re.findall(r"^([\w.-]+)==.*(?:\\\n.*)*", lock, re.MULTILINE)
     found = {m[1]: m[0] for m in re.finditer(r"^([\w.-]+)==[^\n]*(?:(?<=\\)\n[^\n]*)*", lock, re.MULTILINE)}
-    assert len(entries) == len(found)
-    return [found[name] for name in names if name in found]
+    return [found[name] for name in names]
 
 
 if __name__ == "__main__":

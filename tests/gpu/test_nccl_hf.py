@@ -106,6 +106,6 @@ def test_a_run_is_checked_on_the_device(folder: Path, record_property: pytest.Re
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
-    told = "; ".join(f"{row['row']}: {row.get('told') or row.get('state')}" for row in rows)
+    told = "; ".join(f"{row['name']}: {row['found']}" for row in rows)
     record_property("told", told)
     assert len(rows) == 6
