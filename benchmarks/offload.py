@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -194,7 +195,7 @@ class Place:
             begins, losses, first = said.get("begins", []), said.get("losses", []), said.get("first_step_s", 0.0)
         if len(begins) <= 2 or (code and len(losses) < card.steps):
             return row | {"ended": sentence(out) + f" [exit {code}]", "tail": out[-1500:]}
-        took = [b - a for a, b in zip(begins[1:], begins[2:], strict=False)]
+        took = [b - a for a, b in itertools.pairwise(begins[1:])]
         step_s = median(took)
         return row | {
             "tokens_s": round(card.batch * card.seq / step_s, 1),
@@ -339,6 +340,7 @@ def curve(place: Place, tiny: bool) -> dict[str, Any]:
 def host(numbers: int, device: str) -> dict[str, float]:
     """Milliseconds for a billion numbers, by as many threads as there are cores."""
     import torch
+
     from shoal.parallel.clip import squared
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -20,10 +20,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / ".cache" / "gpu" / "packages.tar.xz"
-NAMES = """
-annotated-types hypothesis iniconfig markdown-it-py mdurl msgpack packaging pluggy psutil pydantic pydantic-core
-pygments pytest pytest-timeout pyyaml rich sortedcontainers tqdm typing-extensions typing-inspection xxhash zstandard
-""".split()
+NAMES = [
+    "annotated-types",
+    "hypothesis",
+    "iniconfig",
+    "markdown-it-py",
+    "mdurl",
+    "msgpack",
+    "packaging",
+    "pluggy",
+    "psutil",
+    "pydantic",
+    "pydantic-core",
+    "pygments",
+    "pytest",
+    "pytest-timeout",
+    "pyyaml",
+    "rich",
+    "sortedcontainers",
+    "tqdm",
+    "typing-extensions",
+    "typing-inspection",
+    "xxhash",
+    "zstandard",
+]
 
 
 def main() -> None:
