@@ -95,6 +95,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="on the CPU, to try the script")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended with it
     device, cards = ("cpu", TINY) if args.tiny else ("cuda", CARDS)
     told: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as at:
@@ -178,7 +179,7 @@ class Place:
             how, zero = BY_HAND[system]
             asked = {
                 "how": how, "zero": zero, "device": self.device, "batch": card.batch, "seq": card.seq,
-                "steps": card.steps, "recompute": card.recompute, "model": card.model, "data_vocab": 256,
+                "steps": card.steps, "recompute": card.recompute, "model": card.model, "data_vocab": 257,
             }  # fmt: skip
             argv = ["-m", "benchmarks.one_gpu.run_deepspeed", json.dumps(asked)]
         with Peaks(self.device) as peaks:
@@ -238,9 +239,10 @@ def started(argv: Sequence[str], folder: Path) -> tuple[int, str]:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             code = 124
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return code, log.read_text(errors="replace")
 
 
