@@ -54,6 +54,7 @@ PARTS = (
     Part("precision", "bf16 compiled, fp8, recomputation", ("test_nccl_precision.py",), 200, mps=True),
     Part("paths", "evaluation, resume elsewhere, torchrun, profile, bench", ("test_nccl_paths.py",), 120, mps=True),
     Part("compiles", "compiled once; packed pairs; fp8 that is evaluated", ("test_nccl_compiles.py",), 150, mps=True),
+    Part("classes", "classes of transformers by their own plan; a check of a run", ("test_nccl_hf.py",), 240, mps=True),
     Part("drills", "every drill, and islands", ("test_nccl_drills.py",), 300),
     Part("drills-mps", "the same under MPS", ("test_nccl_drills.py",), 300, mps=True),
     Part(

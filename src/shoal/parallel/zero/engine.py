@@ -4,9 +4,9 @@ DeepSpeed keeps the pieces of all matrices, their master weights and the optimiz
 offloads. What a step is stays with Shoal: DeepSpeed divides by nothing that is not multiplied back, clips nothing, has
 no learning rate of its own, and its checkpoints are never written.
 
-Beside DeepSpeed's public functions four things are asked of its optimizers, as it has no public way to them: the local
-pieces of the gradient and of the weights, and that weights which were set are seen by the next forward pass. They are
-in `Pieces` alone. Read in 0.19.8.
+Beside DeepSpeed's public functions five things are asked of its optimizers, as it has no public way to them: the local
+pieces of the gradient and of the weights, that weights which were set are seen by the next forward pass, and what is
+kept in the memory of the CPU. They are in `Pieces` alone. Read in 0.19.8.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from shoal.errors import SetupError, SpecError
 from shoal.parallel.place import Place
 from shoal.parallel.zero.flat_adamw import FlatAdamW
+from shoal.parallel.zero.host import lock
 from shoal.spec.engine import Engine
 
 _BUCKET = 500_000_000  # numbers that DeepSpeed sends at once, at most; its own default
@@ -70,7 +71,8 @@ class Zero:
         """Collective. The optimizer's groups are DeepSpeed's from here on."""
         os.environ["LOCAL_RANK"] = str(self._place.device.index or 0)  # of the GPU that this process has
         self._engine, *_ = self._deepspeed.initialize(model=module, optimizer=optimizer, config=self.config)
-        self.pieces = Pieces(self._engine.optimizer, self.stage, self._offload)
+        self.pieces = Pieces(self._engine.optimizer, self.stage, self._offload, self._place.device)
+        self.pieces.settle()
         optimizer.lay_out(self.pieces.masters())
         self.pieces.link()
 
@@ -124,8 +126,17 @@ class Zero:
 class Pieces:
     """What this process has of the flat tensors that ZeRO makes of all parameters."""
 
-    def __init__(self, optimizer: Any, stage: int, offload: bool) -> None:
-        self._optimizer, self._stage, self._offload = optimizer, stage, offload
+    def __init__(self, optimizer: Any, stage: int, offload: bool, device: torch.device) -> None:
+        self._optimizer, self._stage, self._offload, self._device = optimizer, stage, offload, device
+
+    def settle(self) -> None:
+        """What stages 1 and 2 keep in the memory of the CPU: nothing twice, and within reach of the GPU."""
+        if not self._offload or self._stage == 3:
+            return
+        # A copy of the master weights in the type of the weights, through which they go to the GPU: it is the same.
+        self._optimizer.param_buffer_of_bit16_for_cpu_offload_groups = [m.detach() for m in self.masters()]
+        if self._device.type == "cuda":
+            lock([t for m in self.masters() for t in (m, m.grad) if t is not None])
 
     def masters(self) -> list[Tensor]:
         """The master weights, which the optimizer updates."""
@@ -144,6 +155,8 @@ class Pieces:
             of = self._optimizer.get_fp32_grad_partitions()
             return [grad for group in of.values() for grad in group.values()]
         if self._offload:
+            if self._device.type == "cuda":  # the last of them may be on their way
+                torch.cuda.current_stream(self._device).synchronize()
             return [master.grad for master in self.masters() if master.grad is not None]
         return [grad for group in self._optimizer.averaged_gradients.values() for grad in group or ()]
 
@@ -171,7 +184,8 @@ def _config(asked: Engine, dim: int, params: int, micro_batch: int) -> dict[str,
     if asked.zero == 3:
         zero["stage3_param_persistence_threshold"] = 10 * dim  # norms stay whole, matrices do not
     if asked.offload == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu"}
+        # What stage 3 keeps is in pieces; the other stages have one for all matrices, which `lock` reaches as it is.
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": asked.zero == 3}
         zero |= {"offload_param": {"device": "cpu"}} if asked.zero == 3 else {}
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
