@@ -26,7 +26,7 @@ ROOMS = (
         "bench",
         "train",
     ),
-    *("launch", "islands", "swarm", "stages", "profile", "cli"),
+    *("generate", "launch", "islands", "swarm", "stages", "profile", "cli"),
 )
 # Of the whole house: they open every room, and no room goes through them.
 DOORS = ("__init__", "__main__", "api", "api_page", "hf")

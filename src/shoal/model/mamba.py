@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Mamba(nn.Module):
-    """`part` and `total` are seams: what of a parameter is here, and a sum over the processes that share the heads."""
+    """`part` and `total` are seams: what of a parameter is here, and a sum over the processes that share the heads.
+    `convolve` and `scan` are those where a state from before comes in (`shoal.generate.states`)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -49,6 +50,8 @@ class Mamba(nn.Module):
         self.cuts = {weight.name: weight.cut for weight in facts.weights(shape)}
         self.part: Callable[[Tensor], Tensor] = whole
         self.total: Callable[[Tensor], Tensor] = whole
+        self.convolve: Callable[..., Tensor] = convolve
+        self.scan: Callable[..., Tensor] = scan
 
     def forward(self, x: Tensor, beside: tuple[Tensor | None]) -> Tensor:
         """x [batch, seq, dim]; beside it the numbers of the documents [batch, seq], None meaning one a row."""
@@ -62,7 +65,7 @@ class Mamba(nn.Module):
             steps = F.softplus(dt.float() + self.part(self.dt_bias).float())  # [batch, seq, heads]
             a = -self.part(self.a_log).float().exp()
             b, c = (t.float().unflatten(-1, (-1, self.state_dim)) for t in (b, c))
-            y = scan(heads, steps, a, b, c, documents) + self.part(self.d).float()[:, None] * heads
+            y = self.scan(heads, steps, a, b, c, documents) + self.part(self.d).float()[:, None] * heads
             y = self._normed(y.flatten(-2) * F.silu(gate.float())).to(gate.dtype)
         return self.out(y)
 
@@ -71,7 +74,7 @@ class Mamba(nn.Module):
 
     def _convolved(self, conv: Convolution, x: Tensor, documents: Tensor | None) -> Tensor:
         bias = None if conv.bias is None else self.part(conv.bias)
-        return F.silu(convolve(x, self.part(conv.weight), bias, documents))
+        return F.silu(self.convolve(x, self.part(conv.weight), bias, documents))
 
     def _normed(self, x: Tensor) -> Tensor:
         """RMSNorm over all heads, those of other processes too."""

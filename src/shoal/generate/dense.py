@@ -1,0 +1,206 @@
+"""The trainer's decoder with a cache: a row of keys and values for each request, as long as the longest. For a CPU,
+where a kernel may read a row as it lies.
+
+Only the decoder's seams are used (`Decoder.mask`, `Attention.attend`, the state of `Mamba`), so each family, mixture of
+experts and block of somebody's own is computed by the code that trains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.generate.slots import Seat, Slots
+from shoal.generate.states import States
+from shoal.model.attention import Attention, attend, attention_mask
+from shoal.model.decoder import Decoder
+from shoal.model.mamba import Mamba
+from shoal.model.mla import LatentAttention
+
+FIRST_LENGTH = 256  # tokens a row has room for at first; twice as many whenever that is not enough
+
+
+@dataclass
+class Rows:
+    """Keys and values of one layer: [places, heads, tokens, width]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass is of: tokens `at` [rows, n] of the places `rows`."""
+
+    rows: Tensor
+    at: Tensor
+    longest: int  # tokens there will be of the longest row
+    masks: dict[int | None, Tensor | None]  # by window, of places from the first of them to the last
+
+
+class Dense:
+    """A `Runner`."""
+
+    def __init__(self, model: Decoder, places: int, context: int) -> None:
+        self.model, self.context = model, context
+        self._places, self._length = places, min(FIRST_LENGTH, context)
+        self._rows: dict[int, Rows] = {}
+        self._pass: Pass | None = None
+        self._attending = [
+            (layer, block.mixer)
+            for layer, block in enumerate(model.blocks.values())
+            if isinstance(block.mixer, Attention | LatentAttention)
+        ]
+        whole_rows = len(self._attending) == len(model.blocks)
+        self.slots = Slots(places, self._copy if whole_rows else None)
+        self._states = [States(b.mixer, places) for b in model.blocks.values() if isinstance(b.mixer, Mamba)]
+
+    def admit(self, tokens: Sequence[int], most: int, version: str) -> Seat | None:
+        seat = self.slots.admit(tokens, version)
+        if seat is not None and not seat.cached:
+            for states in self._states:
+                states.standing.empty(seat.number)
+        return seat
+
+    def release(self, seat: Seat) -> None:
+        self.slots.release(seat)
+
+    @torch.no_grad()
+    def prefill(self, seat: Seat, tokens: Sequence[int], every: bool) -> Tensor:
+        begin = len(seat.tokens)
+        seat.tokens.extend(tokens)
+        at = torch.arange(begin, begin + len(tokens))[None]
+        hidden = self._forward([list(tokens)], torch.tensor([seat.number]), at)
+        return self._logits(hidden[0] if every else hidden[0, -1:])
+
+    @torch.no_grad()
+    def decode(self, seats: Sequence[Seat], tokens: Sequence[int]) -> Tensor:
+        at = torch.tensor([[len(seat.tokens)] for seat in seats])
+        for seat, token in zip(seats, tokens, strict=True):
+            seat.tokens.append(token)
+        rows = torch.tensor([seat.number for seat in seats])
+        hidden = self._forward([[token] for token in tokens], rows, at)
+        return self._logits(hidden[:, 0])
+
+    def _forward(self, tokens: list[list[int]], rows: Tensor, at: Tensor) -> Tensor:
+        longest = int(at.max()) + 1
+        if longest > self._length:
+            self._grow(longest)
+        self._pass = Pass(rows, at, longest, {})
+        with self._seams(rows):
+            return self.model.hidden(torch.tensor(tokens), at)
+
+    @contextmanager
+    def _seams(self, rows: Tensor) -> Iterator[None]:
+        """For one pass: between passes the model is as it was, and may be trained or asked in another way."""
+        mask, attends = self.model.mask, [attention.attend for _, attention in self._attending]
+        self.model.mask = lambda documents, seq, window, device: window
+        for layer, attention in self._attending:
+            attention.attend = partial(self._attend, layer)
+        for states in self._states:
+            states.begin(rows)
+        try:
+            yield
+        finally:
+            self.model.mask, self._pass = mask, None
+            for (_, attention), attend_before in zip(self._attending, attends, strict=True):
+                attention.attend = attend_before
+            for states in self._states:
+                states.end()
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        tied = self.model.embed.weight if self.model.shape.tie_embeddings else None
+        return self.model.head(hidden[None], tied, None)[0]
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, groups: int) -> Tensor:
+        """q [rows, n, heads, width], k and v of the new tokens: with all that the rows hold."""
+        now = self._pass
+        assert now is not None
+        held = self._held(layer, k)
+        if q.shape[1] == 1:
+            return self._one_each(held, q, k, v, window, now)
+        row, begin, end = int(now.rows[0]), int(now.at[0, 0]), now.longest
+        held.keys[row, :, begin:end], held.values[row, :, begin:end] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+        if window not in now.masks:
+            now.masks[window] = _of_a_prompt(begin, end, window, q.dtype)
+        keys, values = (t[row : row + 1, :, :end].transpose(1, 2) for t in (held.keys, held.values))
+        return attend(q, keys, values, now.masks[window], groups)
+
+    def _one_each(self, held: Rows, q: Tensor, k: Tensor, v: Tensor, window: int | None, now: Pass) -> Tensor:
+        rows, at = now.rows, now.at[:, 0]
+        held.keys[rows, :, at], held.values[rows, :, at] = k[:, 0], v[:, 0]
+        first, last = int(rows.min()), int(rows.max()) + 1
+        if window not in now.masks:
+            now.masks[window] = _of_one_each(rows - first, at, last - first, now.longest, window, q.dtype)
+        # Heads that share keys lie side by side: as queries of one head the keys are read once.
+        grouped = q[:, 0].unflatten(1, (k.shape[2], -1))  # [rows, key heads, group, width]
+        between = last - first == len(rows)
+        if not between or not bool((rows[1:] > rows[:-1]).all()):
+            spread = grouped.new_zeros(last - first, *grouped.shape[1:])
+            spread[rows - first] = grouped
+            grouped = spread
+        keys, values = (t[first:last, :, : now.longest] for t in (held.keys, held.values))
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=now.masks[window])
+        if mixed.shape[0] != len(rows) or not between or not bool((rows[1:] > rows[:-1]).all()):
+            mixed = mixed[rows - first]
+        return mixed.flatten(1, 2)[:, None]
+
+    def _held(self, layer: int, k: Tensor) -> Rows:
+        if layer not in self._rows:
+            size = (self._places, k.shape[2], self._length, k.shape[3])
+            # Zeros: what a mask hides is read all the same, and NaN times nothing is NaN.
+            self._rows[layer] = Rows(k.new_zeros(size), k.new_zeros(size))
+        return self._rows[layer]
+
+    def _grow(self, longest: int) -> None:
+        while self._length < longest:
+            self._length = min(2 * self._length, self.context)
+        for held in self._rows.values():
+            for name in ("keys", "values"):
+                old: Tensor = getattr(held, name)
+                new = old.new_zeros(*old.shape[:2], self._length, old.shape[3])
+                new[:, :, : old.shape[2]] = old
+                setattr(held, name, new)
+
+    def _copy(self, source: int, target: int, tokens: int) -> None:
+        for held in self._rows.values():
+            for t in (held.keys, held.values):
+                t[target, :, :tokens] = t[source, :, :tokens]
+
+
+def _of_a_prompt(begin: int, end: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    """What tokens from `begin` to `end` see of a row: [1, 1, new, all]."""
+    if begin == 0:
+        seen = attention_mask(None, end, window, torch.device("cpu"))
+        return seen if seen is None else _added(seen, dtype)
+    back = torch.arange(begin, end)[:, None] - torch.arange(end)[None, :]
+    seen = back >= 0
+    if window is not None:
+        seen &= back < window
+    return _added(seen[None, None], dtype)
+
+
+def _of_one_each(
+    rows: Tensor, at: Tensor, places: int, longest: int, window: int | None, dtype: torch.dtype
+) -> Tensor | None:
+    """What the token at `at` of each row sees: [places, 1, 1, all]."""
+    if len(rows) == places and window is None and bool((at == longest - 1).all()):
+        return None
+    limit = torch.zeros(places, dtype=torch.int64)
+    limit[rows] = at
+    back = limit[:, None] - torch.arange(longest)
+    seen = back >= 0
+    if window is not None:
+        seen &= back < window
+    return _added(seen[:, None, None], dtype)
+
+
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """As what is added to scores, made once for all layers."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -torch.inf)

@@ -1,0 +1,217 @@
+"""Several requests at a time: who is in, whose prompt is computed next, and one more token for all that have begun.
+
+A request waits, has its prompt computed in chunks, then gets a token with every pass until it ends. Nobody waits for
+somebody else's end: a place that falls free is taken in the next pass.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.errors import NumericsError
+from shoal.generate.pick import Chooser, pick
+from shoal.generate.request import (
+    CANCELLED,
+    CONTEXT,
+    ERROR,
+    LENGTH,
+    STOP,
+    Mask,
+    Sampling,
+    Scored,
+    Token,
+    refuse_prompt,
+)
+from shoal.generate.runner import Runner
+from shoal.generate.runners import runner_for
+from shoal.generate.score import score
+from shoal.model.decoder import Decoder
+
+BATCH = 16
+CHUNK = 512
+
+
+@dataclass
+class _Request:
+    number: int
+    tokens: list[int]
+    chooser: Chooser
+    sampling: Sampling
+    seat: Any = None
+    done: int = 0  # tokens of the prompt that are computed
+    prompt_logprobs: list[float] = field(default_factory=list)
+    last: int = -1
+
+
+class Engine:
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        vocab_size: int,
+        batch: int = BATCH,
+        context: int | None = None,
+        chunk: int = CHUNK,
+        exact: bool = False,
+        version: str = "",
+        prefix_cache: bool = True,
+        runner: Runner | None = None,
+    ) -> None:
+        """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again."""
+        self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
+        self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
+        self._runner = runner or runner_for(model, batch, context, exact)
+        self._waiting: deque[_Request] = deque()
+        self._reading: list[_Request] = []
+        self._writing: list[_Request] = []
+        self._ended: list[Token] = []
+        self._count = 0
+
+    @property
+    def context(self) -> int:
+        return self._runner.context
+
+    def submit(self, tokens: Sequence[int], sampling: Sampling, mask: Mask | None = None) -> int:
+        """The number by which its tokens are told."""
+        refuse_prompt(tokens, self.model.shape.vocab_size, self.context)
+        number, self._count = self._count, self._count + 1
+        rows = min(self.vocab_size, self.model.shape.vocab_size)
+        prompt = list(tokens)
+        self._waiting.append(_Request(number, prompt, Chooser(sampling, rows, mask, prompt), sampling))
+        return number
+
+    def cancel(self, request: int) -> None:
+        """Its place is free at once. Nothing happens if it has ended."""
+        for held in (self._waiting, self._reading, self._writing):
+            for one in [one for one in held if one.number == request]:
+                held.remove(one)
+                self._leave(one)
+                self._ended.append(Token(request, None, finish=CANCELLED))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._reading or self._writing or self._ended)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._reading) + len(self._writing)
+
+    def run(self) -> Iterator[Token]:
+        while self.busy:
+            yield from self.step()
+
+    def step(self) -> list[Token]:
+        """One pass: the next stretch of prompts, and a token for each request that writes."""
+        events, self._ended = self._ended, []
+        self._admit()
+        writing = list(self._writing)
+        events += self._read()
+        if writing:
+            logits = self._runner.decode([one.seat for one in writing], [one.last for one in writing])
+            events += self._told(writing, logits)
+        return events
+
+    def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
+        """How likely each second text is after its first. What items have in common is computed once."""
+        for context, more in items:
+            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context)
+        return score(self.model, items, self.exact)
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self._batch:
+            one = self._waiting[0]
+            most = min(one.sampling.max_tokens, self.context - len(one.tokens))
+            version = self.version if self._prefix_cache and not one.sampling.prompt_logprobs else f"{one.number} alone"
+            one.seat = self._runner.admit(one.tokens, most, version)
+            if one.seat is None:
+                return
+            one.done = one.seat.cached
+            self._reading.append(self._waiting.popleft())
+
+    def _read(self) -> list[Token]:
+        """So many tokens of prompts in the order in which they came."""
+        events: list[Token] = []
+        left = self._chunk
+        while self._reading and left > 0:
+            one = self._reading[0]
+            part = one.tokens[one.done : one.done + left]
+            logits = self._runner.prefill(one.seat, part, one.sampling.prompt_logprobs)
+            left, before, one.done = left - len(part), one.done, one.done + len(part)
+            if one.sampling.prompt_logprobs:
+                one.prompt_logprobs += _of_prompt(logits, one.tokens, before)
+            if one.done == len(one.tokens):
+                self._reading.pop(0)
+                self._writing.append(one)
+                events += self._told([one], logits[-1:])
+        return events
+
+    def _told(self, requests: Sequence[_Request], logits: Tensor) -> list[Token]:
+        """A token each; who has ended leaves."""
+        try:
+            tokens = pick(logits, [one.chooser for one in requests])
+        except NumericsError:
+            if len(requests) == 1:
+                return [self._failed(requests[0])]
+            return [t for i, one in enumerate(requests) for t in self._told([one], logits[i : i + 1])]
+        spread = F.log_softmax(logits, -1, dtype=torch.float32)
+        found = spread.gather(-1, torch.tensor(tokens, device=spread.device)[:, None])[:, 0].tolist()
+        return [
+            self._event(one, token, logprob, row)
+            for one, token, logprob, row in zip(requests, tokens, found, spread, strict=True)
+        ]
+
+    def _event(self, one: _Request, token: int, logprob: float, row: Tensor) -> Token:
+        sampling, answer = one.sampling, one.chooser.answer
+        said, one.prompt_logprobs = tuple(one.prompt_logprobs), []
+        if token in sampling.stop_ids and not sampling.ignore_stop:
+            self._leave(one)
+            return Token(one.number, None, logprob, finish=STOP, prompt_logprobs=said)
+        answer.append(token)
+        one.last = token
+        finish = None
+        if one.chooser.mask is not None:
+            one.chooser.mask.accept(token)
+            finish = STOP if one.chooser.mask.done else None
+        if finish is None and len(answer) >= sampling.max_tokens:
+            finish = LENGTH
+        if finish is None and len(one.tokens) + len(answer) >= self.context:
+            finish = CONTEXT
+        top: tuple[tuple[int, float], ...] = ()
+        if sampling.logprobs:
+            best = row.topk(min(sampling.logprobs, len(row)))
+            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        if finish is not None:
+            self._leave(one)
+        return Token(one.number, token, logprob, top, finish, said)
+
+    def _failed(self, one: _Request) -> Token:
+        self._leave(one)
+        after = len(one.tokens) + len(one.chooser.answer)
+        why = f"after {after} tokens its logits are not finite: the weights are damaged or have diverged."
+        return Token(one.number, None, finish=ERROR, error=why)
+
+    def _leave(self, one: _Request) -> None:
+        for held in (self._reading, self._writing):
+            if one in held:
+                held.remove(one)
+        if one.seat is not None:
+            self._runner.release(one.seat)
+            one.seat = None
+
+
+def _of_prompt(logits: Tensor, tokens: Sequence[int], begin: int) -> list[float]:
+    """Of each token after those at `begin` and on: what the one before it thought of it."""
+    following = tokens[begin + 1 : begin + 1 + len(logits)]
+    spread = F.log_softmax(logits[: len(following)], -1, dtype=torch.float32)
+    return spread.gather(-1, torch.tensor(following, dtype=torch.int64, device=spread.device)[:, None])[:, 0].tolist()

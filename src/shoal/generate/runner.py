@@ -1,0 +1,34 @@
+"""What computes for the engine: a place for each request, and the logits of its next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Seat(Protocol):
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that need not be computed, as they were."""
+        ...
+
+
+class Runner(Protocol):
+    context: int
+    """Tokens that a request can have, with its answer."""
+
+    def admit(self, tokens: Sequence[int], most: int, version: str) -> Seat | None:
+        """A place for a prompt and at most so many tokens after it; None while there is none."""
+        ...
+
+    def prefill(self, seat: Any, tokens: Sequence[int], every: bool) -> Tensor:
+        """The next tokens of a prompt: logits of the last one, [1, vocab], or of `every` one, [tokens, vocab]."""
+        ...
+
+    def decode(self, seats: Sequence[Any], tokens: Sequence[int]) -> Tensor:
+        """One more token each: [requests, vocab]."""
+        ...
+
+    def release(self, seat: Any) -> None: ...
