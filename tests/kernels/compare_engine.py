@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.generate.asked import row_asked
+from shoal.kernels import decode_pick
 from shoal.kernels.decode_products import Norm, Weight, plain, product
 from shoal.kernels.paged_decode import Pages, Turn, attend_one, room
 from shoal.kernels.paged_prefill import attend_pages, attend_rows
@@ -138,13 +140,64 @@ def many_tokens() -> None:
             assert torch.equal(again, rows[at : at + 1])
 
 
-CHECKS = (products, one_token, many_tokens)
+def picks() -> None:
+    """Those of the CPU, of the same logits and the same uniform numbers."""
+    from shoal.generate.pick import Chooser
+    from shoal.generate.pick import pick as on_cpu
+    from shoal.generate.request import Sampling
+
+    asked_for = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "seed": 5},
+        {"top_k": 1},
+        {"top_k": 40, "temperature": 1.5},
+        {"top_p": 0.8, "temperature": 2.0},
+        {"top_p": 0.3, "top_k": 100},
+        {"top_p": 0.0},
+        {"min_p": 0.1},
+        {"min_p": 0.02, "top_p": 0.95, "top_k": 300, "temperature": 3.0},
+    ]
+    for dtype, (vocabulary, wide) in every((torch.float32, torch.bfloat16), ((900, 960), (5000, 5000))):
+        logits = (torch.randn(len(asked_for), wide) * 3).to(dtype)
+        logits[:, vocabulary:] = 50  # rows that mean nothing
+        for draw in range(3):
+            samplings = [Sampling(**{"seed": draw, **one}) for one in asked_for]  # type: ignore[arg-type]
+            answers = [list(range(i)) for i in range(len(samplings))]
+            choosers = [Chooser(s, vocabulary, answer=a) for s, a in zip(samplings, answers, strict=True)]
+            wanted = on_cpu(logits.cpu(), choosers)
+            asked = torch.zeros(len(samplings) + 1, decode_pick.COLUMNS, dtype=torch.float64)
+            for i, sampling in enumerate(samplings):
+                asked[i] = torch.tensor(row_asked(sampling, position=7, token=-1, seat=i, drawn=len(answers[i])))
+            asked[-1, 0] = -1  # no row
+            last = torch.full((len(samplings) + 1,), -5, dtype=torch.int32)
+            told = decode_pick.pick(torch.cat((logits, logits[:1])), asked, last, vocabulary)
+            found = told[:-1, 0].int().tolist()
+            assert found == wanted, (draw, dtype, [*zip(found, wanted, asked_for, strict=True)])
+            assert last.tolist() == [*wanted, -5]
+            spread = logits.float().log_softmax(-1).gather(1, torch.tensor(wanted)[:, None])[:, 0]
+            torch.testing.assert_close(told[:-1, 1].float(), spread, rtol=1e-4, atol=1e-4)
+    logits[1, 3] = float("nan")
+    assert decode_pick.pick(logits, asked[:-1], last, vocabulary)[1, 0] == -1
+    embed = torch.randn(50, 1030)
+    asked[:, decode_pick.TOKEN] = torch.arange(len(asked))
+    asked[2, decode_pick.TOKEN] = -1
+    asked[2, decode_pick.SEAT] = 4
+    last[4] = 33
+    x, positions = decode_pick.begin(asked, last, embed, 2.0)
+    assert torch.equal(x[2], embed[33] * 2)
+    assert torch.equal(x[3], embed[3] * 2)
+    assert positions.tolist() == [7] * len(samplings) + [-1]
+
+
+CHECKS = (picks, products, one_token, many_tokens)
 
 
 def main() -> int:
+    only = sys.argv[1:]
     torch.set_default_device("cuda" if GPU else "cpu")
     failed = []
-    for check in CHECKS:
+    for check in [one for one in CHECKS if not only or one.__name__ in only]:
         torch.manual_seed(0)
         try:
             check()
