@@ -29,9 +29,10 @@ class Norm:
     eps: float
     centred: bool = False
 
-    def __call__(self, x: Tensor) -> Tensor:
-        weight = self.weight.float() + self.centred
-        return F.rms_norm(x.float(), x.shape[-1:], weight, self.eps).to(x.dtype)
+    def by_torch(self, x: Tensor) -> Tensor:
+        if not self.centred:
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float() + 1.0, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,30 @@ def tile(tokens: int, rows: int, width: int, eight_bits: bool, gated: bool) -> t
 
 def plain(x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "", residual: Tensor | None = None) -> Tensor:
     """What `product` computes, by torch."""
-    y = F.linear(norm(x) if norm else x, weight.whole(x.dtype), weight.bias)
+    y = F.linear(norm.by_torch(x) if norm else x, weight.whole(x.dtype), weight.bias)
     if act:
         gate, up = y.chunk(2, dim=-1)
         y = (F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")) * up
     return y if residual is None else y + residual
+
+
+def gated(x: Tensor, act: str) -> Tensor:
+    """act(gate) * up of both side by side: [rows, 2 * width] to [rows, width]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    assert x.is_contiguous()
+    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        _gated[(rows, triton.cdiv(width, 1024))](x, y, width, ACT=ACTS[act], BLOCK=1024)
+    return y
+
+
+@triton.jit
+def _gated(x, y, width, ACT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x + row * 2 * width + at, mask=at < width, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, (_acted(gate, ACT) * up).to(y.dtype.element_ty), mask=at < width)
 
 
 @triton.jit
