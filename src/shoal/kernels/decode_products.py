@@ -50,17 +50,22 @@ class Weight:
 
 
 def product(
-    x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "", residual: Tensor | None = None
+    x: Tensor,
+    weight: Weight,
+    norm: Norm | None = None,
+    act: str = "",
+    residual: Tensor | None = None,
+    tiles: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """x [tokens, width] to [tokens, rows]. With an `act` the weight's first half of rows is the gate, and the second
-    what it lets through: to [tokens, rows / 2]."""
+    what it lets through: to [tokens, rows / 2]. `tiles`: others than `tile` says, to try them."""
     tokens, width = x.shape
     assert tokens <= MOST_ROWS
     assert x.is_contiguous()
     assert weight.matrix.is_contiguous()
     rows = weight.matrix.shape[0] // (2 if act else 1)
     y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
-    block_rows, block_width, warps = tile(tokens, rows, width, weight.factors is not None, bool(act))
+    block_rows, block_width, warps = tiles or tile(tokens, rows, width, weight.factors is not None, bool(act))
     kernel = _one_token if tokens == 1 else _few_tokens
     more = {} if tokens == 1 else {"TOKENS": 16}
     with torch.cuda.device_of(x):
