@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shoal.generate.slots import Seat, Slots
 from shoal.generate.states import States
+from shoal.model import exact
 from shoal.model.attention import Attention, attend, attention_mask
 from shoal.model.decoder import Decoder
 from shoal.model.mamba import Mamba
@@ -47,8 +48,9 @@ class Pass:
 class Dense:
     """A `Runner`."""
 
-    def __init__(self, model: Decoder, places: int, context: int) -> None:
-        self.model, self.context = model, context
+    def __init__(self, model: Decoder, places: int, context: int, exactly: bool = False) -> None:
+        """`exactly`: the model is in that mode (`shoal.model.exact`)."""
+        self.model, self.context, self._exact = model, context, exactly
         self._places, self._length = places, min(FIRST_LENGTH, context)
         self._rows: dict[int, Rows] = {}
         self._pass: Pass | None = None
@@ -127,6 +129,9 @@ class Dense:
             return self._one_each(held, q, k, v, window, now)
         row, begin, end = int(now.rows[0]), int(now.at[0, 0]), now.longest
         held.keys[row, :, begin:end], held.values[row, :, begin:end] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+        if self._exact:
+            keys, values = (t[row, :, :end].transpose(0, 1) for t in (held.keys, held.values))
+            return exact.of_a_text(q[0], keys, values, begin, window)[None]
         if window not in now.masks:
             now.masks[window] = _of_a_prompt(begin, end, window, q.dtype)
         keys, values = (t[row : row + 1, :, :end].transpose(1, 2) for t in (held.keys, held.values))
@@ -135,6 +140,9 @@ class Dense:
     def _one_each(self, held: Rows, q: Tensor, k: Tensor, v: Tensor, window: int | None, now: Pass) -> Tensor:
         rows, at = now.rows, now.at[:, 0]
         held.keys[rows, :, at], held.values[rows, :, at] = k[:, 0], v[:, 0]
+        if self._exact:
+            keys, values = (t[rows, :, : now.longest] for t in (held.keys, held.values))
+            return exact.of_last_tokens(q[:, 0], keys, values, at, window)[:, None]
         first, last = int(rows.min()), int(rows.max()) + 1
         if window not in now.masks:
             now.masks[window] = _of_one_each(rows - first, at, last - first, now.longest, window, q.dtype)

@@ -7,6 +7,7 @@ from shoal.generate.dense import Dense
 from shoal.generate.runner import Runner
 from shoal.generate.whole import Whole
 from shoal.model.decoder import Decoder
+from shoal.model.exact import apply
 from shoal.model.mixers import MIXERS
 from shoal.model.own_model import OwnModel
 
@@ -16,9 +17,11 @@ def runner_for(model: Decoder, places: int, context: int | None, exact: bool) ->
     if context is not None and not 1 <= context <= most:
         raise UsageError(f"context is {context:,}, but the model was made for 1 to {most:,} tokens.")
     context = context or most
+    if exact:
+        apply(model)  # which refuses what has no such mode
     if not cached(model):
         return Whole(model, context)
-    return Dense(model, places, context)
+    return Dense(model, places, context, exact)
 
 
 def cached(model: Decoder) -> bool:

@@ -19,7 +19,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.mla import LatentAttention
 from shoal.model.own_model import OwnModel
 
-ROW = 1024  # tokens that are computed together, where texts are shorter
+ROW = 512  # tokens that are computed together, where texts are shorter
 MOST_LOGITS = 1 << 26  # numbers held at a time
 
 Item = tuple[Sequence[int], Sequence[int]]
