@@ -1,0 +1,295 @@
+"""Products of a few tokens with a weight, and what stands around them: bound by reading the weight once.
+
+    y = act(norm(x) @ gate.T) * (norm(x) @ up.T)        or        y = norm(x) @ weight.T + bias + residual
+
+At one token a layer of a model of a billion parameters takes 30 microseconds to read, and a kernel of its own 2 to
+start: so the norm before a product and the sum after it are computed within. A norm's factor is one number a token and
+comes after the product, so that no reading waits for it. Weights may be of 8 bits with a factor for each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_ROWS = 16  # tokens; of more a library's product is as good
+ACTS = {"": 0, "silu": 1, "gelu_tanh": 2}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm before a product. `centred`: the weight is what it has more than one."""
+
+    weight: Tensor
+    eps: float
+    centred: bool = False
+
+    def by_torch(self, x: Tensor) -> Tensor:
+        if not self.centred:
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float() + 1.0, self.eps).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Of a product: [rows, width], and in 8 bits a factor for each row."""
+
+    matrix: Tensor
+    bias: Tensor | None = None
+    factors: Tensor | None = None
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        if self.factors is None:
+            return self.matrix
+        return (self.matrix.float() * self.factors[:, None]).to(dtype)
+
+
+def product(
+    x: Tensor,
+    weight: Weight,
+    norm: Norm | None = None,
+    act: str = "",
+    residual: Tensor | None = None,
+    tiles: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """x [tokens, width] to [tokens, rows]. With an `act` the weight's first half of rows is the gate, and the second
+    what it lets through: to [tokens, rows / 2]. `tiles`: others than `tile` says, to try them."""
+    tokens, width = x.shape
+    assert tokens <= MOST_ROWS
+    assert x.is_contiguous()
+    assert weight.matrix.is_contiguous()
+    rows = weight.matrix.shape[0] // (2 if act else 1)
+    y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    block_rows, block_width, warps = tiles or tile(tokens, rows, width, weight.factors is not None, bool(act))
+    kernel = _one_token if tokens == 1 else _few_tokens
+    more = {} if tokens == 1 else {"TOKENS": 16}
+    with torch.cuda.device_of(x):
+        kernel[(triton.cdiv(rows, block_rows),)](
+            x,
+            weight.matrix,
+            weight.factors if weight.factors is not None else x,
+            weight.bias if weight.bias is not None else x,
+            norm.weight if norm is not None else x,
+            residual if residual is not None else x,
+            y,
+            tokens,
+            rows,
+            width,
+            norm.eps if norm is not None else 0.0,
+            NORM=0 if norm is None else 1 + norm.centred,
+            ACT=ACTS[act],
+            BIAS=weight.bias is not None,
+            FACTORS=weight.factors is not None,
+            RESIDUAL=residual is not None,
+            EVEN=width % block_width == 0 and rows % block_rows == 0,
+            BLOCK_ROWS=block_rows,
+            BLOCK_WIDTH=block_width,
+            num_warps=warps,
+            **more,
+        )
+    return y
+
+
+def tile(tokens: int, rows: int, width: int, eight_bits: bool, gated: bool) -> tuple[int, int, int]:
+    """Rows and width of the weight that a program reads at a time, and its warps: some programs for each
+    multiprocessor, each with tens of kilobytes on their way."""
+    if tokens == 1:
+        few = rows < 8192
+        return (4 if few else 8), min(2048 if eight_bits else 1024, triton.next_power_of_2(width)), 4
+    return (16 if rows < 8192 or gated else 32), min(256, max(16, triton.next_power_of_2(width))), 4
+
+
+def plain(x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "", residual: Tensor | None = None) -> Tensor:
+    """What `product` computes, by torch."""
+    y = F.linear(norm.by_torch(x) if norm else x, weight.whole(x.dtype), weight.bias)
+    if act:
+        gate, up = y.chunk(2, dim=-1)
+        y = (F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return y if residual is None else y + residual
+
+
+def gated(x: Tensor, act: str) -> Tensor:
+    """act(gate) * up of both side by side: [rows, 2 * width] to [rows, width]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    assert x.is_contiguous()
+    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        _gated[(rows, triton.cdiv(width, 1024))](x, y, width, ACT=ACTS[act], BLOCK=1024)
+    return y
+
+
+@triton.jit
+def _gated(x, y, width, ACT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x + row * 2 * width + at, mask=at < width, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, (_acted(gate, ACT) * up).to(y.dtype.element_ty), mask=at < width)
+
+
+@triton.jit
+def _acted(gate, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    if ACT == 1:
+        return gate / (1.0 + tl.exp(-gate))
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return gate * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner)))  # x / 2 * (1 + tanh)
+
+
+@triton.jit
+def _one_token(  # type: ignore[no-untyped-def]
+    x,
+    w,
+    factors,
+    bias,
+    norm,
+    residual,
+    y,
+    tokens,
+    rows,
+    width,
+    eps,
+    NORM: tl.constexpr,
+    ACT: tl.constexpr,
+    BIAS: tl.constexpr,
+    FACTORS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    there = row < rows
+    lane = tl.arange(0, BLOCK_WIDTH)
+    begin = w + row[:, None].to(tl.int64) * width + lane[None, :]
+    apart = rows.to(tl.int64) * width  # from a gate's row to what it lets through
+    total = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
+    other = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
+    squares = tl.zeros((BLOCK_WIDTH,), tl.float32)
+    for k in range(0, width, BLOCK_WIDTH):
+        at = k + lane
+        if EVEN:
+            v = tl.load(begin + k).to(tl.float32)
+            xs = tl.load(x + at).to(tl.float32)
+        else:
+            v = tl.load(begin + k, mask=there[:, None] & (at < width)[None, :], other=0.0).to(tl.float32)
+            xs = tl.load(x + at, mask=at < width, other=0.0).to(tl.float32)
+        if NORM:
+            squares += xs * xs
+            if EVEN:
+                n = tl.load(norm + at).to(tl.float32)
+            else:
+                n = tl.load(norm + at, mask=at < width, other=0.0).to(tl.float32)
+            if NORM == 2:
+                n += 1.0
+            xs *= n
+        total += v * xs[None, :]
+        if ACT:
+            if EVEN:
+                u = tl.load(begin + apart + k).to(tl.float32)
+            else:
+                u = tl.load(begin + apart + k, mask=there[:, None] & (at < width)[None, :], other=0.0).to(tl.float32)
+            other += u * xs[None, :]
+    out = tl.sum(total, axis=1)
+    up = tl.sum(other, axis=1)
+    if FACTORS:
+        out *= tl.load(factors + row, mask=there, other=0.0)
+        if ACT:
+            up *= tl.load(factors + rows + row, mask=there, other=0.0)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)
+        out *= scale
+        up *= scale
+    if BIAS:
+        out += tl.load(bias + row, mask=there, other=0.0).to(tl.float32)
+        if ACT:
+            up += tl.load(bias + rows + row, mask=there, other=0.0).to(tl.float32)
+    if ACT:
+        out = _acted(out, ACT) * up
+    if RESIDUAL:
+        out = out.to(y.dtype.element_ty).to(tl.float32)
+        out += tl.load(residual + row, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + row, out.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _few_tokens(  # type: ignore[no-untyped-def]
+    x,
+    w,
+    factors,
+    bias,
+    norm,
+    residual,
+    y,
+    tokens,
+    rows,
+    width,
+    eps,
+    NORM: tl.constexpr,
+    ACT: tl.constexpr,
+    BIAS: tl.constexpr,
+    FACTORS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    there = row < rows
+    lane = tl.arange(0, BLOCK_WIDTH)
+    token = tl.arange(0, TOKENS)
+    live = token < tokens
+    begin = w + row[:, None].to(tl.int64) * width + lane[None, :]
+    apart = rows.to(tl.int64) * width
+    dtype = x.dtype.element_ty
+    total = tl.zeros((TOKENS, BLOCK_ROWS), tl.float32)
+    other = tl.zeros((TOKENS, BLOCK_ROWS), tl.float32)
+    squares = tl.zeros((TOKENS, BLOCK_WIDTH), tl.float32)
+    for k in range(0, width, BLOCK_WIDTH):
+        at = k + lane
+        xs = tl.load(x + token[:, None] * width + at[None, :], mask=live[:, None] & (at < width)[None, :], other=0.0)
+        if EVEN:
+            v = tl.load(begin + k)
+        else:
+            v = tl.load(begin + k, mask=there[:, None] & (at < width)[None, :], other=0.0)
+        if NORM:
+            wide = xs.to(tl.float32)
+            squares += wide * wide
+            n = tl.load(norm + at, mask=at < width, other=0.0).to(tl.float32)
+            if NORM == 2:
+                n += 1.0
+            xs = (wide * n[None, :]).to(dtype)
+        total = tl.dot(xs, tl.trans(v.to(dtype)), total, input_precision="ieee")
+        if ACT:
+            if EVEN:
+                u = tl.load(begin + apart + k)
+            else:
+                u = tl.load(begin + apart + k, mask=there[:, None] & (at < width)[None, :], other=0.0)
+            other = tl.dot(xs, tl.trans(u.to(dtype)), other, input_precision="ieee")
+    out = total
+    up = other
+    if FACTORS:
+        out *= tl.load(factors + row, mask=there, other=0.0)[None, :]
+        if ACT:
+            up *= tl.load(factors + rows + row, mask=there, other=0.0)[None, :]
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / width + eps)
+        out *= scale[:, None]
+        up *= scale[:, None]
+    if BIAS:
+        out += tl.load(bias + row, mask=there, other=0.0).to(tl.float32)[None, :]
+        if ACT:
+            up += tl.load(bias + rows + row, mask=there, other=0.0).to(tl.float32)[None, :]
+    if ACT:
+        out = _acted(out, ACT) * up
+    place = token[:, None].to(tl.int64) * rows + row[None, :]
+    both = live[:, None] & there[None, :]
+    if RESIDUAL:
+        out = out.to(y.dtype.element_ty).to(tl.float32)
+        out += tl.load(residual + place, mask=both, other=0.0).to(tl.float32)
+    tl.store(y + place, out.to(y.dtype.element_ty), mask=both)
