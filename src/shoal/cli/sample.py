@@ -13,20 +13,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shoal.cli.options import add_workspace, no_script
 from shoal.errors import UsageError
-from shoal.journal.rundir import RunDir, find_run, workspace
-
-if TYPE_CHECKING:
-    import torch
-
-    from shoal.data.tokenizer import Tokenizer
-    from shoal.model.decoder import Block, Decoder
-    from shoal.own.code import Code
-    from shoal.spec.run import Run
-    from shoal.spec.shape import Shape
+from shoal.journal.rundir import find_run, workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,28 +54,26 @@ def run(args: argparse.Namespace) -> int:
     if run_dir is not None:
         no_script(run_dir)
 
-    import torch  # after the checks above: a typing mistake is answered at once
-
-    from shoal.data.decoding import continued
+    from shoal.data.decoding import continued  # after the checks above: a typing mistake is answered at once
     from shoal.data.starts import begun
-    from shoal.model.generate import generate
+    from shoal.generate.opened import Wanted, of_folder, of_run
+    from shoal.generate.request import Sampling
 
-    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
-    if args.device == "cuda" and device.type == "cpu":
-        raise UsageError("--device is cuda, but torch sees no GPU here; leave it out.")
-    if run_dir is None:
-        model, tokenizer, step = *_of_folder(Path(args.weights), args), None
-    else:
-        model, tokenizer, step = _of_run(run_dir, args)
+    wanted = Wanted(args.device, args.step, args.tokenizer, args.start, args.special, args.own_code)
+    opened = of_folder(Path(args.weights), wanted) if run_dir is None else of_run(run_dir, wanted)
+    tokenizer, step = opened.tokenizer, opened.step
     ids = begun(tokenizer.encode(args.prompt), tokenizer.start_id)
     if not ids:
         raise UsageError(
             "there is nothing to go on from: no prompt, and no start token; give a prompt, or name the token to begin "
             "with by --start."
         )
-    drawn = {"temperature": args.temperature, "top_k": args.top_k, "seed": args.seed}
-    bounds = {"eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}
-    new = generate(model.to(device), ids, args.max_tokens, **drawn, **bounds)
+    sampling = Sampling(
+        args.max_tokens, args.temperature, args.top_k, seed=args.seed, stop_ids=frozenset({tokenizer.eos_id})
+    )
+    engine = opened.engine(batch=1)
+    engine.submit(ids, sampling)
+    new = [event.token for event in engine.run() if event.token is not None]
     if args.json:
         text = continued(tokenizer, ids, new)
         told = {"step": step, "prompt": args.prompt, "prompt_tokens": ids, "text": text, "tokens": new}
@@ -93,83 +81,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(tokenizer.decode([*ids, *new]))  # decoded as one: a word may go across the seam
     return 0
-
-
-def _of_run(run_dir: RunDir, args: argparse.Namespace) -> tuple[Decoder, Tokenizer, int]:
-    from shoal.checkpoint.foreign.export import tokenizer_of_data
-    from shoal.data.tokenizer import load_tokenizer
-    from shoal.decide.load import load
-    from shoal.spec.shape import shape_of
-
-    spec = load(run_dir.spec_file).run
-    if args.tokenizer:
-        chosen = load_tokenizer(args.tokenizer, start=args.start, special=args.special)
-    else:
-        chosen = tokenizer_of_data(spec, args.start, args.special)
-    code = _own_code(spec, run_dir, args.own_code)
-    found, tensors = _weights(run_dir, args.step)
-    model = _made(spec, shape_of(spec.model, chosen.vocab_size), code, tensors)
-    return model, chosen, found
-
-
-def _weights(run_dir: RunDir, step: int | None) -> tuple[int, dict[str, torch.Tensor]]:
-    """The newest good checkpoint's weights (or those of a step). Damage shows only when they are read."""
-    from shoal.checkpoint import open_checkpoint, published, read_full
-    from shoal.checkpoint.find import newest_readable
-
-    if step is not None:
-        named = [one.name for one in published(run_dir.checkpoints) if one.name.step == step and one.on_history]
-        if not named:
-            raise UsageError(
-                f"run '{run_dir.name}' has no checkpoint of step {step}; `shoal checkpoint ls` lists them."
-            )
-        return step, read_full(open_checkpoint(run_dir.checkpoints, named[0]))
-    found, tensors = newest_readable(
-        run_dir.checkpoints, read_full, lambda words: print(f"shoal: passed over {words}", file=sys.stderr)
-    )
-    return found.step, tensors
-
-
-def _of_folder(folder: Path, args: argparse.Namespace) -> tuple[Decoder, Tokenizer]:
-    from shoal.data.tokenizer import load_tokenizer
-    from shoal.model.hf import load_shape, load_weights
-
-    model = _on_meta(load_shape(folder)).to_empty(device="cpu")
-    load_weights(model, folder)
-    return model, load_tokenizer(args.tokenizer or folder, start=args.start, special=args.special)
-
-
-def _own_code(spec: Run, run_dir: RunDir, own_code: bool) -> Code:
-    """Of a model that is somebody's own: the run's copy of its code, which runs only if asked to."""
-    from shoal.own.code import NONE
-    from shoal.own.code import load as load_code
-
-    if spec.own.computes is None:
-        return NONE
-    if not own_code:
-        raise UsageError(
-            f"the model of run '{run_dir.name}' is own code ({spec.own.computes}): read {run_dir.code}, and give "
-            "--own-code to run it."
-        )
-    return load_code(spec, run_dir.code)
-
-
-def _made(spec: Run, shape: Shape, code: Code, tensors: dict[str, torch.Tensor]) -> Decoder:
-    if spec.foreign is None:
-        model = _on_meta(shape, code.block)
-        model.load_state_dict(tensors, assign=True)
-        return model
-    from shoal.model.foreign import made
-
-    own = made(spec, shape, code)
-    own.fill(tensors)
-    return own.eval()
-
-
-def _on_meta(shape: Shape, block: type[Block] | None = None) -> Decoder:
-    import torch
-
-    from shoal.model.decoder import Block, Decoder
-
-    with torch.device("meta"):
-        return Decoder(shape, block=block or Block)

@@ -89,11 +89,17 @@ class Engine:
 
     def cancel(self, request: int) -> None:
         """Its place is free at once. Nothing happens if it has ended."""
+        if self.drop(request):
+            self._ended.append(Token(request, None, finish=CANCELLED))
+
+    def drop(self, request: int) -> bool:
+        """As `cancel`, and nothing more is told of it. Whether it was there."""
         for held in (self._waiting, self._reading, self._writing):
             for one in [one for one in held if one.number == request]:
                 held.remove(one)
                 self._leave(one)
-                self._ended.append(Token(request, None, finish=CANCELLED))
+                return True
+        return False
 
     @property
     def busy(self) -> bool:

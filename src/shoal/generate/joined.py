@@ -49,7 +49,9 @@ class Joined:
         at = torch.arange(context, device=first.device)[None]
         full = [t[0, :, 0].contiguous() for t in model.rope(at)]
         slid = full if model.sliding_rope is None else [t[0, :, 0].contiguous() for t in model.sliding_rope(at)]
-        self.layers = [self._layer(i, block, full, slid) for i, block in zip(model.layers, model.blocks.values(), strict=True)]
+        self.layers = [
+            self._layer(i, block, full, slid) for i, block in zip(model.layers, model.blocks.values(), strict=True)
+        ]
         self.norm = _norm(model.norm)
         head = model.embed.weight if self.shape.tie_embeddings else model.head.weight
         assert head is not None
