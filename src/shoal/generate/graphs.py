@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.generate.asked import NOBODY, row_asked
-from shoal.generate.joined import Joined, fits
+from shoal import kernels
+from shoal.generate.asked import NOBODY, POSITION, SEAT, TOKEN, picked_plainly, row_asked
+from shoal.generate.joined import Joined, fits, runs_here
 from shoal.generate.paged import Paged, Seat
 from shoal.generate.request import Sampling
 from shoal.kernels import decode_pick
@@ -76,8 +77,9 @@ class Graphed(Paged):
         vocabulary: int | None = None,
         eight_bits: bool = False,
     ) -> None:
-        """`vocabulary`: so many tokens may be drawn."""
-        self.joined = Joined(model, context, eight_bits) if fits(model) and not exact else None
+        """`vocabulary`: so many tokens may be drawn. `exact`: the model is in that mode (`shoal.model.exact`)."""
+        joins = fits(model) and runs_here(model) and not exact
+        self.joined = Joined(model, context, eight_bits) if joins else None
         super().__init__(model, places, context, kv_bytes, exact, reuse)
         self.vocabulary = min(vocabulary or model.shape.vocab_size, model.shape.vocab_size)
         self._pages = [Pages(k, v) for k, v in zip(self.keys, self.values, strict=True)]
@@ -85,7 +87,7 @@ class Graphed(Paged):
         self._steps: dict[int, Step] = {}
         self._sizes = [size for size in SIZES if size < places] + [places]
         self._pool: Any = None
-        self._captures = self.device.type == "cuda" and self._captured_experts()
+        self._captures = self.device.type == "cuda" and runs_here(model) and self._captured_experts()
         self._turn = 0
         self._pinned: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._known: dict[int, deque[int]] = {}  # by seat: tokens that were picked and read, and not yet taken in
@@ -101,7 +103,7 @@ class Graphed(Paged):
     def decode(self, seats: Sequence[Seat], tokens: Sequence[int]) -> Tensor:
         """As `Paged.decode`. The logits are overwritten by the next step."""
         greedy = Sampling(temperature=0.0)
-        step, _ = self._launch(seats, tokens, [greedy] * len(seats), [0] * len(seats))
+        step = self._launch(seats, tokens, [greedy] * len(seats), [0] * len(seats))
         for seat in seats:
             self._known[seat.number].clear()
             self._taken[seat.number] = 0
@@ -114,7 +116,7 @@ class Graphed(Paged):
     ) -> Drawn:
         """One more token each, picked on the device. A token None is the one that was picked for the seat last, read or
         not. `drawn`: so many of the answer were picked before."""
-        step, turn = self._launch(seats, tokens, samplings, drawn)
+        step = self._launch(seats, tokens, samplings, drawn)
         assert step.told is not None
         told = step.told[: len(seats)]
         if self.device.type != "cuda":
@@ -142,7 +144,7 @@ class Graphed(Paged):
 
     def _launch(
         self, seats: Sequence[Seat], tokens: Sequence[int | None], samplings: Sequence[Sampling], drawn: Sequence[int]
-    ) -> tuple[Step, int]:
+    ) -> Step:
         size = next(size for size in self._sizes if size >= len(seats))
         step = self._step(size)
         self._turn = (self._turn + 1) % AHEAD
@@ -163,7 +165,7 @@ class Graphed(Paged):
             step.tables.copy_(tables, non_blocking=True)
             step.listed = listed
         step.run()
-        return step, self._turn
+        return step
 
     def _take_in(self, seat: Seat, token: int | None) -> None:
         if token is not None:
@@ -224,16 +226,19 @@ class Graphed(Paged):
             x, positions = decode_pick.begin(step.asked, self._last, self.model.embed.weight, self.model.embed_scale)
             logits = self.joined(x, self._pages, step.tables, positions, step.room)
         else:
-            given, seats = step.asked[:, decode_pick.TOKEN], step.asked[:, decode_pick.SEAT].long()
+            given, seats = step.asked[:, TOKEN], step.asked[:, SEAT].long()
             ids = torch.where(given < 0, self._last[seats].double(), given).clamp(min=0).long()
-            logits = self.step(ids[:, None], step.tables, step.asked[:, decode_pick.POSITION].int())
+            logits = self.step(ids[:, None], step.tables, step.asked[:, POSITION].int())
         assert logits.shape[1] == shape.vocab_size
-        return logits, decode_pick.pick(logits, step.asked, self._last, self.vocabulary)
+        picked = decode_pick.pick if kernels.fit((logits,)) else picked_plainly
+        return logits, picked(logits, step.asked, self._last, self.vocabulary)
 
     def _captured_experts(self) -> bool:
         for block in self.model.blocks.values():
             if isinstance(block.ffn, MixtureOfExperts):
                 gate = block.ffn.experts.gate
+                if self.exact:
+                    return False  # their products are of so many rows as tokens came, which the host must know
                 if not has_grouped(gate.new_empty(1, gate.shape[2]), gate):
                     LOG.warning("experts of %s are computed one by one here: decoding is not captured.", gate.dtype)
                     return False

@@ -9,12 +9,13 @@ once. What is not of this kind (experts, norms after a mixer) is computed by the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal import kernels
 from shoal.generate.eight_bits import quantised
 from shoal.kernels.decode_products import MOST_ROWS, Norm, Weight, gated, product
 from shoal.kernels.paged_decode import Pages, Room, Turn, attend_one
@@ -40,8 +41,8 @@ class Layer:
 
 class Joined:
     def __init__(self, model: Decoder, context: int, eight_bits: bool = False) -> None:
-        """`eight_bits`: products with weights of 8 bits (`shoal.generate.eight_bits`). The model then has the same
-        values, so that a prompt is computed with what its answer is."""
+        """`eight_bits`: products of a few rows with weights of 8 bits (`shoal.generate.eight_bits`). The model then has
+        the same values, with which a prompt and larger batches are computed: they are bound by arithmetic."""
         assert fits(model)
         self.model, self.shape, self._eight_bits = model, model.shape, eight_bits
         self.summed: Callable[[Tensor], Tensor] | None = None  # over the processes that have parts of each product
@@ -76,10 +77,9 @@ class Joined:
         return self._product(x, self.head, self.norm)
 
     def _product(self, x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "") -> Tensor:
-        if len(x) <= MOST_ROWS or weight.factors is not None:
-            parts = [product(part, weight, norm, act) for part in x.split(MOST_ROWS)]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        y = F.linear(norm.by_torch(x) if norm is not None else x, weight.matrix, weight.bias)
+        if len(x) <= MOST_ROWS:
+            return product(x, weight, norm, act)
+        y = F.linear(norm.by_torch(x) if norm is not None else x, weight.whole(x.dtype), weight.bias)
         return gated(y, act) if act else y
 
     def _added(self, x: Tensor, part: Tensor, weight: Weight, post: nn.Module | None) -> Tensor:
@@ -87,8 +87,8 @@ class Joined:
         if self.summed is None and post is None:
             if len(x) <= MOST_ROWS:
                 return product(part, weight, residual=x)
-            if weight.bias is None and weight.factors is None:
-                return torch.addmm(x, part, weight.matrix.t())
+            if weight.bias is None:
+                return torch.addmm(x, part, weight.whole(x.dtype).t())
         y = self._product(part, weight)
         if self.summed is not None:
             y = self.summed(y)
@@ -126,6 +126,7 @@ class Joined:
         if self._eight_bits:
             weight = quantised(weight)
             whole.copy_(weight.whole(whole.dtype))
+            weight = replace(weight, kept=whole)
         begin = 0
         for part in parts:
             part.data = whole[begin : begin + len(part)]
@@ -140,6 +141,11 @@ def fits(model: Decoder) -> bool:
         type(block) is Block and isinstance(block.mixer, Attention) and type(block.mixer_norm) in known
         for block in model.blocks.values()
     )
+
+
+def runs_here(model: Decoder) -> bool:
+    """Whether Triton's kernels take its weights."""
+    return kernels.fit(model.parameters())
 
 
 def _norm(norm: nn.Module) -> Norm:

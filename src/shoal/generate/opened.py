@@ -48,12 +48,19 @@ class Opened:
         batch: int = 16,
         context: int | None = None,
         exact: bool = False,
+        eight_bits: bool = False,
     ) -> Engine:
         from shoal.generate.engine import Engine
 
         vocab_size = self.tokenizer.vocab_size
         return Engine(
-            self.model, vocab_size=vocab_size, batch=batch, context=context, exact=exact, version=self.version
+            self.model,
+            vocab_size=vocab_size,
+            batch=batch,
+            context=context,
+            exact=exact,
+            version=self.version,
+            eight_bits=eight_bits,
         )
 
 

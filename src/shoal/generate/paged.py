@@ -80,7 +80,8 @@ class Paged:
                 f"{context:,}: give more memory or a shorter context."
             )
         self.blocks = Blocks(count, SIZE, reuse)
-        # One more than there are: nobody's rows write there. Zeros: what a mask hides is read all the same by the plain way, and NaN times nothing is NaN.
+        # One more than there are: nobody's rows write there. Zeros: what a mask hides is read all the same by the plain
+        # way, and NaN times nothing is NaN.
         held = torch.zeros(len(attending), 2, count + 1, heads, SIZE, width, dtype=self.dtype, device=self.device)
         self.keys, self.values = [t[0] for t in held], [t[1] for t in held]
         self._numbers = list(range(places - 1, -1, -1))
@@ -162,16 +163,28 @@ class Paged:
         return self._rooms[texts]
 
     def _open(self, attending: Sequence[Attention | LatentAttention]) -> None:
-        self._undo.append(partial(setattr, self.model, "mask", self.model.mask))
-        self.model.mask = lambda documents, seq, window, device: window
+        """The model's seams. Where no pass of this runner is under way they do what they did."""
+        mask = self.model.mask
+        self._undo.append(partial(setattr, self.model, "mask", mask))
+        self.model.mask = lambda *asked: mask(*asked) if self._now is None else asked[2]  # the window
         for layer, attention in enumerate(attending):
             self._undo.append(partial(setattr, attention, "attend", attention.attend))
-            attention.attend = partial(self._attend, layer)
+            attention.attend = partial(self._attend, layer, attention.attend)
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, groups: int) -> Tensor:
+    def _attend(
+        self,
+        layer: int,
+        otherwise: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: int | None,
+        groups: int,
+    ) -> Tensor:
         """q [texts, 1, heads, width], or of one text [1, tokens, heads, width]; k and v of the same tokens."""
         now, keys, values = self._now, self.keys[layer], self.values[layer]
-        assert now is not None
+        if now is None:
+            return otherwise(q, k, v, window, groups)
         flat = [t.flatten(0, 1).contiguous() for t in (q, k, v)]
         if not kernels.fit(flat):
             write(keys, values, flat[1], flat[2], now)

@@ -5,10 +5,14 @@
 At one token a layer of a model of a billion parameters takes 30 microseconds to read, and a kernel of its own 2 to
 start: so the norm before a product and the sum after it are computed within. A norm's factor is one number a token and
 comes after the product, so that no reading waits for it. Weights may be of 8 bits with a factor for each row.
+
+On Hopper a kernel begins while the one before it ends, and reads its first weights, which nobody writes, meanwhile
+(`early`); it waits before it reads what that one has made.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +20,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MOST_ROWS = 16  # tokens; of more a library's product is as good
 ACTS = {"": 0, "silu": 1, "gelu_tanh": 2}
@@ -42,10 +47,14 @@ class Weight:
     matrix: Tensor
     bias: Tensor | None = None
     factors: Tensor | None = None
+    kept: Tensor | None = None
+    """The same values in the type of what comes in, where they are there as well: for products of many tokens."""
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         if self.factors is None:
             return self.matrix
+        if self.kept is not None:
+            return self.kept
         return (self.matrix.float() * self.factors[:, None]).to(dtype)
 
 
@@ -68,6 +77,9 @@ def product(
     block_rows, block_width, warps = tiles or tile(tokens, rows, width, weight.factors is not None, bool(act))
     kernel = _one_token if tokens == 1 else _few_tokens
     more = {} if tokens == 1 else {"TOKENS": 16}
+    begins_early = early(x.device)
+    if begins_early:
+        more["launch_pdl"] = True
     with torch.cuda.device_of(x):
         kernel[(triton.cdiv(rows, block_rows),)](
             x,
@@ -89,6 +101,7 @@ def product(
             EVEN=width % block_width == 0 and rows % block_rows == 0,
             BLOCK_ROWS=block_rows,
             BLOCK_WIDTH=block_width,
+            EARLY=begins_early,
             num_warps=warps,
             **more,
         )
@@ -99,9 +112,14 @@ def tile(tokens: int, rows: int, width: int, eight_bits: bool, gated: bool) -> t
     """Rows and width of the weight that a program reads at a time, and its warps: some programs for each
     multiprocessor, each with tens of kilobytes on their way."""
     if tokens == 1:
-        few = rows < 8192
-        return (4 if few else 8), min(2048 if eight_bits else 1024, triton.next_power_of_2(width)), 4
+        return (4 if rows < 8192 or gated else 8), min(1024, triton.next_power_of_2(width)), 4
     return (16 if rows < 8192 or gated else 32), min(256, max(16, triton.next_power_of_2(width))), 4
+
+
+@functools.cache
+def early(device: torch.device) -> bool:
+    """Whether a kernel may begin before the one before it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def plain(x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "", residual: Tensor | None = None) -> Tensor:
@@ -161,6 +179,7 @@ def _one_token(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     there = row < rows
@@ -170,13 +189,26 @@ def _one_token(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
     other = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
     squares = tl.zeros((BLOCK_WIDTH,), tl.float32)
+    here = (there[:, None] & (lane < width)[None, :]) if not EVEN else True
+    next_v = tl.load(begin, mask=here, other=0) if not EVEN else tl.load(begin)
+    next_u = next_v
+    if ACT:
+        next_u = tl.load(begin + apart, mask=here, other=0) if not EVEN else tl.load(begin + apart)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     for k in range(0, width, BLOCK_WIDTH):
         at = k + lane
+        v = next_v.to(tl.float32)
+        u = next_u.to(tl.float32)
+        # The next weights are on their way while these are multiplied.
+        left = (at + BLOCK_WIDTH < width)[None, :] & there[:, None] if not EVEN else k + BLOCK_WIDTH < width
+        next_v = tl.load(begin + k + BLOCK_WIDTH, mask=left, other=0)
+        if ACT:
+            next_u = tl.load(begin + apart + k + BLOCK_WIDTH, mask=left, other=0)
         if EVEN:
-            v = tl.load(begin + k).to(tl.float32)
             xs = tl.load(x + at).to(tl.float32)
         else:
-            v = tl.load(begin + k, mask=there[:, None] & (at < width)[None, :], other=0.0).to(tl.float32)
             xs = tl.load(x + at, mask=at < width, other=0.0).to(tl.float32)
         if NORM:
             squares += xs * xs
@@ -189,10 +221,6 @@ def _one_token(  # type: ignore[no-untyped-def]
             xs *= n
         total += v * xs[None, :]
         if ACT:
-            if EVEN:
-                u = tl.load(begin + apart + k).to(tl.float32)
-            else:
-                u = tl.load(begin + apart + k, mask=there[:, None] & (at < width)[None, :], other=0.0).to(tl.float32)
             other += u * xs[None, :]
     out = tl.sum(total, axis=1)
     up = tl.sum(other, axis=1)
@@ -237,6 +265,7 @@ def _few_tokens(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -250,6 +279,9 @@ def _few_tokens(  # type: ignore[no-untyped-def]
     total = tl.zeros((TOKENS, BLOCK_ROWS), tl.float32)
     other = tl.zeros((TOKENS, BLOCK_ROWS), tl.float32)
     squares = tl.zeros((TOKENS, BLOCK_WIDTH), tl.float32)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     for k in range(0, width, BLOCK_WIDTH):
         at = k + lane
         xs = tl.load(x + token[:, None] * width + at[None, :], mask=live[:, None] & (at < width)[None, :], other=0.0)

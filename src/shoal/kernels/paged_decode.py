@@ -14,9 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from shoal.kernels.decode_products import early
 
 TILE = 64  # keys at a time
-LEAST = 2  # tiles for which a program of its own pays
+LEAST = 1  # tiles for which a program of its own pays
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def attend_one(
     assert room.parts.shape == (rows, kv_heads, room.splits, groups, head_dim + 2)
     y = torch.empty(rows, heads, head_dim, dtype=q.dtype, device=q.device)
     normed = turn is not None and turn.q_norm is not None
+    begins_early = early(q.device)
     with torch.cuda.device_of(q):
         _attend_one[(rows * kv_heads, room.splits)](
             q,
@@ -119,14 +123,31 @@ def attend_one(
             TILE=TILE,
             PADDED_GROUPS=max(16, triton.next_power_of_2(groups)),
             PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+            PADDED_SPLITS=triton.next_power_of_2(room.splits),
+            EARLY=begins_early,
             num_warps=4,
             num_stages=3,
+            **({"launch_pdl": True} if begins_early else {}),
         )
     return y
 
 
 @triton.jit
-def _turned(x, apart, norm, cos, sin, at, g, d, eps, GROUPS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _turned(
+    x,
+    apart,
+    norm,
+    cos,
+    sin,
+    at,
+    g,
+    d,
+    eps,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     """Heads at x, `apart` from each other, in float32: normed, and their first 2 * HALF numbers turned."""
     there = (g < GROUPS)[:, None] & (d < DIM)[None, :]
     place = x + g[:, None] * apart
@@ -187,10 +208,15 @@ def _attend_one(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(1)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     at = tl.load(positions + row)
     if at < 0:
         return
@@ -257,18 +283,17 @@ def _attend_one(  # type: ignore[no-untyped-def]
         ended = tl.atomic_add(counters + row * KV_HEADS + head, 1, sem="acq_rel")
         if ended == active - 1:
             tl.store(counters + row * KV_HEADS + head, 0)
-            largest = tl.full((PADDED_GROUPS,), -float("inf"), tl.float32)
-            total = tl.zeros((PADDED_GROUPS,), tl.float32)
-            mixed = tl.zeros((PADDED_GROUPS, PADDED_DIM), tl.float32)
-            for part in range(0, active):
-                theirs = parts + ((row * KV_HEADS + head) * SPLITS + part).to(tl.int64) * GROUPS * wide + g * wide
-                m = tl.load(theirs + DIM, mask=g < GROUPS, other=0.0, cache_modifier=".cg")
-                t = tl.load(theirs + DIM + 1, mask=g < GROUPS, other=1.0, cache_modifier=".cg")
-                x = tl.load(theirs[:, None] + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-                larger = tl.maximum(largest, m)
-                old = tl.exp2(largest - larger)
-                new = tl.exp2(m - larger)
-                total = total * old + t * new
-                mixed = mixed * old[:, None] + x * new[:, None]
-                largest = larger
-            tl.store(out, (mixed / total[:, None]).to(y.dtype.element_ty), mask=there)
+            # All parts of a head at once: one after the other, each would wait for its own reading.
+            part = tl.arange(0, PADDED_SPLITS)
+            known = part < active
+            of_head = parts + ((row * KV_HEADS + head) * SPLITS + part).to(tl.int64) * GROUPS * wide
+            for one_head in tl.static_range(GROUPS):
+                theirs = of_head + one_head * wide
+                m = tl.load(theirs + DIM, mask=known, other=-float("inf"), cache_modifier=".cg")
+                t = tl.load(theirs + DIM + 1, mask=known, other=0.0, cache_modifier=".cg")
+                each_there = known[:, None] & in_head[None, :]
+                x = tl.load(theirs[:, None] + d[None, :], mask=each_there, other=0.0, cache_modifier=".cg")
+                shares = tl.exp2(m - tl.max(m, axis=0))
+                whole = tl.sum(x * shares[:, None], axis=0) / tl.sum(t * shares, axis=0)
+                of_one = y + ((row.to(tl.int64) * KV_HEADS + head) * GROUPS + one_head) * DIM + d
+                tl.store(of_one, whole.to(y.dtype.element_ty), mask=in_head)
