@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.one_gpu.sizes import SIZES, VOCAB
 
+from shoal.generate.eight_bits import quantised
 from shoal.generate.engine import Engine
 from shoal.generate.graphs import Graphed
 from shoal.generate.request import Sampling
@@ -221,12 +222,9 @@ def profile(args: argparse.Namespace) -> None:
 
 
 def products(ceiling: dict[str, float]) -> None:
-    """Tiles of a product of few tokens."""
+    """Tiles of a product of one token, in 16 bits and in 8."""
     shapes = {"1b": (2048, 3072, 8192), "8b": (4096, 6144, 14336)}
-    tries = {
-        1: [(2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 512, 4), (8, 512, 4), (2, 2048, 4), (4, 512, 2), (8, 512, 2)],
-        8: [(16, 256, 4), (32, 256, 4), (16, 128, 4), (32, 128, 4), (16, 512, 4)],
-    }
+    tries = [(2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 512, 4), (8, 512, 4), (2, 2048, 4), (4, 512, 2), (8, 512, 2)]
     for name, (dim, qkv, ffn) in shapes.items():
         for what, rows, width, act in (
             ("qkv", qkv, dim, ""),
@@ -242,26 +240,24 @@ def products(ceiling: dict[str, float]) -> None:
                 if what in ("qkv", "gate_up", "head")
                 else None
             )
-            for tokens, tiles in tries.items():
-                x = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
+            for bits in (16, 8):
+                tiles = [*tries, (4, 2048, 4), (8, 1024, 8)] if bits == 8 else tries
+                these = weights if bits == 16 else [quantised(weight) for weight in weights]
+                x = torch.randn(1, width, device="cuda", dtype=torch.bfloat16)
                 residual = (
-                    torch.randn(tokens, rows, device="cuda", dtype=torch.bfloat16) if what in ("out", "down") else None
+                    torch.randn(1, rows, device="cuda", dtype=torch.bfloat16) if what in ("out", "down") else None
                 )
-                found = []
-                for tile in [None, *tiles]:
-                    if tile is not None and width % tile[1] and width > tile[1]:
-                        pass
-                    try:
-                        found.append((_each(lambda w: product(x, w, norm, act, residual, tile), weights), tile))  # noqa: B023
-                    except Exception as e:
-                        print(what, tile, type(e).__name__, str(e)[:80])
+                found = [
+                    (_each(lambda w: product(x, w, norm, act, residual, tile), these), tile)  # noqa: B023
+                    for tile in [None, *tiles]
+                ]
                 library = _each(lambda w: torch.nn.functional.linear(x, w.matrix), weights)  # noqa: B023
-                floor = 2 * rows * width / ceiling["bytes_per_s"]
+                floor = bits / 8 * rows * width / ceiling["bytes_per_s"]
                 best = sorted((s, str(tile)) for s, tile in found if tile is not None)[:3]
                 rule = next(s for s, tile in found if tile is None)
                 print(
-                    f"{name} {what:<8} {tokens:>2} tokens: floor {1e6 * floor:6.1f} us, library {1e6 * library:6.1f}, rule "
-                    f"{1e6 * rule:6.1f}, best " + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
+                    f"{name} {what:<8} {bits:>2} bits: floor {1e6 * floor:6.1f} us, library in 16 {1e6 * library:6.1f}, "
+                    f"rule {1e6 * rule:6.1f}, best " + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
                     flush=True,
                 )
 

@@ -98,7 +98,7 @@ def test_tokens_that_stay_on_the_device_are_those_that_the_host_picks() -> None:
     model = small("llama", torch.float32)
     prompts = [torch.randint(0, 512, (n,)).tolist() for n in (40, 100, 7)]
     samplings = [Sampling(temperature=0.0), Sampling(seed=3, top_p=0.9), Sampling(seed=4, top_k=20, temperature=1.5)]
-    runner, found = Graphed(model, 3, 400), [[], [], []]  # type: ignore[var-annotated]
+    runner, found = Graphed(model, 4, 400), [[], [], []]  # type: ignore[var-annotated]
     with torch.no_grad():
         seats, begun = [], []
         for prompt, sampling in zip(prompts, samplings, strict=True):

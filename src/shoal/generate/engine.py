@@ -74,7 +74,7 @@ class Engine:
         wanted = Wanted(batch, context, exact, eight_bits, min(vocab_size, model.shape.vocab_size))
         self._runner = runner or runner_for(model, wanted)
         self._draws = self._runner if isinstance(self._runner, Draws) and not exact else None
-        self._asked: tuple[list[_Request], Pending] | None = None  # of the device, and not read yet
+        self._asked: list[tuple[list[_Request], Pending]] = []  # of the device, and not read yet
         self._waiting: deque[_Request] = deque()
         self._reading: list[_Request] = []
         self._writing: list[_Request] = []
@@ -142,7 +142,7 @@ class Engine:
     def _ahead(self, draws: Draws, writing: Sequence[_Request]) -> list[Token]:
         """Asks for the next tokens, then reads those that were asked for before. Who has ended by these has a token
         too many, which nobody reads."""
-        asked = {one.number for one in self._asked[0]} if self._asked is not None else set()
+        asked = {one.number for requests, _ in self._asked for one in requests}
         again, counts = [], []
         for one in writing:
             count = len(one.chooser.answer) + (one.number in asked)
@@ -154,18 +154,18 @@ class Engine:
             tokens = [None if one.number in asked else one.last for one in again]
             pending = draws.draw([one.seat for one in again], tokens, [one.sampling for one in again], counts)
         events = self._drawn()
-        self._asked = None if pending is None else (again, pending)
+        if pending is not None:
+            self._asked.append((again, pending))
         return events
 
     def _drawn(self) -> list[Token]:
         """What the device has picked; of who has left, nothing."""
-        if self._asked is None:
-            return []
-        (requests, pending), self._asked = self._asked, None
         events = []
-        for one, (token, logprob) in zip(requests, pending.read(), strict=True):
-            if one.seat is not None:
-                events.append(self._failed(one) if token < 0 else self._event(one, token, logprob, None))
+        for requests, pending in self._asked:
+            for one, (token, logprob) in zip(requests, pending.read(), strict=True):
+                if one.seat is not None:
+                    events.append(self._failed(one) if token < 0 else self._event(one, token, logprob, None))
+        self._asked.clear()
         return events
 
     def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
@@ -199,7 +199,10 @@ class Engine:
             if one.done == len(one.tokens):
                 self._reading.pop(0)
                 self._writing.append(one)
-                events += self._told([one], logits[-1:])
+                if self._draws is not None and drawn_there(one.chooser):
+                    self._asked.append(([one], self._draws.first(one.seat, logits[-1:], one.sampling)))
+                else:
+                    events += self._told([one], logits[-1:])
         return events
 
     def _told(self, requests: Sequence[_Request], logits: Tensor) -> list[Token]:

@@ -118,7 +118,15 @@ class Graphed(Paged):
         not. `drawn`: so many of the answer were picked before."""
         step = self._launch(seats, tokens, samplings, drawn)
         assert step.told is not None
-        told = step.told[: len(seats)]
+        return self._telling(seats, step.told[: len(seats)])
+
+    @torch.no_grad()
+    def first(self, seat: Seat, logits: Tensor, sampling: Sampling) -> Drawn:
+        """As `draw`, by logits that are there: [1, vocab], the last of a prompt."""
+        asked = torch.tensor([row_asked(sampling, seat.length, -1, seat.number, 0)], dtype=torch.float64)
+        return self._telling([seat], self._picked(logits, asked.to(self.device)))
+
+    def _telling(self, seats: Sequence[Seat], told: Tensor) -> Drawn:
         if self.device.type != "cuda":
             return Drawn(self, list(seats), told.clone(), None)
         there = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
@@ -230,8 +238,11 @@ class Graphed(Paged):
             ids = torch.where(given < 0, self._last[seats].double(), given).clamp(min=0).long()
             logits = self.step(ids[:, None], step.tables, step.asked[:, POSITION].int())
         assert logits.shape[1] == shape.vocab_size
+        return logits, self._picked(logits, step.asked)
+
+    def _picked(self, logits: Tensor, asked: Tensor) -> Tensor:
         picked = decode_pick.pick if kernels.fit((logits,)) else picked_plainly
-        return logits, picked(logits, step.asked, self._last, self.vocabulary)
+        return picked(logits, asked, self._last, self.vocabulary)
 
     def _captured_experts(self) -> bool:
         for block in self.model.blocks.values():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shoal import kernels
 from shoal.generate.eight_bits import quantised
-from shoal.kernels.decode_products import MOST_ROWS, Norm, Weight, gated, product
+from shoal.kernels.decode_products import Norm, Weight, gated, product
 from shoal.kernels.paged_decode import Pages, Room, Turn, attend_one
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
@@ -41,8 +41,8 @@ class Layer:
 
 class Joined:
     def __init__(self, model: Decoder, context: int, eight_bits: bool = False) -> None:
-        """`eight_bits`: products of a few rows with weights of 8 bits (`shoal.generate.eight_bits`). The model then has
-        the same values, with which a prompt and larger batches are computed: they are bound by arithmetic."""
+        """`eight_bits`: products of a single text with weights of 8 bits (`shoal.generate.eight_bits`). The model then
+        has the same values, with which prompts and batches are computed."""
         assert fits(model)
         self.model, self.shape, self._eight_bits = model, model.shape, eight_bits
         self.summed: Callable[[Tensor], Tensor] | None = None  # over the processes that have parts of each product
@@ -77,7 +77,7 @@ class Joined:
         return self._product(x, self.head, self.norm)
 
     def _product(self, x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "") -> Tensor:
-        if len(x) <= MOST_ROWS:
+        if len(x) == 1:
             return product(x, weight, norm, act)
         y = F.linear(norm.by_torch(x) if norm is not None else x, weight.whole(x.dtype), weight.bias)
         return gated(y, act) if act else y
@@ -85,7 +85,7 @@ class Joined:
     def _added(self, x: Tensor, part: Tensor, weight: Weight, post: nn.Module | None) -> Tensor:
         """x and a product, summed over processes and normed where the model has it so."""
         if self.summed is None and post is None:
-            if len(x) <= MOST_ROWS:
+            if len(x) == 1:
                 return product(part, weight, residual=x)
             if weight.bias is None:
                 return torch.addmm(x, part, weight.whole(x.dtype).t())

@@ -48,6 +48,10 @@ class Pending(Protocol):
 class Draws(Protocol):
     """A runner that also picks, and may be asked for the next tokens before those it is picking are read."""
 
+    def first(self, seat: Any, logits: Tensor, sampling: Sampling) -> Pending:
+        """The first token of an answer, by the last logits of its prompt [1, vocab]."""
+        ...
+
     def draw(
         self, seats: Sequence[Any], tokens: Sequence[int | None], samplings: Sequence[Sampling], drawn: Sequence[int]
     ) -> Pending:

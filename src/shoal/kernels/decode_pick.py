@@ -14,6 +14,7 @@ from torch import Tensor
 
 CHUNKS = 32  # of the vocabulary, scanned beside each other
 BLOCK = 2048
+WIDE_BLOCK = 8192  # where one program goes over a whole vocabulary, again and again
 POSITION, TOKEN, SEAT, WHERE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(8)
 COLUMNS = 8
 """Of what the host asks of a row, float64. TOKEN: negative takes what the seat has picked last. POSITION: negative is
@@ -53,9 +54,9 @@ def pick(logits: Tensor, asked: Tensor, last: Tensor, vocabulary: int) -> Tensor
             *sizes,
             COLUMNS=COLUMNS,
             CHUNKS=CHUNKS,
-            BLOCK=BLOCK,
+            BLOCK=WIDE_BLOCK,
             BITS=bits,
-            num_warps=8,
+            num_warps=16,
         )
     return told
 
