@@ -51,6 +51,15 @@ class Drawn:
 
 
 @dataclass
+class Sent:
+    """Memory that the device copies from."""
+
+    asked: Tensor
+    tables: Tensor
+    copied: Any  # an event; None on a processor
+
+
+@dataclass
 class Step:
     """One size: where its input is read from and its output stands."""
 
@@ -89,7 +98,7 @@ class Graphed(Paged):
         self._pool: Any = None
         self._captures = self.device.type == "cuda" and runs_here(model) and self._captured_experts()
         self._turn = 0
-        self._pinned: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._pinned: dict[int, list[Sent]] = {}
         self._known: dict[int, deque[int]] = {}  # by seat: tokens that were picked and read, and not yet taken in
         self._taken: dict[int, int] = {}  # and how many were taken in before they were read
 
@@ -156,7 +165,9 @@ class Graphed(Paged):
         size = next(size for size in self._sizes if size >= len(seats))
         step = self._step(size)
         self._turn = (self._turn + 1) % AHEAD
-        asked, tables = self._host(size)[self._turn]
+        sent = self._host(size)[self._turn]
+        if sent.copied is not None:
+            sent.copied.synchronize()
         rows = []
         for seat, token, sampling, count in zip(seats, tokens, samplings, drawn, strict=True):
             self.blocks.grow(seat.held, seat.length + 1)
@@ -164,14 +175,16 @@ class Graphed(Paged):
             seat.length += 1
             self._take_in(seat, token)
         rows += [NOBODY] * (size - len(seats))
-        asked.copy_(torch.tensor(rows, dtype=torch.float64))
-        step.asked.copy_(asked, non_blocking=True)
+        sent.asked.copy_(torch.tensor(rows, dtype=torch.float64))
+        step.asked.copy_(sent.asked, non_blocking=True)
         listed = tuple((seat.number, id(seat.held), len(seat.held.blocks)) for seat in seats)
         if listed != step.listed:
-            for row, seat in zip(tables, seats, strict=False):
+            for row, seat in zip(sent.tables, seats, strict=False):
                 row[: len(seat.held.blocks)] = torch.tensor(seat.held.blocks, dtype=torch.int32)
-            step.tables.copy_(tables, non_blocking=True)
+            step.tables.copy_(sent.tables, non_blocking=True)
             step.listed = listed
+        if sent.copied is not None:
+            sent.copied.record()
         step.run()
         return step
 
@@ -185,14 +198,15 @@ class Graphed(Paged):
         else:
             self._taken[seat.number] += 1
 
-    def _host(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Memory that the device copies from, in turns: it may still copy from that of the step before."""
+    def _host(self, size: int) -> list[Sent]:
+        """In turns: the device may still copy from that of the step before."""
         if size not in self._pinned:
             pin = self.device.type == "cuda"
             self._pinned[size] = [
-                (
+                Sent(
                     torch.empty(size, decode_pick.COLUMNS, dtype=torch.float64, pin_memory=pin),
                     torch.zeros(size, self.wide, dtype=torch.int32, pin_memory=pin),
+                    torch.cuda.Event() if pin else None,
                 )
                 for _ in range(AHEAD)
             ]

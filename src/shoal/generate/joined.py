@@ -50,9 +50,8 @@ class Joined:
         at = torch.arange(context, device=first.device)[None]
         full = [t[0, :, 0].contiguous() for t in model.rope(at)]
         slid = full if model.sliding_rope is None else [t[0, :, 0].contiguous() for t in model.sliding_rope(at)]
-        self.layers = [
-            self._layer(i, block, full, slid) for i, block in zip(model.layers, model.blocks.values(), strict=True)
-        ]
+        blocks = [block for block in model.blocks.values() if isinstance(block, Block)]
+        self.layers = [self._layer(i, block, full, slid) for i, block in zip(model.layers, blocks, strict=True)]
         self.norm = _norm(model.norm)
         head = model.embed.weight if self.shape.tie_embeddings else model.head.weight
         assert head is not None
@@ -101,8 +100,9 @@ class Joined:
         slides = self.shape.slides(i)
         norms = [None if n is None else n.weight.data for n in (mixer.q_norm, mixer.k_norm)]
         eps = self.shape.norm_eps
-        turn = Turn(*(slid if slides else full), *norms, eps, self.shape.about.centred_norms)
-        dense = isinstance(ffn, FeedForward)
+        cos, sin = slid if slides else full
+        turn = Turn(cos, sin, norms[0], norms[1], eps, self.shape.about.centred_norms)
+        dense = ffn if isinstance(ffn, FeedForward) else None
         return Layer(
             block,
             _norm(block.mixer_norm),
@@ -111,15 +111,15 @@ class Joined:
             self.shape.sliding_window if slides else None,
             self._of(mixer.out),
             _norm(block.ffn_norm),
-            self._of(ffn.gate, ffn.up) if dense else None,
-            self._of(ffn.down) if dense else None,
-            _act(ffn) if dense else "",
+            self._of(dense.gate, dense.up) if dense is not None else None,
+            self._of(dense.down) if dense is not None else None,
+            _act(dense) if dense is not None else "",
         )
 
     def _of(self, *linears: nn.Linear) -> Weight:
         return self._weight([one.weight for one in linears], [one.bias for one in linears])
 
-    def _weight(self, parts: Sequence[nn.Parameter], biases: Sequence[nn.Parameter | None]) -> Weight:
+    def _weight(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Weight:
         whole = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data.contiguous()
         bias = torch.cat([b.data for b in biases if b is not None]) if any(b is not None for b in biases) else None
         weight = Weight(whole, bias)

@@ -67,7 +67,8 @@ class Paged:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.wide = -(-context // SIZE)  # blocks of a text at most
-        attending = [block.mixer for block in model.blocks.values()]
+        mixers = [block.mixer for block in model.blocks.values()]
+        attending = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
         heads, width = sizes(model)
         each = 2 * len(attending) * heads * SIZE * width * self.dtype.itemsize
         count = places * self.wide
@@ -185,21 +186,21 @@ class Paged:
         now, keys, values = self._now, self.keys[layer], self.values[layer]
         if now is None:
             return otherwise(q, k, v, window, groups)
-        flat = [t.flatten(0, 1).contiguous() for t in (q, k, v)]
-        if not kernels.fit(flat):
-            write(keys, values, flat[1], flat[2], now)
-            return attend_plainly(flat[0], keys, values, now, window).view(q.shape)
+        new_q, new_k, new_v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
+        if not kernels.fit((new_q, new_k, new_v)):
+            write(keys, values, new_k, new_v, now)
+            return attend_plainly(new_q, keys, values, now, window).view(q.shape)
         from shoal.kernels.paged_decode import Pages, Room, attend_one
         from shoal.kernels.paged_prefill import attend_pages
 
         pages = Pages(keys, values)
         if now.single and not self.exact:
-            room = self.room(len(flat[0]))
+            room = self.room(len(new_q))
             assert isinstance(room, Room)
-            y = attend_one(*flat, pages, now.tables, now.positions, room, window=window)
+            y = attend_one(new_q, new_k, new_v, pages, now.tables, now.positions, room, window=window)
         else:
-            write(keys, values, flat[1], flat[2], now)
-            y = attend_pages(flat[0], pages, now.tables, now.begins, now.positions, now.longest, window=window)
+            write(keys, values, new_k, new_v, now)
+            y = attend_pages(new_q, pages, now.tables, now.begins, now.positions, now.longest, window=window)
         return y.view(q.shape)
 
     def _free_bytes(self) -> int | None:

@@ -79,7 +79,7 @@ def _begin(asked, last, embed, x, positions, dim, scale, COLUMNS: tl.constexpr, 
 
 
 @triton.jit
-def _scan(
+def _scan(  # type: ignore[no-untyped-def]
     logits,
     asked,
     stats,
@@ -90,7 +90,7 @@ def _scan(
     COLUMNS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Of a chunk: the largest logit and the sum of exponentials below it, of all; and of those that may be drawn the
     largest, where it stands, and the sum with the temperature."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -9,8 +9,8 @@ comes after the product, so that no reading waits for it. Weights may be of 8 bi
 On Hopper a kernel begins while the one before it ends, and reads its first weights, which nobody writes, meanwhile
 (`early`); it waits before it reads what that one has made.
 
-Of two tokens and more a library's product is better (H200, 8 tokens, 1B: 19 us for gate and up, and a kernel of tl.dot 30
-at best): it is not tried here.
+Of two tokens and more a library's product is better (H200, 8 tokens, 1B: 19 us for gate and up, and a kernel of tl.dot
+30 at best): it is not tried here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def product(
     assert weight.matrix.is_contiguous()
     rows = weight.matrix.shape[0] // (2 if act else 1)
     y = torch.empty(1, rows, dtype=x.dtype, device=x.device)
-    block_rows, block_width, warps = tiles or tile(rows, width, weight.factors is not None)
+    block_rows, block_width, warps = tiles or tile(rows, width)
     begins_early = early(x.device)
     with torch.cuda.device_of(x):
         _one_token[(triton.cdiv(rows, block_rows),)](
@@ -106,15 +106,15 @@ def product(
     return y
 
 
-def tile(rows: int, width: int, eight_bits: bool) -> tuple[int, int, int]:
+def tile(rows: int, width: int) -> tuple[int, int, int]:
     """Rows and width of the weight that a program reads at a time, and its warps: some programs for each
-    multiprocessor, each with kilobytes on their way. (What was best of eight on an H200, at the shapes of 1B and 8B.)"""
+    multiprocessor, each with kilobytes on their way. (The best of eight on an H200, at the shapes of 1B and 8B.)"""
     most = triton.next_power_of_2(width)
     if rows <= FEW_ROWS:
         return 2, min(2048 if width > 2 * FEW_ROWS else 1024, most), 4
     if rows >= MANY_ROWS:
-        return 8, min(1024 if eight_bits else 512, most), 4 if eight_bits else 2
-    return 4, min(1024 if eight_bits else 512, most), 4
+        return 8, min(512, most), 2
+    return 4, min(512, most), 4
 
 
 @functools.cache

@@ -137,7 +137,7 @@ def attend_one(
 
 
 @triton.jit
-def _turned(
+def _turned(  # type: ignore[no-untyped-def]
     x,
     apart,
     norm,
@@ -151,7 +151,7 @@ def _turned(
     DIM: tl.constexpr,
     HALF: tl.constexpr,
     NORM: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Heads at x, `apart` from each other, in float32: normed, and their first 2 * HALF numbers turned."""
     there = (g < GROUPS)[:, None] & (d < DIM)[None, :]
     place = x + g[:, None] * apart

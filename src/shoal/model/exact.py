@@ -73,7 +73,7 @@ def apply(model: Decoder) -> None:
     if model.last:
         model.head.logits = product
         model.head.loss = _loss
-    model.exact = True
+    model.exact = True  # type: ignore[assignment]  # a module's attributes are taken for tensors and modules
 
 
 def _align(model: Decoder) -> None:
@@ -210,10 +210,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, texts: Texts, groups: int) -> Tensor
     """As `shoal.model.attention.attend`."""
     rows = texts.rows or [[(0, q.shape[1])]] * q.shape[0]
     if kernels.fit((q, k, v)):
-        mixed: Tensor = _Attended.apply(q, k, v, rows, texts.window)
-        return mixed
+        on_gpu: Tensor = _Attended.apply(q, k, v, rows, texts.window)
+        return on_gpu
     mixed = [
-        torch.cat([of_a_text(*(t[row, begin:end] for t in (q, k, v)), 0, texts.window) for begin, end in spans])
+        torch.cat(
+            [of_a_text(q[row, a:b], k[row, a:b], v[row, a:b], 0, texts.window) for a, b in spans],
+        )
         for row, spans in enumerate(rows)
     ]
     return torch.stack(mixed)
@@ -231,8 +233,8 @@ class _Attended(torch.autograd.Function):
         begins = [row * seq + begin for row, spans in enumerate(rows) for begin, _ in spans]
         longest = max(end - begin for spans in rows for begin, end in spans)
         at = torch.tensor([*begins, len(q) * seq], dtype=torch.int32).to(q.device)
-        flat = [t.flatten(0, 1).contiguous() for t in (q, k, v)]
-        return attend_rows(*flat, at, longest, window=window).view(q.shape)
+        flat_q, flat_k, flat_v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
+        return attend_rows(flat_q, flat_k, flat_v, at, longest, window=window).view(q.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -244,7 +246,8 @@ class _Attended(torch.autograd.Function):
                 with torch.enable_grad():
                     parts = [t[at].detach().requires_grad_() for t in saved]
                     seen = one_kind_of_mask(None, end - begin, ctx.window, grad.device)
-                    mixed = attend_plainly(*parts, seen, parts[0].shape[2] // parts[1].shape[2])
+                    groups = parts[0].shape[2] // parts[1].shape[2]
+                    mixed = attend_plainly(parts[0], parts[1], parts[2], seen, groups)
                 for whole, part in zip(found, torch.autograd.grad(mixed, parts, grad[at]), strict=True):
                     whole[at] = part
         return *found, None, None
