@@ -68,7 +68,7 @@ class Engine:
         runner: Runner | None = None,
     ) -> None:
         """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `eight_bits`:
-        weights are rounded to 8 bits, which halves what a GPU reads for a few requests."""
+        weights are rounded to 8 bits, which halves what a GPU reads for a single request."""
         self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
         self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
         wanted = Wanted(batch, context, exact, eight_bits, min(vocab_size, model.shape.vocab_size))

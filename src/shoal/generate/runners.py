@@ -56,7 +56,7 @@ def no_eight_bits(model: Decoder, exact: bool) -> str | None:
     from shoal.generate.joined import fits, runs_here
 
     if not next(model.parameters()).is_cuda:
-        return "for a GPU: a processor's products of a few rows have no such kernel"
+        return "for a GPU, and nothing here computes with them on a processor: leave eight_bits out"
     if exact:
         return "other weights than the trainer's, so nothing is exact with them: leave one of the two out"
     if not fits(model) or not runs_here(model):
