@@ -29,7 +29,7 @@ from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
 from shoal.model.mla import LatentAttention
-from shoal.model.moe import Experts, Router
+from shoal.model.moe import Experts, MixtureOfExperts, Router
 from shoal.model.own_model import OwnModel
 from shoal.model.rope import Rope
 
@@ -55,6 +55,8 @@ def apply(model: Decoder) -> None:
             module.act = partial(evenly, module.act)
         elif isinstance(module, Experts):
             module.compute = _experts
+        elif isinstance(module, MixtureOfExperts):
+            module.sigmoid = partial(evenly, torch.sigmoid)
     for block in model.blocks.values():
         assert isinstance(block.mixer, Attention | LatentAttention)
         block.mixer.attend = attend
