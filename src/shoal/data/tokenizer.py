@@ -125,6 +125,7 @@ class JsonTokenizer:
         self.content = content
         self.special = special
         self._where = where
+        self.named = config or {}  # `bos_token` and the like, as the folder spells them
         self._piece_chars = PIECE_CHARS if piece_chars is None else piece_chars
         spec = spec_of(content, where) if spec is None else spec
         self._spec = spec

@@ -11,15 +11,16 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.tokenizer import Tokenizer
 from shoal.errors import UsageError, needs_extra
 from shoal.generate.limited import Allowance, Refused, limited
+from shoal.generate.pattern import as_rule
 from shoal.generate.request import Stuck
-from shoal.generate.schema import narrowed
+from shoal.generate.schema import mark_of, narrowed
 from shoal.values import BadValue
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ COMPILE = Allowance(cpu_s=20, memory_bytes=2 << 30, answer_bytes=64 << 20)
 MOST_KEPT, MOST_KEPT_BYTES = 64, 256 << 20
 MOST_STEP_S = 5.0  # of CPU time for the next token: ambiguous grammars take longer with each one
 _CONTROL = re.compile(rb"[\x00-\x1f]")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")  # xgrammar takes them for characters, which UTF-8 does not
 _PREFIX = re.compile(r"^(\[[\d:]+\] )?(\S+\.(cc|h):\d+: )?")
 
 
@@ -53,12 +55,13 @@ class Forms:
     def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int] = ()) -> None:
         """`stop_ids` may come where a text may end; the tokenizer's end token is one of them."""
         xgrammar = _library()
-        pieces = tokenizer.token_bytes()
+        pieces = [b"" if _SURROGATE.search(piece) else piece for piece in tokenizer.token_bytes()]
         self.rows = len(pieces)
         stops = sorted({one for one in (*stop_ids, tokenizer.eos_id) if 0 <= one < self.rows})
         self._stops = frozenset(stops)
         # xgrammar's strings take control characters, which JSON does not, and its separators need none.
         written = [b"" if _CONTROL.search(piece) else piece for piece in pieces]
+        self._halves = _Halves.of(pieces)
         raw = xgrammar.VocabType.RAW
         self._infos = {
             True: xgrammar.TokenizerInfo(written, raw, vocab_size=self.rows, stop_token_ids=stops),
@@ -68,7 +71,7 @@ class Forms:
 
     def mask(self, form: Form) -> FormMask:
         """For one answer. UsageError: the form is none, or cannot be kept to."""
-        return FormMask(_library().GrammarMatcher(self._compiled(form)), self.rows, self._stops)
+        return FormMask(_library().GrammarMatcher(self._compiled(form)), self.rows, self._stops, self._halves)
 
     def holds(self, form: Form, text: str) -> bool:
         """Whether it is a whole document of the form."""
@@ -88,10 +91,14 @@ class Forms:
         try:
             if len(form.text.encode(errors="replace")) > MOST_BYTES:
                 raise Refused(f"it has more than {MOST_BYTES:,} bytes")
-            made = narrowed(form.text.encode(errors="replace")) if form.kind == SCHEMA else form.text
-            said = limited(lambda: _compile(info, form.kind, made), COMPILE)
+            made, patterns = form.text, list[str]()
+            if form.kind == SCHEMA:
+                made, patterns = narrowed(form.text.encode(errors="replace"))
+            elif form.kind == REGEX:
+                made = f"root ::= {as_rule(form.text, within_json=False)}"
+            said = limited(lambda: _compile(info, form.kind, made, patterns), COMPILE)
         except (BadValue, Refused) as e:
-            raise UsageError(f"{_SAID[form.kind]} cannot be kept to: {e}.") from None
+            raise UsageError(f"no answer can be held to {_SAID[form.kind]}: {e}.") from None
         self._kept[form] = xgrammar.CompiledGrammar.deserialize_json(said.decode(), info)
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._size() > MOST_KEPT_BYTES):
             self._kept.popitem(last=False)
@@ -101,13 +108,30 @@ class Forms:
         return sum(one.memory_size_bytes for one in self._kept.values())
 
 
+@dataclass(frozen=True)
+class _Halves:
+    """Of characters that are none, whose bytes come in two tokens."""
+
+    first: frozenset[int]
+    second: Tensor
+    """[rows]: not after one of the first."""
+
+    @staticmethod
+    def of(pieces: list[bytes]) -> _Halves:
+        import torch
+
+        first = frozenset(i for i, piece in enumerate(pieces) if piece.endswith(b"\xed"))
+        return _Halves(first, torch.tensor([b"\xa0" <= piece[:1] <= b"\xbf" for piece in pieces]))
+
+
 class FormMask:
     """A `shoal.generate.request.Mask`: where in a document one answer is."""
 
-    def __init__(self, matcher: Any, rows: int, stops: frozenset[int]) -> None:
+    def __init__(self, matcher: Any, rows: int, stops: frozenset[int], halves: _Halves) -> None:
         self._matcher, self._rows = matcher, rows
         self._bits: Tensor = _library().allocate_token_bitmask(1, rows)
         self._stops = sorted(stops)
+        self._halves, self._last = halves, -1
         self._next: Tensor | None = None
         self.done = False
 
@@ -116,6 +140,8 @@ class FormMask:
             began = time.thread_time()
             self._matcher.fill_next_token_bitmask(self._bits)
             self._next = _as_bools(self._bits, self._rows)
+            if self._last in self._halves.first:
+                self._next &= ~self._halves.second
             if not self._next.any():
                 raise Stuck("no token of this tokenizer goes on in the form that was asked for")
             _not_long(began)
@@ -126,7 +152,7 @@ class FormMask:
         if not self._matcher.accept_token(token):
             raise Stuck(f"token {token} is not one that the form allows")
         _not_long(began)
-        self._next = None
+        self._next, self._last = None, token
         self.done = self._matcher.is_terminated() or (self._matcher.is_completed() and self._only_stops())
 
     def _only_stops(self) -> bool:
@@ -149,17 +175,22 @@ def _as_bools(bits: Tensor, rows: int) -> Tensor:
     return torch.from_numpy(flat.view(np.bool_))
 
 
-def _compile(info: Any, kind: str, text: str) -> bytes:
+def _compile(info: Any, kind: str, text: str, patterns: Sequence[str]) -> bytes:
     """In the child."""
-    compiler = _library().GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    xgrammar = _library()
     try:
-        if kind == SCHEMA:  # blanks as `json.dumps` has them: a model may else write blanks for ever
-            made = compiler.compile_json_schema(text, any_whitespace=False)
-        elif kind == JSON:
-            made = compiler.compile_json_schema("{}", any_whitespace=False)
+        if kind in (SCHEMA, JSON):  # blanks as `json.dumps` has them: a model may else write blanks for ever
+            grammar = xgrammar.Grammar.from_json_schema(text if kind == SCHEMA else "{}", any_whitespace=False)
+            text = str(grammar) if patterns else ""
+            for i, rule in enumerate(patterns):
+                text = text.replace(f'Regex("{mark_of(i)}", json_string=true)', rule)
+            if 'Regex("' in text.replace('\\"', ""):
+                raise Refused("xgrammar writes a pattern in a way that is not known")
+            grammar = text or grammar
         else:
-            made = compiler.compile_regex(text) if kind == REGEX else compiler.compile_grammar(text)
-        return str(made.serialize_json()).encode()
+            grammar = text
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        return str(compiler.compile_grammar(grammar).serialize_json()).encode()
     except (RuntimeError, ValueError) as e:  # whatever the library says of it
         first = str(e).strip().splitlines()[:1] or [type(e).__name__]
         raise Refused(_PREFIX.sub("", first[0])[:200].rstrip(". ")) from None

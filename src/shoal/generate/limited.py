@@ -1,8 +1,8 @@
 """Work on what strangers wrote, in a forked child with limits of time, memory and answer: a grammar that compiles for
 ever, a template that fills the memory.
 
-A child is a fork and not a new program, as libraries that take seconds to import are there already; it runs one piece of
-work, which touches no GPU and starts no thread, and leaves without any of the parent's endings.
+A child is a fork and not a new program, as libraries that take seconds to import are there already; it runs one piece
+of work, which touches no GPU and starts no thread, and leaves without any of the parent's endings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def limited(work: Callable[[], bytes], limits: Allowance) -> bytes:
 
 def _answer(reading: int, limits: Allowance) -> tuple[bytes, str]:
     """What came until the child ended, or why it is not waited for any longer."""
-    parts, size, until = [], 0, time.monotonic() + limits.wall_s
+    parts: list[bytes] = []
+    size, until = 0, time.monotonic() + limits.wall_s
     while True:
         ready, _, _ = select.select([reading], [], [], max(until - time.monotonic(), 0))
         if not ready:

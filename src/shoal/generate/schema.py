@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal import values
+from shoal.generate.pattern import as_rule
 from shoal.values import BadValue, inside, shown
 
 MOST_BYTES = 256 << 10
@@ -41,14 +42,19 @@ _ALL = frozenset().union(*_OF_TYPE.values())
 Schema = dict[str, Any]
 
 
-def narrowed(text: bytes) -> str:
-    """The schema as the compiler is given it. BadValue: what it asks for cannot be kept to."""
+def narrowed(text: bytes) -> tuple[str, list[str]]:
+    """The schema as the compiler is given it, and a rule for each of its patterns (`mark_of` stands in its place).
+    BadValue: what it asks for cannot be kept to."""
     root = values.read_json(text, most_parts=MOST_PARTS, most_bytes=MOST_BYTES)
     gate = _Gate(root)
     made = gate.schema(root)
     gate.follow()
     gate.refuse_endless(made)
-    return json.dumps({**made, "$defs": gate.made} if gate.made else made, ensure_ascii=False)
+    return json.dumps({**made, "$defs": gate.made} if gate.made else made, ensure_ascii=False), gate.patterns
+
+
+def mark_of(pattern: int) -> str:
+    return f"shoalpattern{pattern}"
 
 
 class _Gate:
@@ -57,6 +63,7 @@ class _Gate:
     def __init__(self, root: object) -> None:
         self.root = root
         self.made: dict[str, Schema] = {}
+        self.patterns: list[str] = []
         self._names: dict[str, str] = {}  # pointer → its name in `made`
         self._left: list[str] = []
 
@@ -79,7 +86,7 @@ class _Gate:
             if key in rest:
                 return self._several(key, rest)
         if unknown := sorted(rest.keys() - _ALL - {"type"}):
-            raise BadValue("it cannot be kept to; leave it out", shown(unknown[0]))
+            raise BadValue("it is not supported; leave it out", shown(unknown[0]))
         kinds = _types(rest)
         if not kinds:
             return {}
@@ -135,7 +142,7 @@ class _Gate:
     def _several(self, key: str, rest: Schema) -> Schema:
         beside = {name: value for name, value in rest.items() if name not in (key, "type")}
         if beside:
-            raise BadValue(f"it cannot be kept to beside {shown(min(beside))}; write one into the other", key)
+            raise BadValue(f"it is not supported beside {shown(min(beside))}; write one into the other", key)
         with inside(key):
             said = values.items(rest[key], 1000)
             if not said:
@@ -143,7 +150,7 @@ class _Gate:
             if "type" in rest:  # pydantic and others write it beside
                 said = [self._with_type(one, rest["type"]) for one in said]
             if key == "allOf" and len(said) > 1:
-                raise BadValue("it cannot be kept to with more than one part; write them as one")
+                raise BadValue("it is not supported with more than one part; write them as one")
             made = [self.schema(one) for one in said]
             if key == "oneOf" and not _apart(made):
                 raise BadValue("parts that one document may fit both of; write anyOf if that is meant")
@@ -156,16 +163,29 @@ class _Gate:
 
     def _of_type(self, kind: str, rest: Schema) -> Schema:
         if kind == "string":
-            return _string(rest)
+            return self._string(rest)
         if kind in ("number", "integer"):
             return _number(kind, rest)
         if kind == "array":
             return self._array(rest)
         return self._object(rest) if kind == "object" else {"type": kind}
 
+    def _string(self, rest: Schema) -> Schema:
+        made: Schema = {"type": "string"}
+        least, most = _span(rest, *_LENGTHS)
+        if "pattern" in rest:
+            if least or most is not None:
+                raise BadValue("it is not supported beside a length; write the length into it, as in {1,9}", "pattern")
+            with inside("pattern"):
+                self.patterns.append(as_rule(values.text(rest["pattern"], MOST_BYTES), within_json=True))
+            return made | {"pattern": mark_of(len(self.patterns) - 1)}
+        if rest.get("format") in FORMATS and not least and most is None:
+            return made | {"format": rest["format"]}
+        return made | ({"minLength": least} if least else {}) | ({} if most is None else {"maxLength": most})
+
     def _array(self, rest: Schema) -> Schema:
         if rest.get("uniqueItems"):
-            raise BadValue("it cannot be kept to; leave it out", "uniqueItems")
+            raise BadValue("it is not supported; leave it out", "uniqueItems")
         least, most = _span(rest, "minItems", "maxItems")
         made: Schema = {"type": "array"}
         first = []
@@ -200,10 +220,10 @@ class _Gate:
         least, most = _span(rest, "minProperties", "maxProperties")
         if (unknown := [name for name in required if name not in said]) and free is False:
             raise BadValue(f"'{shown(unknown[0])}' is required, and is no field", "required")
-        said = {**said, **{name: free for name in unknown}}
+        said = {**said, **dict.fromkeys(unknown, free)}
         if not said:
             if least > 1:
-                raise BadValue("it cannot be kept to without properties: a name may come twice", "minProperties")
+                raise BadValue("it is not supported without properties: a name may come twice", "minProperties")
             made: Schema = {"type": "object", "additionalProperties": False}
             if free is not False and most != 0:
                 with inside("additionalProperties"):
@@ -236,19 +256,6 @@ def _types(rest: Schema) -> list[str]:
     return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
 
 
-def _string(rest: Schema) -> Schema:
-    made: Schema = {"type": "string"}
-    least, most = _span(rest, *_LENGTHS)
-    if "pattern" in rest:
-        if least or most is not None:
-            raise BadValue("it cannot be kept to beside a length; write the length into it, as in {1,9}", "pattern")
-        with inside("pattern"):
-            return made | {"pattern": values.text(rest["pattern"], 4096)}
-    if rest.get("format") in FORMATS and not least and most is None:
-        return made | {"format": rest["format"]}
-    return made | ({"minLength": least} if least else {}) | ({} if most is None else {"maxLength": most})
-
-
 def _span(rest: Schema, low: str, high: str) -> tuple[int, int | None]:
     with inside(low):
         least = values.whole(rest.get(low, 0), MOST_COUNT)
@@ -265,7 +272,7 @@ def _number(kind: str, rest: Schema) -> Schema:
     if "multipleOf" in rest:
         with inside("multipleOf"):
             if kind != "integer" or low is not None or high is not None:
-                raise BadValue("it can be kept to in integers without other limits alone; leave it out")
+                raise BadValue("it is supported in integers without other limits alone; leave it out")
             return made | {"multipleOf": values.whole(rest["multipleOf"], 100, 1)}
     if kind == "integer":
         least = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
@@ -324,7 +331,7 @@ def _const(rest: Schema) -> Schema:
 
 def _alone(rest: Schema, *names: str) -> None:
     if beside := sorted(rest.keys() - set(names)):
-        raise BadValue(f"it cannot be kept to beside {names[0]}; leave one out", shown(beside[0]))
+        raise BadValue(f"it is not supported beside {names[0]}; leave one out", shown(beside[0]))
 
 
 _IS: Mapping[str, Callable[[object], bool]] = {
