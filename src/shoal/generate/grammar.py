@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.tokenizer import Tokenizer
 from shoal.errors import UsageError, needs_extra
+from shoal.generate.form import GRAMMAR, JSON, MOST_BYTES, REGEX, SCHEMA, Form
 from shoal.generate.limited import Allowance, Refused, limited
 from shoal.generate.pattern import as_rule
 from shoal.generate.request import Stuck
@@ -26,27 +27,14 @@ from shoal.values import BadValue
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA, JSON, REGEX, GRAMMAR = "schema", "json", "regex", "grammar"
 _SAID = {SCHEMA: "the schema", JSON: "JSON", REGEX: "the regular expression", GRAMMAR: "the grammar"}
-MOST_BYTES = 256 << 10  # of a form
 COMPILE = Allowance(cpu_s=20, memory_bytes=2 << 30, answer_bytes=64 << 20)
 MOST_KEPT, MOST_KEPT_BYTES = 64, 256 << 20
 MOST_STEP_S = 5.0  # of CPU time for the next token: ambiguous grammars take longer with each one
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")  # xgrammar takes them for characters, which UTF-8 does not
+_HEX = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _PREFIX = re.compile(r"^(\[[\d:]+\] )?(\S+\.(cc|h):\d+: )?")
-
-
-@dataclass(frozen=True)
-class Form:
-    """What an answer must be."""
-
-    kind: str
-    text: str = ""
-
-    @property
-    def is_json(self) -> bool:
-        return self.kind in (SCHEMA, JSON)
 
 
 class Forms:
@@ -181,7 +169,7 @@ def _compile(info: Any, kind: str, text: str, patterns: Sequence[str]) -> bytes:
     try:
         if kind in (SCHEMA, JSON):  # blanks as `json.dumps` has them: a model may else write blanks for ever
             grammar = xgrammar.Grammar.from_json_schema(text if kind == SCHEMA else "{}", any_whitespace=False)
-            text = str(grammar) if patterns else ""
+            text = _HEX.sub(_four_digits, str(grammar)) if patterns else ""
             for i, rule in enumerate(patterns):
                 text = text.replace(f'Regex("{mark_of(i)}", json_string=true)', rule)
             if 'Regex("' in text.replace('\\"', ""):
@@ -194,6 +182,11 @@ def _compile(info: Any, kind: str, text: str, patterns: Sequence[str]) -> bytes:
     except (RuntimeError, ValueError) as e:  # whatever the library says of it
         first = str(e).strip().splitlines()[:1] or [type(e).__name__]
         raise Refused(_PREFIX.sub("", first[0])[:200].rstrip(". ")) from None
+
+
+def _four_digits(escape: re.Match[str]) -> str:
+    """xgrammar writes a letter as two hexadecimal digits, and reads as many as follow."""
+    return f"\\u00{escape[1][1:]}" if len(escape[1]) == 3 else escape[0]
 
 
 def _library() -> Any:
