@@ -89,7 +89,14 @@ def _there(args: argparse.Namespace) -> Partner:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What servers understand; what is as usual is not sent, as not all know all of it."""
-    usual = {"top_k": None, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 0, "stop": []}
+    usual: dict[str, Any] = {
+        "top_k": None,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 0,
+        "stop": [],
+    }
     usual |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "max_tokens": None}
     given = {name: getattr(args, name) for name, value in usual.items() if getattr(args, name) != value}
     return {"temperature": args.temperature, **given}
@@ -155,8 +162,6 @@ class _Chat:
         except ShoalError as e:
             if not said:
                 self._turns.pop()
-                full = isinstance(e, UsageError) and "context" in str(e)
-                raise type(e)(f"{str(e).rstrip('.')}; /reset begins anew.") from None if full else e
             raise
         finally:
             if said:

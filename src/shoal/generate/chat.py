@@ -62,7 +62,9 @@ class Here:
     def answer(self, messages: Messages, stopped: Callable[[], bool]) -> Iterator[str]:
         ids, room = self.template.tokens(self._opened.tokenizer, messages), self._engine.context
         if len(ids) >= room:
-            raise UsageError(f"the conversation has {len(ids):,} tokens, and the model's context is {room:,}")
+            raise UsageError(
+                f"the conversation has {len(ids):,} tokens, and the model's context is {room:,}: begin a new one (/reset)."
+            )
         most = min(self._sampling.max_tokens or room, room - len(ids))
         number = self._speaker.ask(ids, replace(self._sampling, max_tokens=most), self._stops)
         self._last = answer = Answer("", ids)
