@@ -69,7 +69,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "it's <b>",
 def write(where: Path, template: object, **more: object) -> Path:
     where.mkdir(exist_ok=True)
     (where / "tokenizer.json").write_text(byte_level().to_str())
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": {"content": "</s>"}, **more}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **more}
     if template is not None:
         said["chat_template"] = template
     (where / "tokenizer_config.json").write_text(json.dumps(said))
@@ -182,7 +182,7 @@ BOMBS = {
     "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "output": "{% for a in range(99999) %}{% for b in range(99999) %}{{ 'a' * 1000 }}{% endfor %}{% endfor %}",
     "memory": "{{ ('a' * 10 ** 9) * 100 }}",
-    "number": "{{ 9 ** 9 ** 9 ** 9 }}",
+    "number": "{{ 9 ** (9 ** 9) }}",
     "width": "{{ '%1000000000d' % 1 }}{{ '%3000000000d' | format(1) }}",
     "depth": "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
     "source": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",

@@ -130,9 +130,9 @@ class FormMask:
             self._next = _as_bools(self._bits, self._rows)
             if self._last in self._halves.first:
                 self._next &= ~self._halves.second
-            if not self._next.any():
-                raise Stuck("no token of this tokenizer goes on in the form that was asked for")
             _not_long(began)
+        if not self._next.any():
+            raise Stuck("no token of this tokenizer goes on in the form that was asked for")
         return self._next
 
     def accept(self, token: int) -> None:
