@@ -133,7 +133,9 @@ def test_all_the_places_where_templates_lie(tmp_path: Path) -> None:
     (folder / "additional_chat_templates" / "more.jinja").write_text("three")
     theirs = AutoTokenizer.from_pretrained(folder)
     for name in (None, "more"):
-        assert ours(folder, name).rendered([chat]) == [theirs.apply_chat_template(chat, name, tokenize=False)]
+        assert ours(folder, name).rendered([chat]) == [
+            theirs.apply_chat_template(chat, chat_template=name, tokenize=False)
+        ]
 
 
 def test_what_ends_a_turn_is_found(tmp_path: Path) -> None:
