@@ -82,7 +82,7 @@ def chat_template(folder: Path) -> Target:
         for name in (None, "more"):
             template_of(where, ByteTokenizer(), name)
         _ends(where)
-        messages_of(read_json(case["messages.json"]))
+        messages_of(read_json(case.get("messages.json", b"")))
 
     return Target(generate, read, (ShoalError, BadValue))
 

@@ -179,8 +179,9 @@ class _Gate:
             with inside("pattern"):
                 self.patterns.append(as_rule(values.text(rest["pattern"], MOST_BYTES), within_json=True))
             return made | {"pattern": mark_of(len(self.patterns) - 1)}
-        if rest.get("format") in FORMATS and not least and most is None:
-            return made | {"format": rest["format"]}
+        form = rest.get("format")
+        if isinstance(form, str) and form in FORMATS and not least and most is None:
+            return made | {"format": form}
         return made | ({"minLength": least} if least else {}) | ({} if most is None else {"maxLength": most})
 
     def _array(self, rest: Schema) -> Schema:
