@@ -76,7 +76,7 @@ def test_a_stopped_answer_leaves_the_engine_free(model: Path) -> None:
 
 def test_a_full_context_is_said(model: Path) -> None:
     partner = here(model, max_tokens=10_000, seed=1)
-    with pytest.raises(UsageError, match=r"256: begin a new one \(/reset\)"):
+    with pytest.raises(UsageError, match="256: /reset begins anew"):
         list(partner.answer([{"role": "user", "content": "long " * 100}], lambda: False))
     list(partner.answer(HELLO, lambda: False))
     assert "context of 256 tokens is full" in partner.ended().why or partner.ended().whole

@@ -81,7 +81,7 @@ def test_random_schemas_give_valid_documents(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_a_thousand_random_schemas_give_a_thousand_valid_documents(part: int) -> None:
-    """A hundred at a time. For those that 900 tokens cut off others are asked: the claim is about documents that end."""
+    """A hundred at a time. For those that 900 tokens cut off others are asked: it is about those that end."""
     rng, left = Random(part), 100
     kind = ("byte", *KINDS)[part % 4]
     while left:

@@ -51,7 +51,7 @@ class Here:
     ) -> None:
         """`template` is the name of one of several."""
         self.name, self._opened = opened.version, opened
-        self.template = _template(opened, template)
+        self.template = template_for(opened, template)
         ends = sampling.stop_ids | self.template.stop_ids(opened.tokenizer) | _ends(opened.folder)
         self._sampling = replace(sampling, stop_ids=ends)
         self._stops = [*stops, *([PLAIN_STOP] if self.template.is_plain else [])]
@@ -63,7 +63,7 @@ class Here:
         ids, room = self.template.tokens(self._opened.tokenizer, messages), self._engine.context
         if len(ids) >= room:
             raise UsageError(
-                f"the conversation has {len(ids):,} tokens, and the model's context is {room:,}: begin a new one (/reset)."
+                f"the conversation has {len(ids):,} tokens, and the model's context is {room:,}: /reset begins anew."
             )
         most = min(self._sampling.max_tokens or room, room - len(ids))
         number = self._speaker.ask(ids, replace(self._sampling, max_tokens=most), self._stops)
@@ -89,7 +89,8 @@ class Here:
         return Ended(self._last.finish == "stop", why or self._last.why(self._engine.context))
 
 
-def _template(opened: Opened, name: str | None) -> ChatTemplate:
+def template_for(opened: Opened, name: str | None = None) -> ChatTemplate:
+    """The model's own, or the plain one."""
     found = None if opened.folder is None else template_of(opened.folder, opened.tokenizer, name)
     if found is None and name is not None:
         raise UsageError(f"{opened.name} brings no chat template, and none is called '{name}'; leave the name out.")

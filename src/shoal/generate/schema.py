@@ -8,18 +8,25 @@ what was asked, never wider; what cannot be said so is refused by name (docs/dec
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from shoal import values
 from shoal.generate.pattern import as_rule
+from shoal.generate.schema_values import (
+    IS,
+    LENGTHS,
+    MOST_PARTS,
+    OF_TYPE,
+    Schema,
+    alone,
+    const,
+    enum,
+    number,
+    span,
+    types,
+)
 from shoal.values import BadValue, inside, shown
 
 MOST_BYTES = 256 << 10
-MOST_PARTS = 20_000
-MOST_COUNT = 100_000  # characters or items that are asked for; more are never needed, and cost the compiler
-MOST_NUMBER = 1 << 53  # beyond it, documents lose digits
 # They say something to people, and hold no document to anything.
 SAID = frozenset(
     {
@@ -28,18 +35,7 @@ SAID = frozenset(
     }
 )
 FORMATS = frozenset({"date", "time", "date-time", "email", "uuid", "ipv4", "ipv6"})
-_LENGTHS = ("minLength", "maxLength")
-_OF_TYPE = {
-    "string": {*_LENGTHS, "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"},
-    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-    "boolean": set(),
-    "null": set(),
-}
-_OF_TYPE["integer"] = _OF_TYPE["number"]
-_ALL = frozenset().union(*_OF_TYPE.values())
-Schema = dict[str, Any]
+_ALL = frozenset().union(*OF_TYPE.values())
 
 
 def narrowed(text: bytes) -> tuple[str, list[str]]:
@@ -79,7 +75,7 @@ class _Gate:
         if said is False:
             raise BadValue("false, which no document is")
         rest = {key: value for key, value in values.fields_of(said).items() if key not in SAID}
-        for key, read in (("$ref", self._ref), ("enum", _enum), ("const", _const)):
+        for key, read in (("$ref", self._ref), ("enum", enum), ("const", const)):
             if key in rest:
                 return read(rest)
         for key in ("anyOf", "oneOf", "allOf"):
@@ -87,7 +83,7 @@ class _Gate:
                 return self._several(key, rest)
         if unknown := sorted(rest.keys() - _ALL - {"type"}):
             raise BadValue("it is not supported; leave it out", shown(unknown[0]))
-        kinds = _types(rest)
+        kinds = types(rest)
         if not kinds:
             return {}
         made = [self._of_type(kind, rest) for kind in kinds]
@@ -115,7 +111,7 @@ class _Gate:
             raise BadValue("it refers to itself with nothing in between")
 
     def _ref(self, rest: Schema) -> Schema:
-        _alone(rest, "$ref")
+        alone(rest, "$ref")
         pointer = values.short(rest["$ref"])
         if pointer not in self._names:
             with inside("$ref"):
@@ -165,14 +161,14 @@ class _Gate:
         if kind == "string":
             return self._string(rest)
         if kind in ("number", "integer"):
-            return _number(kind, rest)
+            return number(kind, rest)
         if kind == "array":
             return self._array(rest)
         return self._object(rest) if kind == "object" else {"type": kind}
 
     def _string(self, rest: Schema) -> Schema:
         made: Schema = {"type": "string"}
-        least, most = _span(rest, *_LENGTHS)
+        least, most = span(rest, *LENGTHS)
         if "pattern" in rest:
             if least or most is not None:
                 raise BadValue("it is not supported beside a length; write the length into it, as in {1,9}", "pattern")
@@ -187,7 +183,7 @@ class _Gate:
     def _array(self, rest: Schema) -> Schema:
         if rest.get("uniqueItems"):
             raise BadValue("it is not supported; leave it out", "uniqueItems")
-        least, most = _span(rest, "minItems", "maxItems")
+        least, most = span(rest, "minItems", "maxItems")
         made: Schema = {"type": "array"}
         first = []
         if "prefixItems" in rest:
@@ -218,7 +214,7 @@ class _Gate:
         said = values.table(rest.get("properties", {}), MOST_PARTS)
         free = rest.get("additionalProperties", True)
         required = [values.text(name, 4096) for name in values.items(rest.get("required", []), MOST_PARTS)]
-        least, most = _span(rest, "minProperties", "maxProperties")
+        least, most = span(rest, "minProperties", "maxProperties")
         if (unknown := [name for name in required if name not in said]) and free is False:
             raise BadValue(f"'{shown(unknown[0])}' is required, and is no field", "required")
         said = {**said, **dict.fromkeys(unknown, free)}
@@ -245,107 +241,6 @@ class _Gate:
         return made | ({"minProperties": least} if least else {}) | ({} if most is None else {"maxProperties": most})
 
 
-def _types(rest: Schema) -> list[str]:
-    """Those that are asked for; where none is, those that the other words are about, or any."""
-    if "type" not in rest:
-        return [kind for kind in ("string", "number", "array", "object") if (_OF_TYPE[kind] - {"format"}) & rest.keys()]
-    with inside("type"):
-        said = rest["type"] if isinstance(rest["type"], list) else [rest["type"]]
-        kinds = list(dict.fromkeys(values.one_of(one, _OF_TYPE.keys()) for one in values.items(said, 100)))
-        if not kinds:
-            raise BadValue("an empty list")
-    return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
-
-
-def _span(rest: Schema, low: str, high: str) -> tuple[int, int | None]:
-    with inside(low):
-        least = values.whole(rest.get(low, 0), MOST_COUNT)
-    with inside(high):
-        most = None if high not in rest else min(values.whole(rest[high]), MOST_COUNT)
-    if most is not None and most < least:
-        raise BadValue(f"{most} is less than {low}, {least}", high)
-    return least, most
-
-
-def _number(kind: str, rest: Schema) -> Schema:
-    low, high = _bounds(rest)
-    made: Schema = {"type": kind}
-    if "multipleOf" in rest:
-        with inside("multipleOf"):
-            if kind != "integer" or low is not None or high is not None:
-                raise BadValue("it is supported in integers without other limits alone; leave it out")
-            return made | {"multipleOf": values.whole(rest["multipleOf"], 100, 1)}
-    if kind == "integer":
-        least = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
-        most = None if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
-        if least is not None and most is not None and least > most:
-            raise BadValue("no integer lies between", "minimum")
-        return made | _given(minimum=least, maximum=most)
-    if low is not None and high is not None:
-        room = high[0] - low[0]
-        if room < 0 or (room == 0 and (low[1] or high[1])):
-            raise BadValue("no number lies between", "minimum")
-        if 0 < room < 1e-4:
-            raise BadValue("numbers so near to each other cannot be kept apart (six digits are)", "minimum")
-    if low is not None:
-        made["exclusiveMinimum" if low[1] else "minimum"] = low[0]
-    if high is not None:
-        made["exclusiveMaximum" if high[1] else "maximum"] = high[0]
-    return made
-
-
-def _given(**parts: int | None) -> Schema:
-    return {name: value for name, value in parts.items() if value is not None}
-
-
-def _bounds(rest: Schema) -> tuple[tuple[float, bool] | None, tuple[float, bool] | None]:
-    """The tighter one below and above, each with whether it is left out itself."""
-
-    def of(plain: str, exclusive: str) -> list[tuple[float, bool]]:
-        found = []
-        for name, out in ((plain, False), (exclusive, True)):
-            if name in rest:
-                with inside(name):
-                    values.real(rest[name], MOST_NUMBER, -MOST_NUMBER)
-                found.append((rest[name], out))
-        return found
-
-    low, high = of("minimum", "exclusiveMinimum"), of("maximum", "exclusiveMaximum")
-    return max(low, default=None), min(high, key=lambda edge: (edge[0], not edge[1]), default=None)
-
-
-def _enum(rest: Schema) -> Schema:
-    with inside("enum"):
-        said = values.items(rest["enum"], MOST_PARTS)
-        kinds = _types(rest) if "type" in rest else None
-        fit = [one for one in said if kinds is None or any(_IS[kind](one) for kind in kinds)]
-        if not fit:
-            raise BadValue("none of it is a document")
-    _alone(rest, "enum", "type")
-    return {"enum": fit}
-
-
-def _const(rest: Schema) -> Schema:
-    _alone(rest, "const", "type")
-    return _enum({**{k: v for k, v in rest.items() if k != "const"}, "enum": [rest["const"]]})
-
-
-def _alone(rest: Schema, *names: str) -> None:
-    if beside := sorted(rest.keys() - set(names)):
-        raise BadValue(f"it is not supported beside {names[0]}; leave one out", shown(beside[0]))
-
-
-_IS: Mapping[str, Callable[[object], bool]] = {
-    "string": lambda one: isinstance(one, str),
-    "integer": lambda one: type(one) is int or (isinstance(one, float) and one.is_integer()),
-    "number": lambda one: type(one) in (int, float),
-    "array": lambda one: isinstance(one, list),
-    "object": lambda one: isinstance(one, dict),
-    "boolean": lambda one: isinstance(one, bool),
-    "null": lambda one: one is None,
-}
-
-
 def _apart(made: list[Schema]) -> bool:
     """Whether no document fits two of them: by their types, their values, or a field whose value tells."""
     return all(_differ(one, other) for i, one in enumerate(made) for other in made[:i])
@@ -357,7 +252,7 @@ def _differ(one: Schema, other: Schema) -> bool:
         return not any(a == b for a in first for b in second)
     if first is not None or second is not None:
         value, schema = (first, other) if first is not None else (second, one)
-        return "type" in schema and not any(_IS[schema["type"]](item) for item in value or ())
+        return "type" in schema and not any(IS[schema["type"]](item) for item in value or ())
     if "type" not in one or "type" not in other:
         return False
     if one["type"] != other["type"]:
