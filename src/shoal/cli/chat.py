@@ -159,7 +159,7 @@ class _Chat:
                     print(harmless(piece) if self._clean else piece, end="", flush=True)
         except KeyboardInterrupt:
             pass
-        except ShoalError as e:
+        except ShoalError:
             if not said:
                 self._turns.pop()
             raise
