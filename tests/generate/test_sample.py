@@ -137,10 +137,12 @@ def test_what_a_terminal_would_obey_is_spelled_out() -> None:
     )
 
 
-def test_a_terminal_gets_no_escape_sequence_of_a_model(model: str) -> None:
-    """The form makes the model say one; a pipe gets it as it is."""
-    words = [sys.executable, "-m", "shoal", "sample", model, "--device", "cpu", "--regex", "\x1b\\[31mred"]
-    assert subprocess.run(words, capture_output=True, check=True).stdout == b"\x1b[31mred\n"
+def test_a_terminal_gets_no_escape_sequence_of_a_model(model: str, capsys: Captured) -> None:
+    """The form makes the model say one; what is no terminal gets it as it is."""
+    form = ["--regex", "\x1b\\[31mred"]
+    assert sample(model, *form) == 0
+    assert capsys.readouterr().out == "\x1b[31mred\n"
+    words = [sys.executable, "-m", "shoal", "sample", model, "--device", "cpu", *form]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(words, stdout=theirs, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     os.close(theirs)
