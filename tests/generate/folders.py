@@ -13,7 +13,7 @@ from shoal.model.hf import save_folder
 from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 
-LETTERS = '{}[]:,.-+0123456789"\\abcdefghijklmnopqrstuvwxyzEAB TZ_#@éößü日本'
+LETTERS = '{}[]:,.-+0123456789"\\abcdefghijklmnopqrstuvwxyzEAB TZ_#@$éößü日本'
 MARKS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = """\
 {% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}\

@@ -140,7 +140,7 @@ def test_special_tokens_and_holes_are_never_allowed() -> None:
 
 def test_a_vocabulary_that_cannot_write_the_form_says_so_and_others_go_on() -> None:
     tokenizer = tokenizer_of("metaspace")
-    asked = [Form(REGEX, "日"), Form(REGEX, "abc")]
+    asked = [Form(REGEX, "龍"), Form(REGEX, "abc")]
     first, second = answers(tokenizer, Forms(tokenizer), asked, Sampling(max_tokens=9))
     assert first.finish == ERROR
     assert "no token of this tokenizer" in first.error
