@@ -47,6 +47,7 @@ GROUPS = {
     },
     "use the result": {
         "sample": "generate text from a run's newest checkpoint",
+        "generate": "answer a large file of prompts, each line once, whatever is killed meanwhile",
         "checkpoint": "list, verify, compare, delete, export, import and join checkpoints",
         "track": "upload what a tracker has not received yet",
     },
