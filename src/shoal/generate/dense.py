@@ -29,12 +29,34 @@ from shoal.model.mla import LatentAttention
 FIRST_LENGTH = 256  # tokens a row has room for at first; twice as many whenever that is not enough
 
 
-@dataclass
 class Rows:
-    """Keys and values of one layer: [places, heads, tokens, width]."""
+    """Keys and values of one layer: [places, heads, tokens, width], one after the other if they are as wide."""
 
-    keys: Tensor
-    values: Tensor
+    def __init__(self, places: int, length: int, k: Tensor, v: Tensor) -> None:
+        heads, widths = k.shape[2], (k.shape[3], v.shape[3])
+        # Zeros: what a mask hides is read all the same, and NaN times nothing is NaN.
+        self.both = k.new_zeros(places, 2 * heads, length, widths[0]) if widths[0] == widths[1] else None
+        if self.both is not None:
+            self.keys, self.values = self.both.chunk(2, 1)
+        else:
+            self.keys, self.values = (k.new_zeros(places, heads, length, width) for width in widths)
+
+    def put(self, now: Pass, k: Tensor, v: Tensor) -> None:
+        """One token each, k and v [rows, 1, heads, width]."""
+        rows, at = now.rows, now.at[:, 0]
+        if self.both is None:
+            self.keys[rows, :, at], self.values[rows, :, at] = k[:, 0], v[:, 0]
+        elif len(rows) == 1:
+            torch.cat((k[0, 0], v[0, 0]), out=self.both[now.first, :, now.longest - 1])
+        else:
+            self.both[rows, :, at] = torch.cat((k[:, 0], v[:, 0]), 1)
+
+    def longer(self, length: int) -> Rows:
+        k, v = (t[:, :, :1].transpose(1, 2) for t in (self.keys, self.values))
+        new = Rows(self.keys.shape[0], length, k, v)
+        for held, old in ((new.keys, self.keys), (new.values, self.values)):
+            held[:, :, : old.shape[2]] = old
+        return new
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ class Dense:
         """q [rows, n, heads, width], k and v of the new tokens: with all that the rows hold."""
         now = self._pass
         assert now is not None
-        held = self._held(layer, k)
+        held = self._held(layer, k, v)
         if q.shape[1] == 1:
             return self._one_each(held, q, k, v, window, now)
         row, begin, end = int(now.rows[0]), int(now.at[0, 0]), now.longest
@@ -156,7 +178,7 @@ class Dense:
 
     def _one_each(self, held: Rows, q: Tensor, k: Tensor, v: Tensor, window: int | None, now: Pass) -> Tensor:
         rows, at = now.rows, now.at[:, 0]
-        held.keys[rows, :, at], held.values[rows, :, at] = k[:, 0], v[:, 0]
+        held.put(now, k, v)
         if self._exact:
             keys, values = (t[rows, :, : now.longest] for t in (held.keys, held.values))
             return exact.of_last_tokens(q[:, 0], keys, values, at, window)[:, None]
@@ -174,22 +196,15 @@ class Dense:
             mixed = mixed[rows - now.first]
         return mixed.flatten(1, 2)[:, None]
 
-    def _held(self, layer: int, k: Tensor) -> Rows:
+    def _held(self, layer: int, k: Tensor, v: Tensor) -> Rows:
         if layer not in self._rows:
-            size = (self._places, k.shape[2], self._length, k.shape[3])
-            # Zeros: what a mask hides is read all the same, and NaN times nothing is NaN.
-            self._rows[layer] = Rows(k.new_zeros(size), k.new_zeros(size))
+            self._rows[layer] = Rows(self._places, self._length, k, v)
         return self._rows[layer]
 
     def _grow(self, longest: int) -> None:
         while self._length < longest:
             self._length = min(2 * self._length, self.context)
-        for held in self._rows.values():
-            for name in ("keys", "values"):
-                old: Tensor = getattr(held, name)
-                new = old.new_zeros(*old.shape[:2], self._length, old.shape[3])
-                new[:, :, : old.shape[2]] = old
-                setattr(held, name, new)
+        self._rows = {layer: held.longer(self._length) for layer, held in self._rows.items()}
 
     def _copy(self, source: int, target: int, tokens: int) -> None:
         for held in self._rows.values():

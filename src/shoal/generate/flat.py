@@ -12,6 +12,7 @@ never comes here.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from shoal.model.feed_forward import FeedForward, widen
 from shoal.model.norm import CentredRMSNorm, RMSNorm
 
 PACKED_FOR = 64  # rows; what is packed for so many is fast for all
-PAYS_AFTER = 64  # products of several rows: packing takes as long as some of them
+PAYS_AFTER = 8  # products of several rows: packing takes as long as some of them
 SPARE = 0.25  # of the memory that is free stays free
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, int | None, int], Tensor]
@@ -52,18 +53,29 @@ class Product:
         self._packed: Tensor | None = None
         self._used = 0
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in]."""
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """x [rows, in], and what is added to its product."""
         if len(x) == 1 and self.across is not None:
-            return torch.mm(x, self.across) if self.bias is None else torch.addmm(self.bias, x, self.across)
+            return self.scaled(x, 1.0, add)
         if self._packed is None and self._used < PAYS_AFTER:
             self._used += 1
             if self._used == PAYS_AFTER:
                 self._packed = packed(self.matrix)
         if self._packed is None:
-            return F.linear(x, self.matrix, self.bias)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return y
+            y = F.linear(x, self.matrix, self.bias)
+        else:
+            y = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return y if add is None else y.add_(add)
+
+    def scaled(self, x: Tensor, scale: float, add: Tensor | None = None) -> Tensor:
+        """The same of one row in float32, times a number before anything is added: in one kernel."""
+        across = self.matrix.t()
+        if self.bias is not None:
+            y = torch.addmm(self.bias, x, across, alpha=scale)
+            return y if add is None else y.add_(add)
+        if add is not None:
+            return torch.addmm(add, x, across, alpha=scale)
+        return torch.addmm(x[:, :1], x, across, beta=0, alpha=scale) if scale != 1.0 else torch.mm(x, across)
 
 
 def packed(matrix: Tensor) -> Tensor | None:
@@ -83,15 +95,36 @@ def packed(matrix: Tensor) -> Tensor | None:
     return found if (y.float() - wanted).abs().max() <= digits * max(1.0, float(wanted.abs().max())) else None
 
 
+class Norm:
+    def __init__(self, norm: nn.Module) -> None:
+        assert isinstance(norm, nn.RMSNorm)
+        assert norm.eps is not None
+        self._module, self._eps = norm, norm.eps
+        weight = norm.weight.detach()
+        self.weight = weight.float() + 1.0 if isinstance(norm, CentredRMSNorm) else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if type(self._module) is not RMSNorm:
+            y: Tensor = self._module(x)
+            return y
+        # Without the way through a module, which takes as long as the kernel.
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self._eps)
+
+    def scale(self, x: Tensor) -> float:
+        """What one row is multiplied by. A product can do that in passing: torch's norm is six kernels."""
+        row = x.view(-1)
+        return 1.0 / math.sqrt(float(torch.dot(row, row)) / len(row) + self._eps)
+
+
 @dataclass(frozen=True)
 class Layer:
     block: Block
     mixer: Attention
-    norm: Callable[[Tensor], Tensor]
+    norm: Norm
     qkv: Product
     window: int | None
     out: Product
-    ffn_norm: Callable[[Tensor], Tensor]
+    ffn_norm: Norm
     gate_up: Product | None  # None: a mixture of experts
     down: Product | None
 
@@ -107,7 +140,7 @@ class Flat:
             _layer(shape.sliding_window if shape.slides(i) else None, block)
             for i, block in zip(model.layers, model.blocks.values(), strict=True)
         ]
-        self.norm = _norm(model.norm)
+        self.norm = Norm(model.norm)
         head = model.embed.weight if shape.tie_embeddings else model.head.weight
         assert isinstance(head, nn.Parameter)
         self.head = Product([head], [])
@@ -120,14 +153,13 @@ class Flat:
         if self.model.embed_scale != 1.0:
             x = x * self.model.embed_scale
         for number, layer in enumerate(self.layers):
-            y = self._mixed(number, layer, layer.norm(x), full if layer.window is None else slid, tokens.shape, attend)
+            mixed = self._mixed(number, layer, x, full if layer.window is None else slid, tokens.shape, attend)
             if layer.block.post_norms:
-                y = layer.block.mixer_post_norm(y)
-            x = y.add_(x)
-            y = _fed(layer, layer.ffn_norm(x))
-            if layer.block.post_norms:
-                y = layer.block.ffn_post_norm(y)
-            x = y.add_(x)
+                x = x + layer.block.mixer_post_norm(layer.out(mixed))
+                x = x + layer.block.ffn_post_norm(_fed(layer, x))
+            else:
+                x = layer.out(mixed, x)
+                x = _fed(layer, x, x)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -137,7 +169,7 @@ class Flat:
         self, number: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], size: torch.Size, attend: Attend
     ) -> Tensor:
         mixer, turned = layer.mixer, self._heads + self._key_heads
-        qkv = layer.qkv(x).view(len(x), -1, self._width)
+        qkv = _normed(layer.norm, x, layer.qkv).view(len(x), -1, self._width)
         qk, v = qkv[:, :turned], qkv[:, turned:]
         if mixer.q_norm is not None and mixer.k_norm is not None:
             qk = torch.cat((mixer.q_norm(qk[:, : self._heads]), mixer.k_norm(qk[:, self._heads :])), 1)
@@ -146,7 +178,7 @@ class Flat:
         if mixer.score_scale != 1.0:
             q = q * mixer.score_scale
         q, k, v = (t.unflatten(0, size) for t in (q, k, v))  # [rows, n, heads, width]
-        return layer.out(attend(number, q, k, v, layer.window, mixer.groups).reshape(len(x), -1))
+        return attend(number, q, k, v, layer.window, mixer.groups).reshape(len(x), -1)
 
     def _angles(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """As `_turned` reads them, [rows * n, 1, rotary width]."""
@@ -164,13 +196,23 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(((part * cos).addcmul_(part.roll(width // 2, -1), sin), x[..., width:]), -1)
 
 
-def _fed(layer: Layer, x: Tensor) -> Tensor:
+def _normed(norm: Norm, x: Tensor, product: Product) -> Tensor:
+    """A product of what is normed first."""
+    if len(x) == 1 and product.across is not None:
+        return product.scaled(x * norm.weight, norm.scale(x))
+    return product(norm(x))
+
+
+def _fed(layer: Layer, x: Tensor, add: Tensor | None = None) -> Tensor:
     ffn: Any = layer.block.ffn
     if layer.gate_up is None or layer.down is None:
-        y: Tensor = ffn(x[:, None])[:, 0]
-        return y
-    gate, up = layer.gate_up(x).chunk(2, -1)
-    return layer.down(ffn.act(gate).mul_(up))
+        y: Tensor = ffn(layer.ffn_norm(x)[:, None])[:, 0]
+        return y if add is None else y + add
+    gate, up = _normed(layer.ffn_norm, x, layer.gate_up).chunk(2, -1)
+    mixed = ffn.act(gate).mul_(up)
+    if len(x) == 1 and layer.down.matrix.dtype == torch.float32:
+        return layer.down.scaled(mixed, 1.0, add)
+    return layer.down(mixed, add)
 
 
 def fits(model: Decoder) -> bool:
@@ -207,11 +249,11 @@ def _layer(window: int | None, block: Block) -> Layer:
     return Layer(
         block,
         mixer,
-        _norm(block.mixer_norm),
+        Norm(block.mixer_norm),
         _of(mixer.q, mixer.k, mixer.v),
         window,
         _of(mixer.out),
-        _norm(block.ffn_norm),
+        Norm(block.ffn_norm),
         _of(ffn.gate, ffn.up) if dense else None,
         _of(ffn.down) if dense else None,
     )
@@ -219,11 +261,3 @@ def _layer(window: int | None, block: Block) -> Layer:
 
 def _of(*linears: nn.Linear) -> Product:
     return Product([one.weight for one in linears], [one.bias for one in linears])
-
-
-def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Without the way through a module, which takes as long as the kernel."""
-    if type(norm) is not RMSNorm:
-        return norm
-    weight, eps, width = norm.weight.detach(), norm.eps, norm.normalized_shape
-    return lambda x: F.rms_norm(x, width, weight, eps)
