@@ -41,6 +41,8 @@ class Source:
 
     def read(self, lines: range) -> Iterator[tuple[int, bytes]]:
         """Each of these lines with its number, from 0. Of one that is too long only so much as shows it."""
+        if not lines:
+            return
         with open(open_plain(self.path), "rb") as file:
             file.seek(self._begin_of(file.fileno(), lines.start))
             for number in lines:
