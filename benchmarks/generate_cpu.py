@@ -5,10 +5,10 @@
 SmolLM2-135M (scripts/fetch_smollm2.py), greedy, the same weights, type and threads on both sides, in one process.
 
 - Batch 1: one prompt of 24 tokens, 32 more. Bar 1.5.
-- Mixed lengths: 32 requests, prompts of 8 to 96 tokens, answers of 4 to 48, 16 at a time. transformers' `generate`
-  takes them in two padded batches in which all wait for the longest; bar 2. Its continuous batching (what
-  `generate_batch` runs on) takes each with its own length, and its start is not counted; bar 2. Counted are the tokens
-  that were asked for. Each side has done a little of each before.
+- Mixed lengths: 32 requests, prompts of 8 to 96 tokens, answers of 4 to 96, most of them short, 16 at a time.
+  transformers' `generate` takes them in two padded batches in which all wait for the longest; bar 2. Its continuous
+  batching (what `generate_batch` runs on) takes each with its own length, and its start is not counted; bar 2. Counted
+  are the tokens that were asked for. Each side has done a little of each before.
 - llama.cpp beside it, without a bar: batch 1, the 4-bit GGUF (Q4_1) that the weights were made of, by xllamacpp out of
   an environment of its own (`uv venv X; uv pip install --python X xllamacpp==2026.10.11549`; `--llama X/bin/python`).
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -71,12 +72,16 @@ def main() -> int:
     if llama is not None:
         sides["llama.cpp, batch 1, Q4_1"] = lambda alone, mixed: ask(llama, alone[0])
     spent: dict[str, list[Spent]] = {name: [] for name in sides}
-    for name, side in sides.items():  # what is done once: packed, allocated
+    for side in sides.values():  # what is done once: packed, allocated
         side([([1] * 24, 2)], [([i, *range(9)], 2) for i in range(BATCH)])
     for number in range(args.rounds):
         draw = random.Random(number)
         alone = [(words(draw, 24), ALONE)]
-        mixed = [(words(draw, draw.randint(8, 96)), draw.randint(4, 48)) for _ in range(args.requests)]
+        # As answers come: many short ones and a few long. Of each octave as many as of another.
+        mixed = [
+            (words(draw, draw.randint(8, 96)), round(math.exp(draw.uniform(math.log(4), math.log(96)))))
+            for _ in range(args.requests)
+        ]
         for name, side in sides.items():
             spent[name].append(side(alone, mixed))
             cpu, wall, tokens = spent[name][-1]
