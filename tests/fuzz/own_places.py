@@ -57,6 +57,8 @@ OURS: dict[str, str] = {
     "train.numerics:Past._everywhere": _RANKS,
     "swarm.trainer.keeper:Keeper._returned": "a file of this peer's trainer, in its own folder",
     "swarm.trainer.link:Link._read": "its own node, over a socket in a folder of theirs",
+    "generate.chat_template:ChatTemplate.rendered": _CHILD,
+    "generate.grammar:Forms.holds": "the text of a model: whether it is JSON is all that is asked",
     "own.files:_read": "source code of the person's own, which the run executes; bounded in files and bytes",
     "train.own:Own.begin": "what it has just written itself",
     "train.own:_as_json": "what it has just written itself",

@@ -14,20 +14,23 @@ The same seed gives the same answers.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_workspace, no_script
+from shoal.cli.opening import add_opening, opened_as, run_of
 from shoal.cli.sampling_options import add_sampling, refuse_sampling, sampling_of
 from shoal.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
+    from shoal.data.tokenizer import Tokenizer
     from shoal.generate.many.source import Source
     from shoal.generate.many.work import Render, Told
     from shoal.generate.opened import Opened
+    from shoal.journal.rundir import RunDir
 
 MOST_BATCH = 1024
 
@@ -47,18 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="answers at a time (default: 16; on a GPU 64)")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of a prompt and its answer (default: all)")
     parser.add_argument("--logprobs", action="store_true", help="tell each token's log-probability too")
-    parser.add_argument("--exact", action="store_true", help="the trainer's own bits, whatever is computed beside")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
-    parser.add_argument("--tokenizer", metavar="PATH", help="another than that of the run's data, or 'byte'")
-    parser.add_argument("--start", metavar="TOKEN", help="another start token than the data's or the folder's; or none")
     parser.add_argument("--special", action="store_true", help="special tokens spelled out in a prompt become ids")
-    parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
-    )
-    parser.add_argument("--own-code", action="store_true", help="run the code of a model with blocks of its own")
     parser.add_argument("--json", action="store_true", help="machine-readable output, without a progress line")
-    add_workspace(parser)
     add_sampling(parser)
+    add_opening(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
         if (value := getattr(args, name)) is not None and not 1 <= value <= most:
             raise UsageError(f"--{name} is {value}, but it must be from 1 to {most:,}.")
 
+    run_dir = run_of(args.model, args)
+
     from shoal.generate.many.source import looked_at  # after the checks above: a typing mistake is answered at once
 
-    return _work(args, looked_at(Path(args.file)), out)
+    return _work(args, run_dir, looked_at(Path(args.file)), out)
 
 
 def _out(args: argparse.Namespace) -> Path:
@@ -89,7 +86,7 @@ def _out(args: argparse.Namespace) -> Path:
     return out / f"part-{args.part:05d}.jsonl"
 
 
-def _work(args: argparse.Namespace, source: Source, out: Path) -> int:
+def _work(args: argparse.Namespace, run_dir: RunDir | None, source: Source, out: Path) -> int:
     from shoal.data.progress_line import ProgressLine
     from shoal.generate.many.kept import Kept
     from shoal.generate.many.work import Ask, Work, known_by, look_through, tokenizer_known_by
@@ -100,7 +97,7 @@ def _work(args: argparse.Namespace, source: Source, out: Path) -> int:
         raise UsageError("--out is the file of prompts: name another.")
     part, parts = (0, 1) if args.part is None else (args.part, args.of)
     lines = source.part(part, parts)
-    opened = _opened(args)
+    opened = opened_as(args.model, run_dir, args, args.special)
     sampling = sampling_of(args, opened.tokenizer)
     ask = Ask(sampling, tuple(args.stop), args.seed, args.on_error == "skip", args.logprobs)
     begun: dict[str, Any] = {
@@ -137,24 +134,26 @@ def _work(args: argparse.Namespace, source: Source, out: Path) -> int:
     return _said(args, out, source, work.told)
 
 
-def _opened(args: argparse.Namespace) -> Opened:
-    from shoal.generate.opened import Wanted, of_folder, of_run
-    from shoal.journal.rundir import find_run, workspace
-
-    wanted = Wanted(args.device, args.step, args.tokenizer, args.start, args.special, args.own_code)
-    folder = Path(args.model)
-    if (folder / "config.json").is_file():
-        if args.step is not None:
-            raise UsageError(f"--step names a checkpoint of a run, but {folder} is a folder of one model.")
-        return of_folder(folder, wanted)
-    run_dir = find_run(args.model, workspace(args.workspace))
-    no_script(run_dir)
-    return of_run(run_dir, wanted)
-
-
 def _render(opened: Opened) -> Render:
-    def render(messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        raise UsageError("'messages' need the model's chat template, which is not read here yet; give 'prompt'.")
+    """By the model's template, whose special tokens become their ids."""
+    from shoal.data.starts import NO_START
+    from shoal.data.tokenizer import JsonTokenizer
+    from shoal.generate.chat_template import ChatTemplate, template_of
+
+    @functools.cache  # looked for when the first messages come
+    def found() -> tuple[ChatTemplate, Tokenizer, frozenset[int]]:
+        tokenizer = opened.tokenizer
+        template = None if opened.folder is None else template_of(opened.folder, tokenizer)
+        if template is None:
+            raise UsageError(f"'messages' need a chat template, and {opened.name} has none; give 'prompt'")
+        if isinstance(tokenizer, JsonTokenizer) and not tokenizer.special:
+            start = NO_START if tokenizer.start_id is None else tokenizer.start_id
+            tokenizer = JsonTokenizer(tokenizer.content, opened.name, tokenizer.eos_id, start, special=True)
+        return template, tokenizer, template.stop_ids(tokenizer)
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], frozenset[int]]:
+        template, tokenizer, stops = found()
+        return template.tokens(tokenizer, messages), stops
 
     return render
 

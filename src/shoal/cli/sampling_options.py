@@ -26,9 +26,12 @@ LEAST: dict[str, float] = {
 MOST = {"top_p": 1.0, "min_p": 1.0, "seed": 2**63 - 1}
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int | None = 100) -> None:
     group = parser.add_argument_group("how tokens are picked")
-    group.add_argument("--max-tokens", type=int, default=100, metavar="N", help="at most this many (default: 100)")
+    most = "what the context has room for" if max_tokens is None else max_tokens
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"at most this many (default: {most})"
+    )
     group.add_argument(
         "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)"
     )

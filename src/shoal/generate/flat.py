@@ -37,7 +37,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, int | None, int], Tensor]
 class Product:
     """x @ weight.T of one weight, or of several side by side that read the same."""
 
-    def __init__(self, weights: Sequence[nn.Parameter], biases: Sequence[nn.Parameter | None]) -> None:
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         found = [b.detach() for b in biases if b is not None]
         self.bias = torch.cat(found) if found else None
         whole = torch.cat([w.detach() for w in weights])  # [out, in]
@@ -142,7 +142,7 @@ class Flat:
         ]
         self.norm = Norm(model.norm)
         head = model.embed.weight if shape.tie_embeddings else model.head.weight
-        assert isinstance(head, nn.Parameter)
+        assert head is not None
         self.head = Product([head], [])
 
     def __call__(self, tokens: Tensor, at: Tensor, attend: Attend) -> Tensor:
@@ -242,10 +242,11 @@ def _known(block: nn.Module) -> bool:
     )
 
 
-def _layer(window: int | None, block: Block) -> Layer:
+def _layer(window: int | None, block: nn.Module) -> Layer:
+    assert isinstance(block, Block)
     mixer, ffn = block.mixer, block.ffn
     assert isinstance(mixer, Attention)
-    dense = isinstance(ffn, FeedForward)
+    gate_up, down = (_of(ffn.gate, ffn.up), _of(ffn.down)) if isinstance(ffn, FeedForward) else (None, None)
     return Layer(
         block,
         mixer,
@@ -254,8 +255,8 @@ def _layer(window: int | None, block: Block) -> Layer:
         window,
         _of(mixer.out),
         Norm(block.ffn_norm),
-        _of(ffn.gate, ffn.up) if dense else None,
-        _of(ffn.down) if dense else None,
+        gate_up,
+        down,
     )
 
 

@@ -363,7 +363,6 @@ VERBS_CALLED = {
     "trace": "profile",
     "chaos": "drill",
     "generate": "sample",
-    "chat": "sample",
     "inference": "sample",
     "complete": "sample",
     "export": "checkpoint export",

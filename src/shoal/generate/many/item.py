@@ -12,6 +12,7 @@ import xxhash
 
 from shoal import values
 from shoal.errors import UsageError
+from shoal.generate.chat_template import messages_of
 from shoal.generate.request import Sampling
 from shoal.values import BadValue
 
@@ -43,7 +44,7 @@ class Item:
     """Of the file, counted from 1."""
     id: str | int | None = None
     prompt: str | None = None
-    messages: tuple[Mapping[str, str], ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
     tokens: tuple[int, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """What of `Sampling` is its own."""
@@ -110,16 +111,8 @@ def _tokens(said: object) -> tuple[int, ...]:
     return tuple(values.each(values.whole, MOST_TOKENS)(said))
 
 
-def _messages(said: object) -> tuple[Mapping[str, str], ...]:
-    found = values.each(_message, MOST_MESSAGES)(said)
-    if not found:
-        raise BadValue("an empty list, where at least one message belongs")
-    return tuple(found)
-
-
-def _message(said: object) -> Mapping[str, str]:
-    one = values.fields(said, ("role", "content"))
-    return {name: values.field(one, name, read) for name, read in (("role", values.short), ("content", _prompt))}
+def _messages(said: object) -> tuple[Mapping[str, Any], ...]:
+    return tuple(messages_of(values.items(said, MOST_MESSAGES)))
 
 
 def _sampling(said: object) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import xxhash
 from shoal.data.starts import begun
 from shoal.data.tokenizer import Tokenizer
 from shoal.errors import DataError, ShoalError
+from shoal.generate.answers import Answer
 from shoal.generate.many.item import Item, item_of
 from shoal.generate.many.kept import Kept
 from shoal.generate.many.source import Source
@@ -22,7 +24,8 @@ from shoal.values import BadValue
 WAITING = 4  # beside each one that is computed, so that a place that falls free is taken at once
 SEEN = 64  # numbers of each weight by which it is known
 
-Render = Callable[[Sequence[Mapping[str, str]]], Sequence[int]]
+Render = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[int], frozenset[int]]]
+"""Messages to tokens, by the model's template, and tokens that end an answer to them."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,17 @@ class Told:
     ends: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Held:
     item: Item
     seed: int | None
-    text: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    answer: Answer
 
 
 class Work:
     def __init__(
         self, source: Source, kept: Kept, lines: range, ask: Ask, speaker: Speaker, batch: int, render: Render
     ) -> None:
-        """`render` turns messages to tokens, by the model's template."""
         self._source, self._kept, self._lines, self._ask = source, kept, lines, ask
         self._speaker, self._most, self._render = speaker, batch * (1 + WAITING), render
         self._held: dict[int, _Held] = {}
@@ -93,56 +93,53 @@ class Work:
         try:
             item = item_of(raw, line + 1, self._source.json_lines)
             if item is not None:
-                sampling = item.sampled(self._ask.sampling, self._ask.seed)
-                number = self._speaker.ask(
-                    self._tokens(item), sampling, self._ask.stops if item.stops is None else item.stops
-                )
-                self._held[number] = _Held(item, None if sampling.greedy else sampling.seed)
+                self._submit(item)
         except (BadValue, ShoalError) as e:
             self._refuse(line, item, str(e))
         return True
 
-    def _tokens(self, item: Item) -> Sequence[int]:
-        tokenizer = self._speaker.tokenizer
-        if item.tokens is not None:
-            return item.tokens
+    def _submit(self, item: Item) -> None:
+        sampling, tokenizer = item.sampled(self._ask.sampling, self._ask.seed), self._speaker.tokenizer
         if item.messages is not None:
-            return self._render(item.messages)
-        assert item.prompt is not None
-        return begun(tokenizer.encode(item.prompt), tokenizer.start_id)
+            tokens, ends = self._render(item.messages)
+            sampling = dataclasses.replace(sampling, stop_ids=sampling.stop_ids | ends)
+        elif item.tokens is not None:
+            tokens = item.tokens
+        else:
+            assert item.prompt is not None
+            tokens = begun(tokenizer.encode(item.prompt), tokenizer.start_id)
+        number = self._speaker.ask(tokens, sampling, self._ask.stops if item.stops is None else item.stops)
+        self._held[number] = _Held(item, None if sampling.greedy else sampling.seed, Answer("", []))
 
     def _hear(self, piece: Piece) -> tuple[int, int]:
         """New tokens, and 1 if an answer has ended."""
         held = self._held[piece.request]
-        new = [token for token in piece.tokens if token.token is not None]
-        held.text.append(piece.text)
-        held.tokens += [token.token for token in new if token.token is not None]
-        held.logprobs += [token.logprob for token in new]
-        if piece.finish is None:
-            return len(new), 0
-        del self._held[piece.request]
-        if piece.finish == ERROR:
-            self._refuse(held.item.line - 1, held.item, piece.error)
-        else:
-            self._keep(held, piece)
-        return len(new), 1
+        before = len(held.answer.tokens)
+        held.answer.add(piece)
+        if piece.finish is not None:
+            del self._held[piece.request]
+            if piece.finish == ERROR:
+                self._refuse(held.item.line - 1, held.item, piece.error)
+            else:
+                self._keep(held)
+        return len(held.answer.tokens) - before, int(piece.finish is not None)
 
-    def _keep(self, held: _Held, piece: Piece) -> None:
-        item, finish = held.item, str(piece.finish)
-        answer: dict[str, Any] = {"line": item.line}
+    def _keep(self, held: _Held) -> None:
+        item, answer = held.item, held.answer
+        said: dict[str, Any] = {"line": item.line}
         if item.id is not None:
-            answer["id"] = item.id
-        answer |= {"text": "".join(held.text), "finish": finish}
-        if piece.stopped_by is not None:
-            answer["stopped_by"] = piece.stopped_by
+            said["id"] = item.id
+        said |= {"text": answer.text, "finish": answer.finish}
+        if answer.stopped_by is not None:
+            said["stopped_by"] = answer.stopped_by
         if held.seed is not None:
-            answer["seed"] = held.seed
-        answer["tokens"] = held.tokens
+            said["seed"] = held.seed
+        said["tokens"] = answer.tokens
         if self._ask.logprobs:
-            answer["logprobs"] = held.logprobs
-        self._kept.add(item.line - 1, answer)
-        told = self.told
-        told.answered, told.tokens = told.answered + 1, told.tokens + len(held.tokens)
+            said["logprobs"] = answer.logprobs
+        self._kept.add(item.line - 1, said)
+        told, finish = self.told, str(answer.finish)
+        told.answered, told.tokens = told.answered + 1, told.tokens + len(answer.tokens)
         told.ends[finish] = told.ends.get(finish, 0) + 1
 
     def _refuse(self, line: int, item: Item | None, why: str) -> None:
