@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from shoal.spec.model import Model
 from shoal.spec.shape import shape_of
 from shoal.values import BadValue
 from tests.forked import fork
+from tests.patience import until
 
 Captured = pytest.CaptureFixture[str]
 PROMPTS = 17
@@ -298,3 +301,20 @@ def test_mistakes_are_one_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_batch_whose_runner_is_killed_goes_on_line_by_line(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts"
+    usual = ["--tokenizer", "byte", "--max-tokens", "30", "--batch", "1"]
+    assert main(["generate", str(prompts), "--model", str(folder), "--out", str(whole), *usual]) == 0
+    words = ["generate", str(prompts), "--model", str(folder), "--out", str(parts), *usual]
+    batch = [sys.executable, "-m", "shoal", "batch", "--name", "answers", "--workspace", str(tmp_path), "--units", "3"]
+    command = ["--", sys.executable, "-m", "shoal", *words, "--part", "{index}", "--of", "{units}"]
+    runner = subprocess.Popen([*batch, "--at-once", "2", *command])
+    until(lambda: any(file.stat().st_size for file in parts.glob("*.under-way")), 60)
+    runner.kill()
+    runner.wait()
+    assert not all((parts / f"part-{i:05d}.jsonl").exists() for i in range(3))
+    assert main(["resume", "answers", "--workspace", str(tmp_path)]) == 0
+    assert b"".join((parts / f"part-{i:05d}.jsonl").read_bytes() for i in range(3)) == whole.read_bytes()
