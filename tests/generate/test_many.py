@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +215,23 @@ def test_text_has_a_prompt_a_line(folder: Path, tmp_path: Path) -> None:
     assert item_of(b"\xef\xbb\xbfone\r\n", 1, False) == item_of(b"one\n", 1, False)
 
 
+def test_messages_go_through_the_template_of_the_folder(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    chat, tokens, out = tmp_path / "chat.jsonl", tmp_path / "tokens.jsonl", tmp_path / "out.jsonl"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "why"}]}))
+    tokens.write_text(json.dumps({"tokens": list(b"[user] why [answer]")}))
+    assert generate(chat, folder, out) == 78
+    assert "'messages' need a chat template, and model has none" in capsys.readouterr().err
+    taught = tmp_path / "taught"
+    shutil.copytree(folder, taught)
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[answer]"
+    (taught / "chat_template.jinja").write_text(template)
+    found = []
+    for file, target in ((chat, tmp_path / "a.jsonl"), (tokens, tmp_path / "b.jsonl")):
+        assert generate(file, taught, target) == 0
+        found.append(target.read_bytes())
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -294,10 +312,10 @@ def test_a_file_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    words: list[str], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["generate", *words, "--model", "m"]) == 2
+    assert main(["generate", *words, "--model", str(folder)]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

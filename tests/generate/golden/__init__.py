@@ -2,7 +2,7 @@
 
     python -m tests.generate.golden [NAME…]        makes the files anew, in minutes
 
-Of each family a file `NAME.npz`: the 64 tokens that follow each of 200 prompts, of the first 16 their
+Of each family a file `NAME.npz`: the 64 tokens that follow each of 200 prompts, of the first 6 their
 log-probabilities, and where the second best token was as good as the best. Models and prompts are made anew from seeds;
 `weights`, the sum of the sizes of all numbers, tells another generator of random numbers from a wrong engine.
 """
@@ -24,7 +24,7 @@ from tests.model.families import CONFIGS, random_model
 HERE = Path(__file__).parent
 PROMPTS, NEW, VOCAB = 200, 64, 151
 LENGTHS = (3, 8, 15, 24)  # of prompts; a few, as those of one length are asked together
-TOLD = 16  # whose log-probabilities are kept
+TOLD = 6  # whose log-probabilities are kept
 PLACES = 96  # which a model has
 TIE = 1e-4  # nearer than this the second best is as good as the best: what follows may differ
 
