@@ -36,7 +36,7 @@ def test_products_side_by_side_are_those_of_their_weights(dtype: torch.dtype, ne
         torch.testing.assert_close(product(x, add), wanted + add, atol=2 * near, rtol=near)
         if rows == 1 and product.across is not None:
             scaled = product.scaled(x, 0.5, add)
-            bare = wanted if not bias else wanted - product.bias
+            bare = wanted if product.bias is None else wanted - product.bias
             torch.testing.assert_close(scaled, wanted - 0.5 * bare + add, atol=2 * near, rtol=near)
 
 
@@ -82,7 +82,7 @@ def test_what_stands_in_the_place_of_a_part_is_not_passed_over() -> None:
     class Other(nn.Linear):
         pass
 
-    model.blocks["0"].ffn.up = Other(32, 48, bias=False)  # type: ignore[union-attr, assignment]  # a Block's
+    model.blocks["0"].ffn.up = Other(32, 48, bias=False)  # type: ignore[union-attr]  # a Block's
     assert not fits(model)
     with pytest.raises(AssertionError):
         Flat(model)
