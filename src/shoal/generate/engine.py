@@ -65,11 +65,13 @@ class Engine:
         version: str = "",
         prefix_cache: bool = True,
         runner: Runner | None = None,
+        alone: bool = False,
     ) -> None:
-        """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again."""
+        """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `alone`: the
+        model is nobody else's, and its weights may be laid out anew."""
         self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
         self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
-        self._runner = runner or runner_for(model, batch, context, exact)
+        self._runner = runner or runner_for(model, batch, context, exact, alone)
         self._waiting: deque[_Request] = deque()
         self._reading: list[_Request] = []
         self._writing: list[_Request] = []

@@ -53,7 +53,13 @@ class Opened:
 
         vocab_size = self.tokenizer.vocab_size
         return Engine(
-            self.model, vocab_size=vocab_size, batch=batch, context=context, exact=exact, version=self.version
+            self.model,
+            vocab_size=vocab_size,
+            batch=batch,
+            context=context,
+            exact=exact,
+            version=self.version,
+            alone=True,
         )
 
 

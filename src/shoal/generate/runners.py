@@ -12,7 +12,8 @@ from shoal.model.mixers import MIXERS
 from shoal.model.own_model import OwnModel
 
 
-def runner_for(model: Decoder, places: int, context: int | None, exact: bool) -> Runner:
+def runner_for(model: Decoder, places: int, context: int | None, exact: bool, alone: bool = False) -> Runner:
+    """`alone`: the model is nobody else's, and its weights may be laid out anew."""
     most = model.shape.max_seq_len
     if context is not None and not 1 <= context <= most:
         raise UsageError(f"context is {context:,}, but the model was made for 1 to {most:,} tokens.")
@@ -21,7 +22,7 @@ def runner_for(model: Decoder, places: int, context: int | None, exact: bool) ->
         apply(model)  # which refuses what has no such mode
     if not cached(model):
         return Whole(model, context)
-    return Dense(model, places, context, exact)
+    return Dense(model, places, context, exact, alone)
 
 
 def cached(model: Decoder) -> bool:

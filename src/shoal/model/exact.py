@@ -71,10 +71,12 @@ def apply(model: Decoder) -> None:
 
 
 def _align(model: Decoder) -> None:
-    """Weights that were mapped from a file lie anywhere, and kernels begin by where numbers lie."""
+    """Weights that were mapped from a file lie anywhere, and those of an engine lie across; kernels go by both."""
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor) and parameter.device.type == "cpu" and parameter.data_ptr() % 64:
-            parameter.data = parameter.data.clone()
+        if isinstance(parameter, DTensor) or parameter.device.type != "cpu":
+            continue
+        if parameter.data_ptr() % 64 or not parameter.is_contiguous():
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
 def refuse(model: Decoder) -> None:
