@@ -28,7 +28,7 @@ def test_shares_are_covered_as_often_as_said(truth: float) -> None:
     assert {f.method for f in found} == {"wilson"}
 
 
-@pytest.mark.parametrize("passages, questions", [(30, 10), (12, 25)])
+@pytest.mark.parametrize(("passages", "questions"), [(30, 10), (12, 25)])
 def test_clustered_shares_are_covered_and_ignoring_clusters_is_not(passages: int, questions: int) -> None:
     """30 passages with 10 questions each; a passage is easy or hard as a whole."""
     rng = np.random.default_rng(2)
@@ -99,7 +99,7 @@ def test_the_detectable_difference_is_found_in_four_cases_of_five() -> None:
 
 
 @pytest.mark.parametrize(
-    "share, df, expected",  # printed tables of Student's t
+    ("share", "df", "expected"),  # printed tables of Student's t
     [(0.975, 1, 12.7062), (0.975, 29, 2.04523), (0.95, 5, 2.01505), (0.025, 10, -2.22814), (0.8, 60, 0.84765)],
 )
 def test_quantiles_are_those_of_the_tables(share: float, df: float, expected: float) -> None:
@@ -119,7 +119,8 @@ def test_a_coin_is_counted_exactly() -> None:
 
 
 def test_edges_say_what_is_known() -> None:
-    assert interval([1.0] * 10).high == 1.0 and 0.6 < interval([1.0] * 10).low < 0.8
+    assert interval([1.0] * 10).high == 1.0
+    assert 0.6 < interval([1.0] * 10).low < 0.8
     one = interval([0.5])
     assert (one.low, one.high, one.method) == (-math.inf, math.inf, "one item")
     alone = interval([0, 1, 1], ["x"] * 3)
@@ -141,7 +142,8 @@ def test_the_error_of_shares_is_that_of_lm_eval() -> None:
 
 def test_holm_is_what_its_paper_says() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == [] and holm([0.7]) == [0.7]
+    assert holm([]) == []
+    assert holm([0.7]) == [0.7]
 
 
 def test_the_same_values_give_the_same_p() -> None:
@@ -167,4 +169,5 @@ def test_one_sentence_says_what_was_seen_and_what_could_have_been() -> None:
     assert "too few" in sentence(paired([0.5], [0.25]))
     # A difference that would pass alone does not when ten were tested.
     one = paired(np.ones(60), np.r_[np.zeros(7), np.ones(53)])
-    assert one.p < 0.05 and "no difference" in sentence(one, p=min(1.0, one.p * 10))
+    assert one.p < 0.05
+    assert "no difference" in sentence(one, p=min(1.0, one.p * 10))
