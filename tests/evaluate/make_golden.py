@@ -1,15 +1,17 @@
 """Asks lm-eval what it makes of the tasks of tiny.py, and writes golden.json. Not run by the tests: they need no lm-eval.
 
-  uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
-  /tmp/lm-eval/bin/python tests/evaluate/make_golden.py
+uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
+/tmp/lm-eval/bin/python tests/evaluate/make_golden.py
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -50,7 +52,16 @@ def main() -> None:
                 for name in tiny.TASKS
             }
         golden["lm_eval"] = lm_eval.__version__
-    (HERE / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
+    (HERE / "golden.json").write_text(compact(golden))
+
+
+def compact(golden: dict[str, object]) -> str:
+    """An item a line."""
+    text = json.dumps(golden, indent=1)
+    return (
+        re.sub(r"\[\n {5}(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\n {4}\]", lambda m: " ".join(m[0].split()), text)
+        + "\n"
+    )
 
 
 def results_of(said: dict[str, object]) -> dict[str, float]:
@@ -59,13 +70,33 @@ def results_of(said: dict[str, object]) -> dict[str, float]:
     return {key: value for key, value in kept.items() if math.isfinite(value)}
 
 
-def items_of(samples: list[dict[str, object]]) -> list[object]:
-    """Of each item by its number what the model said, before any filter, and the context of its first question."""
-    by_number = {}
-    for one in sorted(samples, key=lambda sample: sample["doc_id"]):
-        asked = [list(each.values()) for each in one["arguments"].values()] if isinstance(one["arguments"], dict) else [list(a) for a in one["arguments"]]
-        by_number[one["doc_id"]] = {"asked": asked, "said": one["resps"]}
-    return list(by_number.values())
+def items_of(samples: list[dict[str, object]]) -> list[list[object]]:
+    """Of each item by its number: a digest of the texts that were asked, and what the model said before any filter."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    return [
+        [digest([[str(text) for text in texts(asked)] for asked in asks(one)]), said(one["resps"])] for one in ordered
+    ]
+
+
+def asks(sample: dict[str, object]) -> list[object]:
+    told = sample["arguments"]
+    return list(told.values()) if isinstance(told, dict) else list(told)
+
+
+def texts(asked: object) -> list[str]:
+    """A context and what follows it; not how an answer is to be written."""
+    parts = asked.values() if isinstance(asked, dict) else asked
+    return [part for part in parts if isinstance(part, str)]
+
+
+def digest(asked: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def said(resps: list[list[object]]) -> list[object]:
+    """[log-likelihood, likeliest] of each, or a text, or a log-likelihood."""
+    answers = [one[0] for one in resps]
+    return [[round(one[0], 6), one[1]] if isinstance(one, list | tuple) else one for one in answers]
 
 
 if __name__ == "__main__":

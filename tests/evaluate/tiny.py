@@ -67,7 +67,15 @@ def write_model(folder: Path, begins: bool) -> None:
     specials = ["<s>", "</s>"]
     ids = {name: len(vocab) + i for i, name in enumerate(specials)}
     added = [
-        {"id": ids[s], "content": s, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        {
+            "id": ids[s],
+            "content": s,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
         for s in specials
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -162,7 +170,8 @@ TASKS: dict[str, dict[str, object]] = {
         "doc_to_choice": "options",
         "doc_to_target": "right",
         "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm", "acc_bytes")
+            {"metric": name, "aggregation": "mean", "higher_is_better": True}
+            for name in ("acc", "acc_norm", "acc_bytes")
         ],
     },
     "choice_few_shot": {
@@ -198,7 +207,9 @@ TASKS: dict[str, dict[str, object]] = {
         "doc_to_text": "text",
         "doc_to_choice": "options",
         "doc_to_target": "rights",
-        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "exact_match")],
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "exact_match")
+        ],
     },
     "write": {
         "output_type": "generate_until",
@@ -208,8 +219,17 @@ TASKS: dict[str, dict[str, object]] = {
         "num_fewshot": 1,
         "generation_kwargs": {"until": ["\n", "ea"], "do_sample": False, "max_gen_toks": 12},
         "filter_list": [
-            {"name": "letters", "filter": [{"function": "regex", "regex_pattern": "([a-z])", "group_select": -1}, {"function": "take_first"}]},
-            {"name": "flat", "filter": [{"function": "remove_whitespace"}, {"function": "uppercase"}, {"function": "take_first"}]},
+            {
+                "name": "letters",
+                "filter": [
+                    {"function": "regex", "regex_pattern": "([a-z])", "group_select": -1},
+                    {"function": "take_first"},
+                ],
+            },
+            {
+                "name": "flat",
+                "filter": [{"function": "remove_whitespace"}, {"function": "uppercase"}, {"function": "take_first"}],
+            },
         ],
         "metric_list": [
             {
