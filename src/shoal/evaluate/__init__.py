@@ -1,1 +1,1 @@
-"""Measures of a model: tasks, their statistics, and what makes two of them comparable."""
+"""How good a model is: tasks, what is asked of a model for them, what its answers are worth, and how sure that is."""
