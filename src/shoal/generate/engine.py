@@ -26,6 +26,7 @@ from shoal.generate.request import (
     Mask,
     Sampling,
     Scored,
+    Stuck,
     Token,
     refuse_prompt,
 )
@@ -36,6 +37,7 @@ from shoal.model.decoder import Decoder
 
 BATCH = 16
 CHUNK = 512
+NOT_FINITE = "its logits are not finite: the weights are damaged or have diverged"
 
 
 @dataclass
@@ -129,9 +131,10 @@ class Engine:
         return events
 
     def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
-        """How likely each second text is after its first. What items have in common is computed once."""
+        """How likely each second text is after its first. What items have in common is computed once. The last token
+        is nothing's context: together they may be one longer than the model's."""
         for context, more in items:
-            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context)
+            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context + 1)
         return score(self.model, items, self.exact)
 
     def _admit(self) -> None:
@@ -166,9 +169,9 @@ class Engine:
         """A token each; who has ended leaves."""
         try:
             tokens = pick(logits, [one.chooser for one in requests])
-        except NumericsError:
+        except (NumericsError, Stuck) as e:
             if len(requests) == 1:
-                return [self._failed(requests[0])]
+                return [self._failed(requests[0], str(e) if isinstance(e, Stuck) else NOT_FINITE)]
             return [t for i, one in enumerate(requests) for t in self._told([one], logits[i : i + 1])]
         spread = F.log_softmax(logits, -1, dtype=torch.float32)
         found = spread.gather(-1, torch.tensor(tokens, device=spread.device)[:, None])[:, 0].tolist()
@@ -183,12 +186,15 @@ class Engine:
         if token in sampling.stop_ids and not sampling.ignore_stop:
             self._leave(one)
             return Token(one.number, None, logprob, finish=STOP, prompt_logprobs=said)
-        answer.append(token)
-        one.last = token
         finish = None
         if one.chooser.mask is not None:
-            one.chooser.mask.accept(token)
+            try:
+                one.chooser.mask.accept(token)
+            except Stuck as e:
+                return self._failed(one, str(e))
             finish = STOP if one.chooser.mask.done else None
+        answer.append(token)
+        one.last = token
         if finish is None and len(answer) >= sampling.max_tokens:
             finish = LENGTH
         if finish is None and len(one.tokens) + len(answer) >= self.context:
@@ -201,11 +207,10 @@ class Engine:
             self._leave(one)
         return Token(one.number, token, logprob, top, finish, prompt_logprobs=said)
 
-    def _failed(self, one: _Request) -> Token:
+    def _failed(self, one: _Request, why: str) -> Token:
         self._leave(one)
         after = len(one.tokens) + len(one.chooser.answer)
-        why = f"after {after} tokens its logits are not finite: the weights are damaged or have diverged."
-        return Token(one.number, None, finish=ERROR, error=why)
+        return Token(one.number, None, finish=ERROR, error=f"after {after} tokens {why}.")
 
     def _leave(self, one: _Request) -> None:
         for held in (self._reading, self._writing):
