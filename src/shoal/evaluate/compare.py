@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.evaluate.distributions import NORMAL, t_quantile, two_sided_coin, two_sided_t
-from shoal.evaluate.statistics import Floats, error_of, finite, is_shares, numbered
+from shoal.evaluate.statistics import Floats, Values, error_of, finite, is_shares, numbered
 
 POWER = 0.8
 _EXACT_UNITS = 14  # 2 ** 14 ways of signs are all tried
@@ -42,9 +42,7 @@ class Paired:
     clusters: int | None = None
 
 
-def paired(
-    a: Sequence[float] | Floats, b: Sequence[float] | Floats, clusters: Sequence[Hashable] | None = None
-) -> Paired:
+def paired(a: Values, b: Values, clusters: Sequence[Hashable] | None = None) -> Paired:
     """The values of two models for the same items in the same order."""
     first, second = finite(a), finite(b)
     if len(first) != len(second):
@@ -56,7 +54,7 @@ def paired(
     numbers = None if clusters is None else numbered(clusters, n)
     groups = None if numbers is None else int(numbers.max()) + 1
     error = error_of(gap, numbers)
-    units = gap if numbers is None else np.bincount(numbers, weights=gap)
+    units: Floats = gap if numbers is None else np.bincount(numbers, weights=gap).astype(np.float64)
     difference = float(gap.mean())
     if error.df <= 0:
         bound = 1.0 if shares else math.inf

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from shoal.errors import DataError
 from shoal.evaluate.distributions import t_quantile
 
 Floats = NDArray[np.float64]
+Values = Sequence[float] | NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,7 @@ class Error:
     df: float
 
 
-def interval(
-    values: Sequence[float] | Floats, clusters: Sequence[Hashable] | None = None, level: float = 0.95
-) -> Interval:
+def interval(values: Values, clusters: Sequence[Hashable] | None = None, level: float = 0.95) -> Interval:
     """Of the mean of some items' values. `clusters` says for each item what it hangs together with."""
     x = finite(values)
     if not 0 < level < 1:
@@ -73,8 +73,8 @@ def interval(
 
 
 def interval_of_ratio(
-    tops: Sequence[float] | Floats,
-    bottoms: Sequence[float] | Floats,
+    tops: Values,
+    bottoms: Values,
     clusters: Sequence[Hashable] | None = None,
     level: float = 0.95,
 ) -> Interval:
@@ -139,7 +139,7 @@ def _by_t(x: Floats, error: Error, level: float, method: str, groups: int | None
     return Interval(mean, mean - half, mean + half, stderr, len(x), method, groups, level)
 
 
-def finite(values: Sequence[float] | Floats) -> Floats:
+def finite(values: Values) -> Floats:
     """As numbers, at least one, all finite."""
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x):
