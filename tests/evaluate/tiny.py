@@ -1,4 +1,4 @@
-"""A model that is made from a seed in a moment, and tasks of every kind for it: what lm-eval was asked too (golden.json).
+"""A model that is made from a seed in a moment, and tasks of every kind for it, as lm-eval was asked (golden.json).
 
 Nothing here depends on a library's random numbers but numpy's RandomState, whose stream is frozen, so the golden values
 stay those of this model.
@@ -6,6 +6,7 @@ stay those of this model.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 import yaml
 from safetensors.numpy import save_file
 
-WORDS = (
-    "the whale sea ship captain white old crew sail boat storm wind harbour night day sailor anchor rope deck mast "
-    "hunts follows sees fears loves leaves finds calls takes brings and of in on with over under near red blue green"
-).split()
+_WORDS = """
+the whale sea ship captain white old crew sail boat storm wind harbour night day sailor anchor rope deck mast
+hunts follows sees fears loves leaves finds calls takes brings and of in on with over under near red blue green
+"""
+WORDS = _WORDS.split()
 CONTEXT = 96
 DIM, HEADS, KEYS, LAYERS, HIDDEN = 32, 4, 2, 2, 64
 
@@ -34,7 +36,7 @@ def merges_of(text: str, count: int) -> list[tuple[str, str]]:
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
         for word, parts in split.items():
-            for pair in zip(parts, parts[1:], strict=False):
+            for pair in itertools.pairwise(parts):
                 pairs[pair] += words[word]
         if not pairs:
             break

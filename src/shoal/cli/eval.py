@@ -4,10 +4,10 @@
   shoal eval FOLDER --tasks quiz.yaml --against OTHER       a task file of lm-eval; which of two models is better
   shoal eval RUN --tasks quiz.yaml --step every             each checkpoint; the figures become curves of the run
   shoal eval http://HOST:PORT --model NAME --tokenizer FOLDER --tasks quiz.yaml
-  shoal eval tasks [write NAME …]                           list the made tasks, or write them as lm-eval reads them
   shoal eval lm-eval FOLDER -- --tasks arc_easy --limit 10  lm-eval itself, with Shoal's engine as its model
 
-Every finished question is kept: started again, an evaluation goes on where it was. docs/guide/evaluate.md says more.
+`shoal data tasks` lists the made tasks, and writes them as task files. Every finished question is kept: started again,
+an evaluation goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,9 @@ from shoal.journal.rundir import RunDir, find_run, workspace
 if TYPE_CHECKING:
     from shoal.evaluate.ask import Asking, Figure
     from shoal.evaluate.compare import Paired
+    from shoal.evaluate.contamination import Contamination
     from shoal.evaluate.model import Model
+    from shoal.evaluate.questions import Chat
     from shoal.evaluate.task import Task
 
 EVERY = "every"
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="default",
         metavar="NAME",
         help="put questions into the folder's chat template; it is part of the figure's name",
+    )
+    asked.add_argument(
+        "--contamination", metavar="DATA,…", help="which items stand in this data (folders of `shoal data prepare`)"
     )
     asked.add_argument("--seed", type=int, default=0, metavar="S", help="of made tasks (default: 0)")
     asked.add_argument("--count", type=int, metavar="N", help="items of each made task")
@@ -77,14 +81,14 @@ class Side:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model == "tasks":
-        return _tasks(args)
     if args.model == "lm-eval":
         return _lm_eval(args)
     if args.more:
         raise UsageError(f"'{args.more[0]}' is one word too many; several tasks are written --tasks A,B.")
     if not args.tasks:
-        raise UsageError("say what to ask: --tasks FILE.yaml, or the name of a made task (`shoal eval tasks` lists them).")
+        raise UsageError(
+            "say what to ask: --tasks FILE.yaml, or the name of a made task (`shoal data tasks` lists them)."
+        )
     for name, least in (("limit", 1), ("few_shot", 0), ("batch", 1), ("count", 1), ("seed", 0), ("context", 2)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -100,11 +104,12 @@ def run(args: argparse.Namespace) -> int:
     for step in steps:
         model = _model(sides[0], step, args)
         first += _evaluated(tasks, model, sides[0], Asking(args.limit, group), args)
+    seen = None if args.contamination is None else _contamination(tasks, args)
     if len(sides) == 1:
-        _print(first, [], args)
+        _print(first, [], seen, args)
         return 0
     other = _evaluated(tasks, _model(sides[1], None, args), sides[1], Asking(args.limit, group), args)
-    _print([*first, *other], _compared(first, other), args)
+    _print([*first, *other], _compared(first, other), seen, args)
     return 0
 
 
@@ -208,8 +213,18 @@ def _evaluated(
     return found
 
 
-def _chat(model: Model, name: str):
-    raise NotImplementedError
+def _chat(model: Model, name: str) -> tuple[Chat, str]:
+    """The template of a folder, and its name with the digest of what it says: another one is another way of asking."""
+    import hashlib
+
+    from shoal.generate.chat_template import DEFAULT, template_of
+
+    opened = getattr(model, "opened", None)
+    folder = None if opened is None else opened.folder
+    found = None if folder is None else template_of(folder, opened.tokenizer, None if name == DEFAULT else name)
+    if found is None:
+        raise UsageError(f"{model.name} brings no chat template; leave out --template, or name a folder that has one.")
+    return found.rendered, f"{name} {hashlib.sha256(found.source.encode()).hexdigest()[:12]}"
 
 
 def _folder(side: Side, args: argparse.Namespace) -> Path:
@@ -226,33 +241,81 @@ def _compared(first: Sequence[Figure], other: Sequence[Figure]) -> list[tuple[Fi
 
 
 def _print(
-    figures: Sequence[Figure], compared: Sequence[tuple[Figure, Figure, Paired, float]], args: argparse.Namespace
+    figures: Sequence[Figure],
+    compared: Sequence[tuple[Figure, Figure, Paired, float]],
+    seen: Contamination | None,
+    args: argparse.Namespace,
 ) -> None:
     from dataclasses import asdict
 
     from shoal.evaluate.compare import sentence
+    from shoal.evaluate.contamination import sentence as said_of
     from shoal.evaluate.metrics import MEASURES
     from shoal.evaluate.record import differences, table, told
+    from shoal.values import shown
 
     def words(a: Figure, b: Figure, one: Paired, p: float) -> str:
-        better = MEASURES[a.metric].higher_is_better
-        return sentence(one, a.model, b.model, p=p, higher_is_better=better)
+        measure = MEASURES[a.metric]
+        return sentence(one, a.model, b.model, p=p, higher_is_better=measure.higher_is_better, unit=measure.unit)
 
     if args.json:
         rows = [
             {"task": a.name, "metric": a.measure, **_finite(asdict(one)), "p_corrected": p, "said": words(a, b, one, p)}
             for a, b, one, p in compared
         ]
-        print(json.dumps({"figures": [told(one) for one in figures], "compared": rows}))
+        more = {} if seen is None else {"contamination": asdict(seen)}
+        print(json.dumps({"figures": [told(one) for one in figures], "compared": rows, **more}))
         return
     print("\n".join(table(figures)))
     if compared:
         print("\n" + "\n".join(differences(compared)))
         for a, b, one, p in compared:
             print(f"{a.name} {a.measure}: {words(a, b, one, p)}")
+    if seen is not None:
+        print(f"\ncontamination: {said_of(seen)}")
+        for one in seen.worst:
+            print(f"  {one.task} item {one.item}: {one.share:.0%} of it, {one.where}: {shown(one.excerpt)}")
 
 
 def _finite(row: dict[str, object]) -> dict[str, object]:
     from shoal.readable import json_number
 
     return {key: json_number(value) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def _contamination(tasks: Sequence[Task], args: argparse.Namespace) -> Contamination:
+    from shoal.data.progress_line import ProgressLine
+    from shoal.data.shards import TokenShards
+    from shoal.evaluate.contamination import contamination
+    from shoal.evaluate.remembered import texts_of
+
+    sources = [TokenShards.open(path) for path in _names(args.contamination)]
+    line = ProgressLine("looking through the data", sum(source.tokens for source in sources), quiet=args.json)
+    return contamination([text for task in tasks for text in texts_of(task, args.limit)], sources, line.add)
+
+
+def _lm_eval(args: argparse.Namespace) -> int:
+    """lm-eval's own command, told of Shoal's engine."""
+    from importlib.util import find_spec
+
+    from shoal.errors import needs_extra
+
+    if not args.more:
+        raise UsageError("say which model: `shoal eval lm-eval FOLDER -- --tasks NAME` (a run, or a folder).")
+    if find_spec("lm_eval") is None:
+        raise needs_extra("lm-eval", "lm-eval", "shoal eval lm-eval")
+    of, words = args.more[0], args.more[1:]
+    if "," in of or "=" in of:
+        raise UsageError(f"lm-eval takes no name with a comma or an equals sign: {of}.")
+    import sys
+
+    from lm_eval.__main__ import cli_evaluate
+
+    import shoal.evaluate.lm_eval_model  # noqa: F401  # which registers itself
+
+    given = [f"of={of}", f"workspace_dir={workspace(args.workspace)}"]
+    given += [f"{key}={value}" for key, value in (("step", args.step), ("tokenizer", args.tokenizer)) if value]
+    given += ["exact=True"] if args.exact else []
+    sys.argv = ["lm-eval", "run", "--model", "shoal", "--model_args", ",".join(given), *words]
+    cli_evaluate()
+    return 0

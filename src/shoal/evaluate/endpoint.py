@@ -1,7 +1,7 @@
 """An OpenAI-shaped endpoint as a model: `/v1/completions` with `echo` and `logprobs`, as lm-eval's local-completions.
 
-Prompts are sent as tokens of the model's own tokenizer, so that what is asked is what would be asked of the weights. All
-that comes back is a stranger's: sizes, types and numbers are checked, and the tokens must be those that were sent.
+Prompts are sent as tokens of the model's own tokenizer, so that what is asked is what would be asked of the weights.
+All that comes back is a stranger's: sizes, types, counts and numbers are checked.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Endpoint:
                     return read_object(answer, most_bytes=MOST_ANSWER)
             if status not in (0, *_AGAIN):
                 why = answer.decode(errors="replace")[:200]
-                raise SetupError(f"{self.url} refuses: {status} {why!r}; correct the address, the model's name or the key.")
+                raise SetupError(
+                    f"{self.url} refuses: {status} {why!r}; correct the address, the model's name or the key."
+                )
             if tries < TRIES - 1:
                 time.sleep(wait_s)
                 wait_s *= 2

@@ -106,7 +106,7 @@ def _made(task: Task, count: int, chatting: bool) -> Iterator[dict[str, Any]]:
 
 def _one(task: Task, number: int, item: Item, examples: Sequence[Item], several: bool, chatting: bool) -> Question:
     choosing = task.choices is not None
-    cluster = None if task.cluster is None else _cluster(task, item)
+    cluster = None if task.cluster is None else _cluster(task.cluster, item)
     target = target_of(task.target, item, choosing)
     if task.kind == ROLLING:
         text = _as_text(target, "doc_to_target")
@@ -169,10 +169,10 @@ def _as_text(said: object, key: str) -> str:
     return said
 
 
-def _cluster(task: Task, item: Item) -> str:
-    if task.cluster not in item:
-        raise Refused(f"it has no field {task.cluster!r}, which metadata.cluster names")
-    return str(item[task.cluster])[:200]
+def _cluster(field: str, item: Item) -> str:
+    if field not in item:
+        raise Refused(f"it has no field {field!r}, which metadata.cluster names")
+    return str(item[field])[:200]
 
 
 def _description(task: Task, item: Item) -> list[dict[str, str]]:

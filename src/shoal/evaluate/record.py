@@ -20,21 +20,19 @@ def told(figure: Figure) -> dict[str, Any]:
     """For JSON, where an infinite bound is a word."""
     found = figure.found
     return {
-        "task": figure.task,
-        "task_version": figure.version,
-        "few_shot": figure.few_shot,
-        "asked": figure.asked,
-        "metric": figure.metric,
-        "filter": figure.filter,
-        "weights": figure.model,
-        "n": found.n,
-        "mean": json_number(found.mean),
+        "task": figure.name,
+        "measure": figure.measure,
+        "value": json_number(found.mean),
         "low": json_number(found.low),
         "high": json_number(found.high),
         "stderr": json_number(found.stderr),
-        "method": found.method,
+        "n": found.n,
         **({} if found.clusters is None else {"clusters": found.clusters}),
+        "method": found.method,
         "higher_is_better": MEASURES[figure.metric].higher_is_better,
+        "weights": figure.model,
+        "version": figure.version,
+        "asked": figure.asked,
     }
 
 
@@ -48,7 +46,7 @@ def journaled(run_dir: RunDir, step: int, figures: Sequence[Figure]) -> None:
         return
     journal = Journal(run_dir.journal_file)
     try:
-        journal.append(KIND, step=step, figures=rows)
+        journal.append(KIND, step=step, figures=rows, by="shoal eval")
     finally:
         journal.close()
 
@@ -84,7 +82,7 @@ def differences(rows: Sequence[tuple[Figure, Figure, Paired, float]]) -> list[st
             a.name,
             a.measure,
             f"{found.n:,}",
-            f"{found.difference:+.4g}",
+            f"{found.difference:+.4g} {MEASURES[a.metric].unit}".rstrip(),
             f"{number(found.low)} to {number(found.high)}",
             f"{p:.3g}",
             number(found.detectable),
