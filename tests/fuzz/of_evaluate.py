@@ -59,7 +59,7 @@ ROLLING: dict[str, Any] = {
 )
 def task_files(folder: Path) -> Target:
     """A changed file is another task, or none: and a task has questions and figures, or says why not."""
-    from shoal.errors import DataError
+    from shoal.errors import DataError, SpecError
     from shoal.evaluate import filters, items, metrics, questions
     from shoal.evaluate.answers import Answer
     from shoal.evaluate.ask import figures
@@ -102,12 +102,13 @@ def task_files(folder: Path) -> Target:
             ]
         figures(task, asked, said, "m", "plain")
 
-    return Target(generate, read, (DataError,))
+    return Target(generate, read, (DataError, SpecError))
 
 
 @reader("answers", "evaluate.answers", quick=300, share=60)
 def answers(folder: Path) -> Target:
     """A damaged line is named; the answers that are taken are of the right types."""
+    from shoal.errors import DataError
     from shoal.evaluate.answers import Answers, Head
 
     head = Head("t", "a" * 64, "m", "b" * 64, "plain", 2)
@@ -122,12 +123,13 @@ def answers(folder: Path) -> Target:
                 if not all(type(score) is float and type(likeliest) is bool for score, likeliest in one.scores):
                     raise Finding("a score that is none")
 
-    return Target(lines_of([{**first, "format": 1}, *rows, written]), read)
+    return Target(lines_of([{**first, "format": 1}, *rows, written]), read, (DataError,))
 
 
 @reader("endpoint", "evaluate.endpoint", quick=300, share=60)
 def endpoint(folder: Path) -> Target:
     """Whatever comes back: scores of the right number, or one sentence that names the endpoint."""
+    from shoal.errors import DataError
     from shoal.evaluate.endpoint import Endpoint
 
     top = {"a": -0.5, "b": -1.5}
@@ -145,4 +147,4 @@ def endpoint(folder: Path) -> Target:
         if len(found) != 2 or not all(score <= 1e-5 for score, _ in found):
             raise Finding("scores that are none")
 
-    return Target(texts_of(good), read)
+    return Target(texts_of(good), read, (DataError,))
