@@ -53,7 +53,7 @@ class ShoalLM(LM):  # type: ignore[misc]  # lm-eval is not there where this is c
             raise UsageError(
                 f"{min(more)} is none of the model arguments that Shoal knows: of, step, exact, tokenizer."
             )
-        kind = "auto" if device is None else device.partition(":")[0]
+        kind = "cpu" if str(device).startswith("cpu") else "auto"  # lm-eval says cuda where nobody said anything
         wanted = Wanted(kind, step, tokenizer, start, True, own_code)
         folder = Path(of)
         is_folder = (folder / "config.json").is_file()
