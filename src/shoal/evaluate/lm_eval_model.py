@@ -32,7 +32,7 @@ BATCH = 16
 
 
 @register_model("shoal")
-class ShoalLM(LM):  # type: ignore[misc]  # lm-eval is not there where this is checked
+class ShoalLM(LM):
     def __init__(
         self,
         of: str,
@@ -58,7 +58,7 @@ class ShoalLM(LM):  # type: ignore[misc]  # lm-eval is not there where this is c
         folder = Path(of)
         is_folder = (folder / "config.json").is_file()
         opened = of_folder(folder, wanted) if is_folder else of_run(find_run(of, workspace(workspace_dir)), wanted)
-        batch = int(batch_size) if str(batch_size or "").isdecimal() else BATCH
+        batch = int(str(batch_size)) if str(batch_size).isdecimal() else BATCH
         self.local = Local(opened, max(1, batch), exact)
 
     @property
