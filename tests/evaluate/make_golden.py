@@ -74,7 +74,8 @@ def results_of(said: Told) -> dict[str, float]:
 
 def items_of(samples: list[Told]) -> list[list[Any]]:
     """Of each item by its number: a digest of the texts that were asked, and what the model said before any filter."""
-    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    by_number = {one["doc_id"]: one for one in samples}  # a task with several filters tells each item several times
+    ordered = [by_number[number] for number in sorted(by_number)]
     return [
         [digest([[str(text) for text in texts(asked)] for asked in asks(one)]), said(one["resps"])] for one in ordered
     ]
