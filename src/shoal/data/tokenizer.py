@@ -137,7 +137,9 @@ class JsonTokenizer:
             ids = self._library.get_vocab(with_added_tokens=True)
             self.vocab_size = max(ids.values(), default=-1) + 1  # not the count: published vocabularies have holes
             self.eos_id = end_of(ids, where, eos, config or {})
-            self.start_id = start_of(ids, where, start, config, _template(self._library), self.eos_id)
+            self.template = tuple(_template(self._library))
+            """What it puts before a text by itself, as transformers does where nobody says otherwise."""
+            self.start_id = start_of(ids, where, start, config, self.template, self.eos_id)
             self.dtype = np.dtype(dtype_for(self.vocab_size))
             self._encoder = self._made(self._library, spec)
         self._words = WordIds(self._encode, self.dtype) if splits_before_spaces(spec) else None

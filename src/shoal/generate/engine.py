@@ -133,9 +133,10 @@ class Engine:
         return events
 
     def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
-        """How likely each second text is after its first. What items have in common is computed once."""
+        """How likely each second text is after its first. What items have in common is computed once. The last token
+        is nothing's context: together they may be one longer than the model's."""
         for context, more in items:
-            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context)
+            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context + 1)
         return score(self.model, items, self.exact)
 
     def _admit(self) -> None:
