@@ -24,9 +24,8 @@ ROOMS = (
         "check",
         "adopt",
         "bench",
-        "train",
     ),
-    *("generate", "launch", "islands", "swarm", "stages", "profile", "cli"),
+    *("generate", "evaluate", "train", "launch", "islands", "swarm", "stages", "profile", "cli"),
 )
 # Of the whole house: they open every room, and no room goes through them.
 DOORS = ("__init__", "__main__", "api", "api_page", "hf")

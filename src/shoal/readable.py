@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+# What moves the cursor, colours, rings, renames the window or turns the order of letters around: all that a terminal
+# obeys but line ends and tabs.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def harmless(text: str) -> str:
+    """What strangers or models wrote, for a terminal: what it would obey is spelled out."""
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def count(n: float) -> str:

@@ -33,13 +33,41 @@ def made(name: str, folder: Path) -> Decoder:
     return imported(folder)
 
 
+def coming_and_going(
+    engine: Engine, asked: list[tuple[list[int], Sampling]], draw: random.Random
+) -> list[tuple[list[int], list[float]]]:
+    """As `answers`, of requests that come while others are under way; between them come some that leave early."""
+    numbers: dict[int, int] = {}
+    guests: list[int] = []
+    found: list[tuple[list[int], list[float]]] = [([], []) for _ in asked]
+    waiting = list(range(len(asked)))
+    while waiting or engine.busy:
+        for _ in range(draw.randrange(3)):
+            if waiting:
+                i = waiting.pop(0)
+                numbers[engine.submit(*asked[i])] = i
+        if waiting and draw.random() < 0.3:
+            guests.append(engine.submit(asked[waiting[0]][0], Sampling(max_tokens=20, seed=99)))
+        if guests and draw.random() < 0.3:
+            engine.cancel(guests.pop(0))
+        for event in engine.step():
+            if event.request in numbers and event.token is not None:
+                text, logprobs = found[numbers[event.request]]
+                text.append(event.token)
+                logprobs.append(event.logprob)
+    return found
+
+
+EVERY = (1, 2, 3, 7, 16, 31, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "batches", "count", "new"),
     [
         ("llama3-tied", (1, 5), 6, 10),
         ("qwen3-moe", (1, 5), 6, 10),
-        *(pytest.param(name, (1, 3, 16, 64), 64, 24, marks=pytest.mark.slow) for name in ("qwen3-sliding", "gemma3")),
-        *(pytest.param(name, (1, 3, 16), 24, 24, marks=pytest.mark.slow) for name in ("mixtral", "deepseek-v3")),
+        *(pytest.param(name, EVERY, 64, 24, marks=pytest.mark.slow) for name in ("qwen3-sliding", "gemma3")),
+        *(pytest.param(name, (1, 3, 16, 64), 64, 24, marks=pytest.mark.slow) for name in ("mixtral", "deepseek-v3")),
     ],
 )
 def test_the_same_bits_for_every_batch_order_and_cache_and_in_the_trainer(
@@ -59,10 +87,10 @@ def test_the_same_bits_for_every_batch_order_and_cache_and_in_the_trainer(
             order = list(range(count))
             draw.shuffle(order)
             engine = Engine(
-                model, vocab_size=VOCAB, batch=batch, chunk=draw.choice((3, 7, 512)), exact=True, version="a",
+                model, vocab_size=VOCAB, batch=batch, chunk=draw.choice((1, 3, 7, 33, 512)), exact=True, version="a",
                 prefix_cache=cache,
             )  # fmt: skip
-            shuffled = answers(engine, [asked[i] for i in order])
+            shuffled = coming_and_going(engine, [asked[i] for i in order], draw)
             found = [shuffled[order.index(i)] for i in range(count)]
             hits += engine._runner.slots.hits  # type: ignore[attr-defined]
             assert wanted is None or found == wanted
@@ -75,6 +103,15 @@ def test_the_same_bits_for_every_batch_order_and_cache_and_in_the_trainer(
         [(p, t) for p, (t, _) in zip(prompts, wanted, strict=True)]
     )
     assert [list(one.logprobs) for one in scored] == [logprobs for _, logprobs in wanted]
+
+
+def test_weights_that_an_engine_laid_out_are_exact_again(tmp_path: Path) -> None:
+    asked = [([1, 2, 3, 4], Sampling(max_tokens=10, temperature=0))]
+    fresh, used = made("llama3-tied", tmp_path), imported(tmp_path)
+    answers(Engine(used, vocab_size=VOCAB, alone=True), asked)
+    assert not all(parameter.is_contiguous() for parameter in used.parameters())  # or there was nothing to put back
+    found = [answers(Engine(model, vocab_size=VOCAB, exact=True), asked) for model in (fresh, used)]
+    assert found[0] == found[1]
 
 
 def test_the_plain_engine_does_not_have_the_same_bits(tmp_path: Path) -> None:

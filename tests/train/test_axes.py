@@ -13,10 +13,11 @@ import pytest
 from shoal import checkpoint
 from shoal.decide.auto import decide
 from shoal.errors import Stopped
+from shoal.generate.engine import Engine
+from shoal.generate.request import Sampling
 from shoal.journal.journal import records
 from shoal.journal.rundir import RunDir
 from shoal.model.decoder import Decoder
-from shoal.model.generate import generate
 from shoal.model.hf import save_folder
 from shoal.parallel.place import join
 from shoal.spec import dump
@@ -145,7 +146,9 @@ def test_what_a_mesh_trained_is_sampled_on_one_process(tmp_path: Path) -> None:
         assert found is not None
         decoder = Decoder(shape_of(decide(run, tmp_path, world).run.model)).eval()
         decoder.load_state_dict(checkpoint.read_full(found))
-        texts.append(generate(decoder, [1, 2, 3], 20, temperature=0))
+        engine = Engine(decoder, vocab_size=decoder.shape.vocab_size)
+        engine.submit([1, 2, 3], Sampling(max_tokens=20, temperature=0))
+        texts.append([event.token for event in engine.run()])
     assert texts[0] == texts[1]
 
 

@@ -46,7 +46,10 @@ GROUPS = {
         "report": "where the time went, the curves, what failed; several runs in one picture",
     },
     "use the result": {
-        "sample": "generate text from a run's newest checkpoint",
+        "sample": "generate text from a run's newest checkpoint, or a folder; to a schema if you like",
+        "chat": "talk with a run, a folder or a server in the terminal",
+        "generate": "answer a large file of prompts, each line once, whatever is killed meanwhile",
+        "eval": "measure a model on tasks, with intervals; say which of two is better",
         "checkpoint": "list, verify, compare, delete, export, import and join checkpoints",
         "track": "upload what a tracker has not received yet",
     },

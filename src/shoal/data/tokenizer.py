@@ -21,6 +21,7 @@ from shoal.data.cuts import Cuts, cuts_of, without_prefix
 from shoal.data.index import INDEX_FILE, dtype_for, parse_index
 from shoal.data.plain_text import plain_encoder
 from shoal.data.starts import NO_START, end_of, start_of
+from shoal.data.token_bytes import bytes_of_tokens
 from shoal.data.tokenizer_folder import alone, resolve, spec_of, text_of
 from shoal.data.tokenizer_library import asking, asking_quietly, build
 from shoal.data.word_ids import WordIds, splits_before_spaces
@@ -62,6 +63,10 @@ class Tokenizer(Protocol):
         """One id for a person to read, special tokens by their names; part of a letter may be in it."""
         ...
 
+    def token_bytes(self) -> list[bytes]:
+        """Of each id what it adds to a text; nothing for special tokens. DataError where that depends on others."""
+        ...
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Put what is needed to load it again into `folder`."""
         ...
@@ -90,6 +95,9 @@ class ByteTokenizer:
     def spelled(self, token: int) -> str:
         return chr(token) if token < 128 else f"<byte {token}>" if token < 256 else "<end>"
 
+    def token_bytes(self) -> list[bytes]:
+        return [*(bytes([i]) for i in range(256)), b""]
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """There is nothing to save."""
 
@@ -117,6 +125,7 @@ class JsonTokenizer:
         self.content = content
         self.special = special
         self._where = where
+        self.named = config or {}  # `bos_token` and the like, as the folder spells them
         self._piece_chars = PIECE_CHARS if piece_chars is None else piece_chars
         spec = spec_of(content, where) if spec is None else spec
         self._spec = spec
@@ -128,7 +137,9 @@ class JsonTokenizer:
             ids = self._library.get_vocab(with_added_tokens=True)
             self.vocab_size = max(ids.values(), default=-1) + 1  # not the count: published vocabularies have holes
             self.eos_id = end_of(ids, where, eos, config or {})
-            self.start_id = start_of(ids, where, start, config, _template(self._library), self.eos_id)
+            self.template = tuple(_template(self._library))
+            """What it puts before a text by itself, as transformers does where nobody says otherwise."""
+            self.start_id = start_of(ids, where, start, config, self.template, self.eos_id)
             self.dtype = np.dtype(dtype_for(self.vocab_size))
             self._encoder = self._made(self._library, spec)
         self._words = WordIds(self._encode, self.dtype) if splits_before_spaces(spec) else None
@@ -168,6 +179,10 @@ class JsonTokenizer:
     def spelled(self, token: int) -> str:
         with asking(self._where):
             return str(self._library.decode([token], skip_special_tokens=False))
+
+    def token_bytes(self) -> list[bytes]:
+        with asking(self._where):
+            return bytes_of_tokens(self._library, self._spec, self._where)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         (Path(folder) / TOKENIZER_FILE).write_text(self.content, encoding="utf-8")

@@ -2,7 +2,8 @@
 where a kernel may read a row as it lies; and on a GPU for state-space layers.
 
 Only the decoder's seams are used (`Decoder.mask`, `Attention.attend`, the state of `Mamba`), so each family, mixture of
-experts and block of somebody's own is computed by the code that trains it.
+experts and block of somebody's own is computed by the code that trains it. A model that is the engine's alone is
+computed in fewer and faster kernels where it is of the usual kind (`shoal.generate.flat`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.generate import flat
 from shoal.generate.slots import Seat, Slots
 from shoal.generate.states import States
 from shoal.model import exact
@@ -27,29 +29,58 @@ from shoal.model.mla import LatentAttention
 FIRST_LENGTH = 256  # tokens a row has room for at first; twice as many whenever that is not enough
 
 
-@dataclass
 class Rows:
-    """Keys and values of one layer: [places, heads, tokens, width]."""
+    """Keys and values of one layer: [places, heads, tokens, width], one after the other if they are as wide."""
 
-    keys: Tensor
-    values: Tensor
+    def __init__(self, places: int, length: int, k: Tensor, v: Tensor) -> None:
+        heads, widths = k.shape[2], (k.shape[3], v.shape[3])
+        # Zeros: what a mask hides is read all the same, and NaN times nothing is NaN.
+        self.both = k.new_zeros(places, 2 * heads, length, widths[0]) if widths[0] == widths[1] else None
+        if self.both is not None:
+            self.keys, self.values = self.both.chunk(2, 1)
+        else:
+            self.keys, self.values = (k.new_zeros(places, heads, length, width) for width in widths)
+
+    def put(self, now: Pass, k: Tensor, v: Tensor) -> None:
+        """One token each, k and v [rows, 1, heads, width]."""
+        rows, at = now.rows, now.at[:, 0]
+        if self.both is None:
+            self.keys[rows, :, at], self.values[rows, :, at] = k[:, 0], v[:, 0]
+        elif len(rows) == 1:
+            torch.cat((k[0, 0], v[0, 0]), out=self.both[now.first, :, now.longest - 1])
+        else:
+            self.both[rows, :, at] = torch.cat((k[:, 0], v[:, 0]), 1)
+
+    def longer(self, length: int) -> Rows:
+        k, v = (t[:, :, :1].transpose(1, 2) for t in (self.keys, self.values))
+        new = Rows(self.keys.shape[0], length, k, v)
+        for held, old in ((new.keys, self.keys), (new.values, self.values)):
+            held[:, :, : old.shape[2]] = old
+        return new
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass is of: tokens `at` [rows, n] of the places `rows`."""
+    """What one forward pass is of: tokens `at` [rows, n] of the places `rows`, which rise."""
 
     rows: Tensor
     at: Tensor
+    first: int  # place, and the one after the last
+    last: int
     longest: int  # tokens there will be of the longest row
     masks: dict[int | None, Tensor | None]  # by window, of places from the first of them to the last
+
+    @property
+    def gaps(self) -> bool:
+        return self.last - self.first != len(self.rows)
 
 
 class Dense:
     """A `Runner`."""
 
-    def __init__(self, model: Decoder, places: int, context: int, exactly: bool = False) -> None:
-        """`exactly`: the model is in that mode (`shoal.model.exact`)."""
+    def __init__(self, model: Decoder, places: int, context: int, exactly: bool = False, alone: bool = False) -> None:
+        """`exactly`: the model is in that mode (`shoal.model.exact`). `alone`: it is nobody else's, and its weights may
+        be laid out anew."""
         self.model, self.context, self._exact = model, context, exactly
         self._device = next(model.parameters()).device
         self._places, self._length = places, min(FIRST_LENGTH, context)
@@ -60,6 +91,7 @@ class Dense:
             for layer, block in enumerate(model.blocks.values())
             if isinstance(block.mixer, Attention | LatentAttention)
         ]
+        self._flat = flat.Flat(model) if alone and not exactly and flat.fits(model) else None
         whole_rows = len(self._attending) == len(model.blocks)
         self.slots = Slots(places, self._copy if whole_rows else None)
         self._states = [States(b.mixer, places) for b in model.blocks.values() if isinstance(b.mixer, Mamba)]
@@ -79,23 +111,28 @@ class Dense:
         begin = len(seat.tokens)
         seat.tokens.extend(tokens)
         at = torch.arange(begin, begin + len(tokens), device=self._device)[None]
-        hidden = self._forward([list(tokens)], torch.tensor([seat.number], device=self._device), at)
+        hidden = self._forward([list(tokens)], [seat.number], at)
         return self._logits(hidden[0] if every else hidden[0, -1:])
 
     @torch.no_grad()
     def decode(self, seats: Sequence[Seat], tokens: Sequence[int]) -> Tensor:
-        at = torch.tensor([[len(seat.tokens)] for seat in seats], device=self._device)
+        order = sorted(range(len(seats)), key=lambda i: seats[i].number)
+        at = torch.tensor([[len(seats[i].tokens)] for i in order], device=self._device)
         for seat, token in zip(seats, tokens, strict=True):
             seat.tokens.append(token)
-        rows = torch.tensor([seat.number for seat in seats], device=self._device)
-        hidden = self._forward([[token] for token in tokens], rows, at)
-        return self._logits(hidden[:, 0])
+        hidden = self._forward([[tokens[i]] for i in order], [seats[i].number for i in order], at)[:, 0]
+        if order != list(range(len(seats))):
+            hidden = hidden[torch.tensor(order, device=self._device).argsort()]
+        return self._logits(hidden)
 
-    def _forward(self, tokens: list[list[int]], rows: Tensor, at: Tensor) -> Tensor:
+    def _forward(self, tokens: list[list[int]], places: list[int], at: Tensor) -> Tensor:
         longest = int(at.max()) + 1
         if longest > self._length:
             self._grow(longest)
-        self._pass = Pass(rows, at, longest, {})
+        rows = torch.tensor(places, device=self._device)
+        self._pass = Pass(rows, at, places[0], places[-1] + 1, longest, {})
+        if self._flat is not None:
+            return self._flat(torch.tensor(tokens, device=self._device), at, self._attend).unflatten(0, at.shape)
         with self._seams(rows):
             return self.model.hidden(torch.tensor(tokens, device=self._device), at)
 
@@ -118,6 +155,8 @@ class Dense:
                 states.end()
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        if self._flat is not None:
+            return self._flat.logits(hidden)
         tied = self.model.embed.weight if self.model.shape.tie_embeddings else None
         return self.model.head(hidden[None], tied, None)[0]
 
@@ -125,7 +164,7 @@ class Dense:
         """q [rows, n, heads, width], k and v of the new tokens: with all that the rows hold."""
         now = self._pass
         assert now is not None
-        held = self._held(layer, k)
+        held = self._held(layer, k, v)
         if q.shape[1] == 1:
             return self._one_each(held, q, k, v, window, now)
         row, begin, end = int(now.rows[0]), int(now.at[0, 0]), now.longest
@@ -140,42 +179,33 @@ class Dense:
 
     def _one_each(self, held: Rows, q: Tensor, k: Tensor, v: Tensor, window: int | None, now: Pass) -> Tensor:
         rows, at = now.rows, now.at[:, 0]
-        held.keys[rows, :, at], held.values[rows, :, at] = k[:, 0], v[:, 0]
+        held.put(now, k, v)
         if self._exact:
             keys, values = (t[rows, :, : now.longest] for t in (held.keys, held.values))
             return exact.of_last_tokens(q[:, 0], keys, values, at, window)[:, None]
-        first, last = int(rows.min()), int(rows.max()) + 1
         if window not in now.masks:
-            now.masks[window] = _of_one_each(rows - first, at, last - first, now.longest, window, q.dtype)
+            now.masks[window] = _of_one_each(rows - now.first, at, now.last - now.first, now.longest, window, q.dtype)
         # Heads that share keys lie side by side: as queries of one head the keys are read once.
         grouped = q[:, 0].unflatten(1, (k.shape[2], -1))  # [rows, key heads, group, width]
-        between = last - first == len(rows)
-        if not between or not bool((rows[1:] > rows[:-1]).all()):
-            spread = grouped.new_zeros(last - first, *grouped.shape[1:])
-            spread[rows - first] = grouped
+        if now.gaps:
+            spread = grouped.new_zeros(now.last - now.first, *grouped.shape[1:])
+            spread[rows - now.first] = grouped
             grouped = spread
-        keys, values = (t[first:last, :, : now.longest] for t in (held.keys, held.values))
+        keys, values = (t[now.first : now.last, :, : now.longest] for t in (held.keys, held.values))
         mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=now.masks[window])
-        if mixed.shape[0] != len(rows) or not between or not bool((rows[1:] > rows[:-1]).all()):
-            mixed = mixed[rows - first]
+        if now.gaps:
+            mixed = mixed[rows - now.first]
         return mixed.flatten(1, 2)[:, None]
 
-    def _held(self, layer: int, k: Tensor) -> Rows:
+    def _held(self, layer: int, k: Tensor, v: Tensor) -> Rows:
         if layer not in self._rows:
-            size = (self._places, k.shape[2], self._length, k.shape[3])
-            # Zeros: what a mask hides is read all the same, and NaN times nothing is NaN.
-            self._rows[layer] = Rows(k.new_zeros(size), k.new_zeros(size))
+            self._rows[layer] = Rows(self._places, self._length, k, v)
         return self._rows[layer]
 
     def _grow(self, longest: int) -> None:
         while self._length < longest:
             self._length = min(2 * self._length, self.context)
-        for held in self._rows.values():
-            for name in ("keys", "values"):
-                old: Tensor = getattr(held, name)
-                new = old.new_zeros(*old.shape[:2], self._length, old.shape[3])
-                new[:, :, : old.shape[2]] = old
-                setattr(held, name, new)
+        self._rows = {layer: held.longer(self._length) for layer, held in self._rows.items()}
 
     def _copy(self, source: int, target: int, tokens: int) -> None:
         for held in self._rows.values():

@@ -27,6 +27,7 @@ from shoal.generate.request import (
     Mask,
     Sampling,
     Scored,
+    Stuck,
     Token,
     refuse_prompt,
 )
@@ -38,6 +39,7 @@ from shoal.model.exact import log_softmax
 
 BATCH = 16
 CHUNK = 512
+NOT_FINITE = "its logits are not finite: the weights are damaged or have diverged"
 
 
 @dataclass
@@ -66,12 +68,14 @@ class Engine:
         prefix_cache: bool = True,
         eight_bits: bool = False,
         runner: Runner | None = None,
+        alone: bool = False,
     ) -> None:
         """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `eight_bits`:
-        weights are rounded to 8 bits, which halves what a GPU reads for a single request."""
+        weights are rounded to 8 bits, which halves what a GPU reads for a single request. `alone`: the model is nobody
+        else's, and its weights may be laid out anew."""
         self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
         self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
-        wanted = Wanted(batch, context, exact, eight_bits, min(vocab_size, model.shape.vocab_size))
+        wanted = Wanted(batch, context, exact, alone, eight_bits, min(vocab_size, model.shape.vocab_size))
         self._runner = runner or runner_for(model, wanted)
         self._draws = self._runner if isinstance(self._runner, Draws) and not exact else None
         self._asked: list[tuple[list[_Request], Pending]] = []  # of the device, and not read yet
@@ -164,14 +168,17 @@ class Engine:
         for requests, pending in self._asked:
             for one, (token, logprob) in zip(requests, pending.read(), strict=True):
                 if one.seat is not None:
-                    events.append(self._failed(one) if token < 0 else self._event(one, token, logprob, None))
+                    events.append(
+                        self._failed(one, NOT_FINITE) if token < 0 else self._event(one, token, logprob, None)
+                    )
         self._asked.clear()
         return events
 
     def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
-        """How likely each second text is after its first. What items have in common is computed once."""
+        """How likely each second text is after its first. What items have in common is computed once. The last token
+        is nothing's context: together they may be one longer than the model's."""
         for context, more in items:
-            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context)
+            refuse_prompt([*context, *more], self.model.shape.vocab_size, self.context + 1)
         return score(self.model, items, self.exact)
 
     def _admit(self) -> None:
@@ -209,9 +216,9 @@ class Engine:
         """A token each; who has ended leaves."""
         try:
             tokens = pick(logits, [one.chooser for one in requests])
-        except NumericsError:
+        except (NumericsError, Stuck) as e:
             if len(requests) == 1:
-                return [self._failed(requests[0])]
+                return [self._failed(requests[0], str(e) if isinstance(e, Stuck) else NOT_FINITE)]
             return [t for i, one in enumerate(requests) for t in self._told([one], logits[i : i + 1])]
         spread = log_softmax(logits)
         found = spread.gather(-1, torch.tensor(tokens, device=spread.device)[:, None])[:, 0].tolist()
@@ -226,12 +233,15 @@ class Engine:
         if token in sampling.stop_ids and not sampling.ignore_stop:
             self._leave(one)
             return Token(one.number, None, logprob, finish=STOP, prompt_logprobs=said)
-        answer.append(token)
-        one.last = token
         finish = None
         if one.chooser.mask is not None:
-            one.chooser.mask.accept(token)
+            try:
+                one.chooser.mask.accept(token)
+            except Stuck as e:
+                return self._failed(one, str(e))
             finish = STOP if one.chooser.mask.done else None
+        answer.append(token)
+        one.last = token
         if finish is None and len(answer) >= sampling.max_tokens:
             finish = LENGTH
         if finish is None and len(one.tokens) + len(answer) >= self.context:
@@ -244,11 +254,10 @@ class Engine:
             self._leave(one)
         return Token(one.number, token, logprob, top, finish, prompt_logprobs=said)
 
-    def _failed(self, one: _Request) -> Token:
+    def _failed(self, one: _Request, why: str) -> Token:
         self._leave(one)
         after = len(one.tokens) + len(one.chooser.answer)
-        why = f"after {after} tokens its logits are not finite: the weights are damaged or have diverged."
-        return Token(one.number, None, finish=ERROR, error=why)
+        return Token(one.number, None, finish=ERROR, error=f"after {after} tokens {why}.")
 
     def _leave(self, one: _Request) -> None:
         for held in (self._reading, self._writing):

@@ -61,6 +61,7 @@ class Opened:
             exact=exact,
             version=self.version,
             eight_bits=eight_bits,
+            alone=True,
         )
 
 
@@ -97,7 +98,13 @@ def of_run(run_dir: RunDir, wanted: Wanted = USUAL) -> Opened:
     code = _own_code(spec, run_dir, wanted.own_code)
     found, tensors = _weights(run_dir, wanted.step)
     model = _made(spec, shape_of(spec.model, chosen.vocab_size), code, tensors).to(device)
-    return Opened(model.eval(), chosen, run_dir.name, found, None)
+    return Opened(model.eval(), chosen, run_dir.name, found, _began_with(spec))
+
+
+def _began_with(spec: Run) -> Path | None:
+    """The Hugging Face folder whose weights the run began with, if it is still there."""
+    folder = spec.model.weights and Path(spec.model.weights)
+    return folder if folder and (folder / "config.json").is_file() else None
 
 
 def of_folder(folder: Path, wanted: Wanted = USUAL) -> Opened:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,8 +74,12 @@ BOUNDS: tuple[tuple[str, float, float], ...] = (
 )
 
 
+class Stuck(ShoalError):
+    """An answer cannot go on in its form; a clause that says why. The others go on."""
+
+
 class Mask(Protocol):
-    """What an answer may go on with, where it has a form to keep to."""
+    """What an answer may go on with, where it has a form to keep to. Both may raise `Stuck`."""
 
     def allowed(self) -> Tensor:
         """[vocab], on the CPU: True where a token may come next. The tokens that end the text are among them."""

@@ -21,6 +21,8 @@ class Wanted:
     context: int | None = None
     """None: what the model was made for."""
     exact: bool = False
+    alone: bool = False
+    """The model is nobody else's, and its weights may be laid out anew."""
     eight_bits: bool = False
     vocabulary: int | None = None
     """So many tokens may be drawn."""
@@ -48,7 +50,7 @@ def runner_for(model: Decoder, wanted: Wanted) -> Runner:
             vocabulary=wanted.vocabulary,
             eight_bits=wanted.eight_bits,
         )
-    return Dense(model, wanted.places, context, wanted.exact)
+    return Dense(model, wanted.places, context, wanted.exact, wanted.alone)
 
 
 def no_eight_bits(model: Decoder, exact: bool) -> str | None:

@@ -42,10 +42,12 @@ class Decoded:
     ids: list[int] = field(default_factory=list)
     _begin: int = 0  # of all ids: where decoding begins, far enough back for what depends on its neighbours
     _told: int = 0  # and up to where text has been told
+    _borders: list[int] = field(default_factory=list)  # where text was told before: no character goes across
 
     def __post_init__(self) -> None:
-        self.ids = list(self.before[-MOST_HALF:])
+        self.ids = list(self.before[-_whole_characters(self.tokenizer, self.before) :])
         self._told = len(self.ids)
+        self._borders = [0]
 
     def add(self, token: int) -> str:
         self.ids.append(token)
@@ -64,8 +66,17 @@ class Decoded:
             (i for i, (a, b) in enumerate(zip(whole, known, strict=False)) if a != b), min(len(whole), len(known))
         )
         if whole[same:]:
-            self._begin, self._told = max(self._told - MOST_HALF, 0), len(self.ids)
+            self._begin = max(border for border in self._borders if border <= max(self._told - MOST_HALF, 0))
+            self._borders = [*(border for border in self._borders if border >= self._begin), self._told]
+            self._told = len(self.ids)
         return whole[same:]
+
+
+def _whole_characters(tokenizer: Tokenizer, before: Sequence[int]) -> int:
+    """So many tokens at the end of a prompt decode by themselves. Of a SentencePiece tokenizer bytes that follow each
+    other are text as a whole or not at all, so that none must be cut off from its character."""
+    counts = range(MOST_HALF, MOST_HALF + 4)
+    return next((count for count in counts if HALF not in tokenizer.decode(before[-count:])), MOST_HALF)
 
 
 @dataclass

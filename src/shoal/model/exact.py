@@ -35,7 +35,7 @@ from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
 from shoal.model.head import as_computed
 from shoal.model.mla import LatentAttention
-from shoal.model.moe import Experts, Router
+from shoal.model.moe import Experts, MixtureOfExperts, Router
 from shoal.model.own_model import OwnModel
 from shoal.model.rope import Rope
 
@@ -63,6 +63,8 @@ def apply(model: Decoder) -> None:
             module.act = partial(evenly, module.act)
         elif isinstance(module, Experts):
             module.compute = _experts
+        elif isinstance(module, MixtureOfExperts):
+            module.sigmoid = partial(evenly, torch.sigmoid)
     for block in model.blocks.values():
         assert isinstance(block.mixer, Attention | LatentAttention)
         block.mixer.attend = attend
@@ -77,10 +79,12 @@ def apply(model: Decoder) -> None:
 
 
 def _align(model: Decoder) -> None:
-    """Weights that were mapped from a file lie anywhere, and kernels begin by where numbers lie."""
+    """Weights that were mapped from a file lie anywhere, and those of an engine lie across; kernels go by both."""
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor) and parameter.device.type == "cpu" and parameter.data_ptr() % 64:
-            parameter.data = parameter.data.clone()
+        if isinstance(parameter, DTensor) or parameter.device.type != "cpu":
+            continue
+        if parameter.data_ptr() % 64 or not parameter.is_contiguous():
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
 def refuse(model: Decoder) -> None:
