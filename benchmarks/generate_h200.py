@@ -1,8 +1,8 @@
 """Decoding on one GPU: how near it comes to the limit of memory, beside transformers' generate.
 
-    python benchmarks/generate_h200.py decode [--sizes 1b,8b] [--batches 1,64] [--context 1024] [--out FILE]
+    python benchmarks/generate_h200.py decode [--sizes 1b,8b] [--batches 1,64] [--kinds bf16,int8,exact] [--out FILE]
+    python benchmarks/generate_h200.py engine --sizes 1b --batches 1,64     through the engine, prompts and all
     python benchmarks/generate_h200.py peer --sizes 1b --batches 1,64       transformers, bf16, its own generate
-    python benchmarks/generate_h200.py exact --sizes 1b                     what exact costs, and whether it is
     python benchmarks/generate_h200.py products | profile                   single kernels
 
 Llama shapes, random weights, bf16, untied head, vocabulary 128,256. The limit of a step is the larger of (bytes of
@@ -24,14 +24,17 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.one_gpu.sizes import SIZES, VOCAB  # noqa: E402
+from benchmarks.one_gpu.sizes import SIZES, VOCAB
 
-from shoal.generate.graphs import Graphed  # noqa: E402
-from shoal.generate.request import Sampling  # noqa: E402
-from shoal.kernels.decode_products import Norm, Weight, product  # noqa: E402
-from shoal.model.decoder import Decoder  # noqa: E402
-from shoal.spec.model import Model  # noqa: E402
-from shoal.spec.shape import shape_of  # noqa: E402
+from shoal.generate.eight_bits import quantised
+from shoal.generate.engine import Engine
+from shoal.generate.graphs import Graphed
+from shoal.generate.request import Sampling
+from shoal.kernels.decode_products import Norm, Weight, product
+from shoal.model import exact
+from shoal.model.decoder import Decoder
+from shoal.spec.model import Model
+from shoal.spec.shape import shape_of
 
 BARS = {1: 0.7, 64: 0.5}
 STEPS = 64
@@ -98,7 +101,9 @@ def seated(runner: Graphed, batch: int, context: int) -> list[Any]:
     return seats
 
 
-def limit_s(model: Decoder, batch: int, context: int, ceiling: dict[str, float], weight_bytes: float = 2) -> dict[str, float]:
+def limit_s(
+    model: Decoder, batch: int, context: int, ceiling: dict[str, float], weight_bytes: float = 2
+) -> dict[str, float]:
     shape = model.shape
     read = weight_bytes * shape.matrix_params + 2 * 2 * shape.kv_dim * shape.layers * context * batch
     flops = 2 * shape.matrix_params * batch + 4 * shape.q_dim * shape.layers * context * batch
@@ -127,8 +132,15 @@ def decode(args: argparse.Namespace, ceiling: dict[str, float]) -> dict[str, Any
         for kind in args.kinds.split(","):
             batches = [int(b) for b in args.batches.split(",")]
             model = model_of(name, args.context + 8 * STEPS)
+            if kind == "exact":
+                exact.apply(model)
             runner = Graphed(
-                model, max(batches), args.context + 8 * STEPS, exact=kind == "exact", eight_bits=kind == "int8", reuse=False
+                model,
+                max(batches),
+                args.context + 8 * STEPS,
+                exact=kind == "exact",
+                eight_bits=kind == "int8",
+                reuse=False,
             )
             for batch in batches:
                 seats = seated(runner, batch, args.context)
@@ -139,10 +151,12 @@ def decode(args: argparse.Namespace, ceiling: dict[str, float]) -> dict[str, Any
                 share = max(limits.values()) / step
                 told[f"{name} {kind} {batch}"] = {"step_s": step, "graph_s": graph, **limits, "share": share}
                 bar = BARS.get(batch) if kind == "bf16" else None
+                beside = told.get(f"{name} bf16 {batch}") if kind != "bf16" else None
                 print(
                     f"{name} {kind:<5} batch {batch:<3} step {1e3 * step:7.3f} ms (graph {1e3 * graph:7.3f}), limit "
                     f"{1e3 * max(limits.values()):7.3f} ms: {share:.3f}"
                     + ("" if bar is None else f"  bar {bar} {'PASS' if share >= bar else 'MISS'}")
+                    + ("" if beside is None else f"  {step / beside['step_s']:.2f} of bf16's step")
                     + f"  {batch / step:,.0f} tokens/s  [{time.perf_counter() - began:.0f} s]",
                     flush=True,
                 )
@@ -151,6 +165,38 @@ def decode(args: argparse.Namespace, ceiling: dict[str, float]) -> dict[str, Any
             runner.close()
             del runner, model
             torch.cuda.empty_cache()
+    return told
+
+
+def engine(args: argparse.Namespace) -> dict[str, Any]:
+    """As people ask: so many prompts at once, 256 tokens each. Of the passes in which all write, and of all of it."""
+    told: dict[str, Any] = {}
+    for name in args.sizes.split(","):
+        model = model_of(name, args.context + 512)
+        for batch in [int(b) for b in args.batches.split(",")]:
+            asking = Engine(model, vocab_size=model.shape.vocab_size, batch=batch, chunk=2048, prefix_cache=False)
+            for again in (False, True):  # the first time kernels are compiled
+                for i in range(batch):
+                    prompt = torch.randint(0, model.shape.vocab_size, (args.context,)).tolist()
+                    asking.submit(prompt, Sampling(max_tokens=256, temperature=1.0, top_p=0.95, seed=i))
+                began = time.perf_counter()
+                times, count = [], 0
+                while asking.busy:
+                    count += len(asking.step())
+                    if asking.running == batch and not asking._reading:
+                        times.append(time.perf_counter())
+                took = time.perf_counter() - began
+                if again:
+                    step = (times[-10] - times[10]) / (len(times) - 20)
+                    told[f"{name} engine {batch}"] = {"step_s": step, "all_s": took, "tokens": count}
+                    print(
+                        f"{name} engine, {batch} prompts of {args.context}, top_p 0.95: a pass {1e3 * step:.3f} ms, "
+                        f"{batch / step:,.0f} tokens/s; all of it {took:.2f} s, {count / took:,.0f} tokens/s",
+                        flush=True,
+                    )
+            asking._runner.close()  # type: ignore[attr-defined]  # a GPU's runner has it
+        del model, asking
+        torch.cuda.empty_cache()
     return told
 
 
@@ -176,12 +222,9 @@ def profile(args: argparse.Namespace) -> None:
 
 
 def products(ceiling: dict[str, float]) -> None:
-    """Tiles of a product of few tokens."""
+    """Tiles of a product of one token, in 16 bits and in 8."""
     shapes = {"1b": (2048, 3072, 8192), "8b": (4096, 6144, 14336)}
-    tries = {
-        1: [(2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 512, 4), (8, 512, 4), (16, 256, 4), (1, 2048, 4), (2, 2048, 4), (4, 2048, 8), (4, 512, 2), (8, 512, 2)],
-        8: [(16, 256, 4), (32, 256, 4), (16, 128, 4), (32, 128, 4), (64, 128, 4), (16, 512, 4), (16, 256, 2)],
-    }
+    tries = [(2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (4, 512, 4), (8, 512, 4), (2, 2048, 4), (4, 512, 2), (8, 512, 2)]
     for name, (dim, qkv, ffn) in shapes.items():
         for what, rows, width, act in (
             ("qkv", qkv, dim, ""),
@@ -192,25 +235,29 @@ def products(ceiling: dict[str, float]) -> None:
         ):
             copies = max(1, int(400e6 / (2 * rows * width)))
             weights = [Weight(torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)) for _ in range(copies)]
-            norm = Norm(torch.rand(width, device="cuda", dtype=torch.bfloat16), 1e-5) if what in ("qkv", "gate_up", "head") else None
-            for tokens, tiles in tries.items():
-                x = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
-                residual = torch.randn(tokens, rows, device="cuda", dtype=torch.bfloat16) if what in ("out", "down") else None
-                found = []
-                for tile in [None, *tiles]:
-                    if tile is not None and width % tile[1] and width > tile[1]:
-                        pass
-                    try:
-                        found.append((_each(lambda w: product(x, w, norm, act, residual, tile), weights), tile))  # noqa: B023
-                    except Exception as e:
-                        print(what, tile, type(e).__name__, str(e)[:80])
+            norm = (
+                Norm(torch.rand(width, device="cuda", dtype=torch.bfloat16), 1e-5)
+                if what in ("qkv", "gate_up", "head")
+                else None
+            )
+            for bits in (16, 8):
+                tiles = [*tries, (4, 2048, 4), (8, 1024, 8)] if bits == 8 else tries
+                these = weights if bits == 16 else [quantised(weight) for weight in weights]
+                x = torch.randn(1, width, device="cuda", dtype=torch.bfloat16)
+                residual = (
+                    torch.randn(1, rows, device="cuda", dtype=torch.bfloat16) if what in ("out", "down") else None
+                )
+                found = [
+                    (_each(lambda w: product(x, w, norm, act, residual, tile), these), tile)  # noqa: B023
+                    for tile in [None, *tiles]
+                ]
                 library = _each(lambda w: torch.nn.functional.linear(x, w.matrix), weights)  # noqa: B023
-                floor = 2 * rows * width / ceiling["bytes_per_s"]
+                floor = bits / 8 * rows * width / ceiling["bytes_per_s"]
                 best = sorted((s, str(tile)) for s, tile in found if tile is not None)[:3]
                 rule = next(s for s, tile in found if tile is None)
                 print(
-                    f"{name} {what:<8} {tokens:>2} tokens: floor {1e6 * floor:6.1f} us, library {1e6 * library:6.1f}, rule "
-                    f"{1e6 * rule:6.1f}, best " + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
+                    f"{name} {what:<8} {bits:>2} bits: floor {1e6 * floor:6.1f} us, library in 16 {1e6 * library:6.1f}, "
+                    f"rule {1e6 * rule:6.1f}, best " + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
                     flush=True,
                 )
 
@@ -255,14 +302,19 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
             def generate(new: int, ids: Any = ids, mask: Any = mask) -> float:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
-                model.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+                model.generate(
+                    ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+                )
                 torch.cuda.synchronize()
                 return time.perf_counter() - begin
 
             generate(4)
             step = (generate(36) - generate(4)) / 32
             told[f"{name} transformers {batch}"] = {"step_s": step}
-            print(f"{name} transformers generate, batch {batch:<3} step {1e3 * step:7.3f} ms  {batch / step:,.0f} tokens/s", flush=True)
+            print(
+                f"{name} transformers generate, batch {batch:<3} step {1e3 * step:7.3f} ms  {batch / step:,.0f} tokens/s",
+                flush=True,
+            )
         del model
         torch.cuda.empty_cache()
     return told
@@ -270,7 +322,7 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("decode", "peer", "products", "profile"), nargs="+")
+    parser.add_argument("what", choices=("decode", "engine", "peer", "products", "profile"), nargs="+")
     parser.add_argument("--sizes", default="1b,8b")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--kinds", default="bf16", help="bf16, int8, exact")
@@ -286,7 +338,7 @@ def main() -> int:
         elif what == "profile":
             profile(args)
         else:
-            told |= decode(args, ceiling) if what == "decode" else peer(args)
+            told |= decode(args, ceiling) if what == "decode" else engine(args) if what == "engine" else peer(args)
         if args.out:
             args.out.write_text(json.dumps(told, indent=1))
     return 0

@@ -34,7 +34,11 @@ class Machine(RuleBasedStateMachine):
         self.live: list[Sequence] = []
         self.version = 0
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24), most=st.integers(0, 12), adapter=st.sampled_from("ab"))
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        most=st.integers(0, 12),
+        adapter=st.sampled_from("ab"),
+    )
     def admit(self, tokens: list[int], most: int, adapter: str) -> None:
         version = str(self.version)
         room = self.blocks.room

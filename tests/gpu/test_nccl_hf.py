@@ -38,6 +38,7 @@ CUT = {  # by tp 2: parameters, of so many (docs/guide/hf-models.md)
     "olmo2": (16, 25),
     "cohere2": (15, 18),
 }
+TIED = ("gemma3_text", "gemma2", "cohere2")  # whose table is cut as the head
 CASES = [(kind, "tp 2") for kind in CUT] + [(kind, "dp_shard 2") for kind in ("gemma3_text", "falcon_h1", "mamba2")]
 
 
@@ -82,7 +83,19 @@ def test_a_class_of_transformers_trains_on_the_curve_of_one_process(
     assert norm < FLOAT32.norm
     if layout == "tp 2":
         parameters, of = CUT[kind]
+        if kind not in TIED and not names_the_table(folder / kind):
+            parameters -= 1
         assert f"cuts {parameters} of {of} parameters" in "".join(cut)
+
+
+def names_the_table(folder: Path) -> bool:
+    """Whether the plan says how the embedding is cut: transformers 5.22 does, and 5.17 does not."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        net = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    return any("embed_tokens" in name for name in net.tp_plan)
 
 
 def norms_of(run_dir: RunDir) -> np.ndarray:

@@ -30,11 +30,11 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 def products() -> None:
-    for dtype, tokens, (rows, width) in every((torch.float32, HALF), (1, 3), ((64, 128), (50, 72))):
-        x, w = torch.randn(tokens, width).to(dtype), (torch.randn(2 * rows, width) / width**0.5).to(dtype)
+    for dtype, (rows, width) in every((torch.float32, HALF), ((64, 128), (50, 72), (20, 1300))):
+        x, w = torch.randn(1, width).to(dtype), (torch.randn(2 * rows, width) / width**0.5).to(dtype)
         norm = Norm(torch.rand(width).to(dtype), 1e-5)
         centred = Norm(torch.rand(width).to(dtype), 1e-6, centred=True)
-        bias, residual = torch.randn(2 * rows).to(dtype), torch.randn(tokens, 2 * rows).to(dtype)
+        bias, residual = torch.randn(2 * rows).to(dtype), torch.randn(1, 2 * rows).to(dtype)
         factors = torch.rand(2 * rows) / 50
         eight = Weight(torch.randint(-127, 128, w.shape).to(torch.int8), None, factors)
         for weight, settings in (

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.generate.pick import Chooser, uniform
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.generate.pick import Chooser, drawn, shares, uniform
 from shoal.generate.request import Sampling
 
+POSITION, TOKEN, SEAT, WHERE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(8)
 NOBODY = (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """A row that fills a batch."""
 
@@ -22,3 +27,28 @@ def row_asked(
 def drawn_there(chooser: Chooser) -> bool:
     """Whether the device can pick for it. A grammar and penalties look at what was said: the host picks."""
     return chooser.mask is None and not chooser.sampling.penalized and not chooser.sampling.logprobs
+
+
+def picked_plainly(logits: Tensor, asked: Tensor, last: Tensor, vocabulary: int) -> Tensor:
+    """As `shoal.kernels.decode_pick.pick`, by torch."""
+    told = torch.full((len(logits), 2), -1.0, dtype=torch.float64, device=logits.device)
+    for row, (numbers, line) in enumerate(zip(asked.tolist(), logits, strict=True)):
+        if numbers[POSITION] < 0:
+            continue
+        spread = F.log_softmax(line, -1, dtype=torch.float32)
+        token = _one(line[:vocabulary].float().cpu(), numbers) if spread.isfinite().all() else -1
+        last[int(numbers[SEAT])] = token
+        told[row, 0], told[row, 1] = token, spread[max(token, 0)]
+    return told
+
+
+def _one(logits: Tensor, asked: list[float]) -> int:
+    if not asked[TEMPERATURE]:
+        return int(logits.argmax())
+    sampling = Sampling(
+        temperature=asked[TEMPERATURE],
+        top_k=int(asked[TOP_K]) or None,
+        top_p=asked[TOP_P],
+        min_p=asked[MIN_P],
+    )
+    return drawn(shares(logits, sampling), asked[WHERE])

@@ -1,5 +1,5 @@
 """The trainer's decoder with a cache: a row of keys and values for each request, as long as the longest. For a CPU,
-where a kernel may read a row as it lies.
+where a kernel may read a row as it lies; and on a GPU for state-space layers.
 
 Only the decoder's seams are used (`Decoder.mask`, `Attention.attend`, the state of `Mamba`), so each family, mixture of
 experts and block of somebody's own is computed by the code that trains it. A model that is the engine's alone is
@@ -82,6 +82,7 @@ class Dense:
         """`exactly`: the model is in that mode (`shoal.model.exact`). `alone`: it is nobody else's, and its weights may
         be laid out anew."""
         self.model, self.context, self._exact = model, context, exactly
+        self._device = next(model.parameters()).device
         self._places, self._length = places, min(FIRST_LENGTH, context)
         self._rows: dict[int, Rows] = {}
         self._pass: Pass | None = None
@@ -109,31 +110,31 @@ class Dense:
     def prefill(self, seat: Seat, tokens: Sequence[int], every: bool) -> Tensor:
         begin = len(seat.tokens)
         seat.tokens.extend(tokens)
-        at = torch.arange(begin, begin + len(tokens))[None]
+        at = torch.arange(begin, begin + len(tokens), device=self._device)[None]
         hidden = self._forward([list(tokens)], [seat.number], at)
         return self._logits(hidden[0] if every else hidden[0, -1:])
 
     @torch.no_grad()
     def decode(self, seats: Sequence[Seat], tokens: Sequence[int]) -> Tensor:
         order = sorted(range(len(seats)), key=lambda i: seats[i].number)
-        at = torch.tensor([[len(seats[i].tokens)] for i in order])
+        at = torch.tensor([[len(seats[i].tokens)] for i in order], device=self._device)
         for seat, token in zip(seats, tokens, strict=True):
             seat.tokens.append(token)
         hidden = self._forward([[tokens[i]] for i in order], [seats[i].number for i in order], at)[:, 0]
         if order != list(range(len(seats))):
-            hidden = hidden[torch.tensor(order).argsort()]
+            hidden = hidden[torch.tensor(order, device=self._device).argsort()]
         return self._logits(hidden)
 
     def _forward(self, tokens: list[list[int]], places: list[int], at: Tensor) -> Tensor:
         longest = int(at.max()) + 1
         if longest > self._length:
             self._grow(longest)
-        rows = torch.tensor(places)
+        rows = torch.tensor(places, device=self._device)
         self._pass = Pass(rows, at, places[0], places[-1] + 1, longest, {})
         if self._flat is not None:
             return self._flat(torch.tensor(tokens), at, self._attend).unflatten(0, at.shape)
         with self._seams(rows):
-            return self.model.hidden(torch.tensor(tokens), at)
+            return self.model.hidden(torch.tensor(tokens, device=self._device), at)
 
     @contextmanager
     def _seams(self, rows: Tensor) -> Iterator[None]:
@@ -172,7 +173,7 @@ class Dense:
             keys, values = (t[row, :, :end].transpose(0, 1) for t in (held.keys, held.values))
             return exact.of_a_text(q[0], keys, values, begin, window)[None]
         if window not in now.masks:
-            now.masks[window] = _of_a_prompt(begin, end, window, q.dtype)
+            now.masks[window] = _of_a_prompt(begin, end, window, q.dtype, q.device)
         keys, values = (t[row : row + 1, :, :end].transpose(1, 2) for t in (held.keys, held.values))
         return attend(q, keys, values, now.masks[window], groups)
 
@@ -212,12 +213,12 @@ class Dense:
                 t[target, :, :tokens] = t[source, :, :tokens]
 
 
-def _of_a_prompt(begin: int, end: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+def _of_a_prompt(begin: int, end: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """What tokens from `begin` to `end` see of a row: [1, 1, new, all]."""
     if begin == 0:
-        seen = attention_mask(None, end, window, torch.device("cpu"))
+        seen = attention_mask(None, end, window, device)
         return seen if seen is None else _added(seen, dtype)
-    back = torch.arange(begin, end)[:, None] - torch.arange(end)[None, :]
+    back = torch.arange(begin, end, device=device)[:, None] - torch.arange(end, device=device)[None, :]
     seen = back >= 0
     if window is not None:
         seen &= back < window
@@ -230,9 +231,9 @@ def _of_one_each(
     """What the token at `at` of each row sees: [places, 1, 1, all]."""
     if len(rows) == places and window is None and bool((at == longest - 1).all()):
         return None
-    limit = torch.zeros(places, dtype=torch.int64)
+    limit = torch.zeros(places, dtype=torch.int64, device=at.device)
     limit[rows] = at
-    back = limit[:, None] - torch.arange(longest)
+    back = limit[:, None] - torch.arange(longest, device=at.device)
     seen = back >= 0
     if window is not None:
         seen &= back < window
@@ -241,4 +242,4 @@ def _of_one_each(
 
 def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """As what is added to scores, made once for all layers."""
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -torch.inf)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)

@@ -1,7 +1,8 @@
 """Several requests at a time: who is in, whose prompt is computed next, and one more token for all that have begun.
 
 A request waits, has its prompt computed in chunks, then gets a token with every pass until it ends. Nobody waits for
-somebody else's end: a place that falls free is taken in the next pass.
+somebody else's end: a place that falls free is taken in the next pass. Where a device picks the tokens itself, a pass
+is asked for before the tokens of the one before it are read, so that the device never waits for the host.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.errors import NumericsError
+from shoal.generate.asked import drawn_there
 from shoal.generate.pick import Chooser, pick
 from shoal.generate.request import (
     CANCELLED,
@@ -30,10 +31,11 @@ from shoal.generate.request import (
     Token,
     refuse_prompt,
 )
-from shoal.generate.runner import Runner
-from shoal.generate.runners import runner_for
+from shoal.generate.runner import Draws, Pending, Runner
+from shoal.generate.runners import Wanted, runner_for
 from shoal.generate.score import score
 from shoal.model.decoder import Decoder
+from shoal.model.exact import log_softmax
 
 BATCH = 16
 CHUNK = 512
@@ -64,14 +66,19 @@ class Engine:
         exact: bool = False,
         version: str = "",
         prefix_cache: bool = True,
+        eight_bits: bool = False,
         runner: Runner | None = None,
         alone: bool = False,
     ) -> None:
-        """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `alone`: the
-        model is nobody else's, and its weights may be laid out anew."""
+        """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `eight_bits`:
+        weights are rounded to 8 bits, which halves what a GPU reads for a few requests. `alone`: the model is nobody
+        else's, and its weights may be laid out anew."""
         self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
         self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
-        self._runner = runner or runner_for(model, batch, context, exact, alone)
+        wanted = Wanted(batch, context, exact, eight_bits, min(vocab_size, model.shape.vocab_size), alone)
+        self._runner = runner or runner_for(model, wanted)
+        self._draws = self._runner if isinstance(self._runner, Draws) and not exact else None
+        self._asked: list[tuple[list[_Request], Pending]] = []  # of the device, and not read yet
         self._waiting: deque[_Request] = deque()
         self._reading: list[_Request] = []
         self._writing: list[_Request] = []
@@ -127,9 +134,43 @@ class Engine:
         self._admit()
         writing = list(self._writing)
         events += self._read()
+        if self._draws is not None and all(drawn_there(one.chooser) for one in writing):
+            return events + self._ahead(self._draws, writing)
+        events += self._drawn()
+        writing = [one for one in writing if one.seat is not None]
         if writing:
             logits = self._runner.decode([one.seat for one in writing], [one.last for one in writing])
             events += self._told(writing, logits)
+        return events
+
+    def _ahead(self, draws: Draws, writing: Sequence[_Request]) -> list[Token]:
+        """Asks for the next tokens, then reads those that were asked for before. Who has ended by these has a token
+        too many, which nobody reads."""
+        asked = {one.number for requests, _ in self._asked for one in requests}
+        again, counts = [], []
+        for one in writing:
+            count = len(one.chooser.answer) + (one.number in asked)
+            if count < one.sampling.max_tokens and len(one.tokens) + count < self.context:
+                again.append(one)
+                counts.append(count)
+        pending = None
+        if again:
+            tokens = [None if one.number in asked else one.last for one in again]
+            pending = draws.draw([one.seat for one in again], tokens, [one.sampling for one in again], counts)
+        events = self._drawn()
+        if pending is not None:
+            self._asked.append((again, pending))
+        return events
+
+    def _drawn(self) -> list[Token]:
+        """What the device has picked; of who has left, nothing."""
+        events = []
+        for requests, pending in self._asked:
+            for one, (token, logprob) in zip(requests, pending.read(), strict=True):
+                if one.seat is not None:
+                    whole = self._failed(one, NOT_FINITE) if token < 0 else self._event(one, token, logprob, None)
+                    events.append(whole)
+        self._asked.clear()
         return events
 
     def score(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Scored]:
@@ -164,7 +205,10 @@ class Engine:
             if one.done == len(one.tokens):
                 self._reading.pop(0)
                 self._writing.append(one)
-                events += self._told([one], logits[-1:])
+                if self._draws is not None and drawn_there(one.chooser):
+                    self._asked.append(([one], self._draws.first(one.seat, logits[-1:], one.sampling)))
+                else:
+                    events += self._told([one], logits[-1:])
         return events
 
     def _told(self, requests: Sequence[_Request], logits: Tensor) -> list[Token]:
@@ -175,14 +219,14 @@ class Engine:
             if len(requests) == 1:
                 return [self._failed(requests[0], str(e) if isinstance(e, Stuck) else NOT_FINITE)]
             return [t for i, one in enumerate(requests) for t in self._told([one], logits[i : i + 1])]
-        spread = F.log_softmax(logits, -1, dtype=torch.float32)
+        spread = log_softmax(logits)
         found = spread.gather(-1, torch.tensor(tokens, device=spread.device)[:, None])[:, 0].tolist()
         return [
             self._event(one, token, logprob, row)
             for one, token, logprob, row in zip(requests, tokens, found, spread, strict=True)
         ]
 
-    def _event(self, one: _Request, token: int, logprob: float, row: Tensor) -> Token:
+    def _event(self, one: _Request, token: int, logprob: float, row: Tensor | None) -> Token:
         sampling, answer = one.sampling, one.chooser.answer
         said, one.prompt_logprobs = tuple(one.prompt_logprobs), []
         if token in sampling.stop_ids and not sampling.ignore_stop:
@@ -202,7 +246,7 @@ class Engine:
         if finish is None and len(one.tokens) + len(answer) >= self.context:
             finish = CONTEXT
         top: tuple[tuple[int, float], ...] = ()
-        if sampling.logprobs:
+        if sampling.logprobs and row is not None:
             best = row.topk(min(sampling.logprobs, len(row)))
             top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         if finish is not None:
@@ -226,5 +270,5 @@ class Engine:
 def _of_prompt(logits: Tensor, tokens: Sequence[int], begin: int) -> list[float]:
     """Of each token after those at `begin` and on: what the one before it thought of it."""
     following = tokens[begin + 1 : begin + 1 + len(logits)]
-    spread = F.log_softmax(logits[: len(following)], -1, dtype=torch.float32)
+    spread = log_softmax(logits[: len(following)])
     return spread.gather(-1, torch.tensor(following, dtype=torch.int64, device=spread.device)[:, None])[:, 0].tolist()

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.generate.asked import NOBODY, row_asked
-from shoal.generate.joined import Joined, fits
+from shoal import kernels
+from shoal.generate.asked import NOBODY, POSITION, SEAT, TOKEN, picked_plainly, row_asked
+from shoal.generate.joined import Joined, fits, runs_here
 from shoal.generate.paged import Paged, Seat
 from shoal.generate.request import Sampling
 from shoal.kernels import decode_pick
@@ -50,6 +51,15 @@ class Drawn:
 
 
 @dataclass
+class Sent:
+    """Memory that the device copies from."""
+
+    asked: Tensor
+    tables: Tensor
+    copied: Any  # an event; None on a processor
+
+
+@dataclass
 class Step:
     """One size: where its input is read from and its output stands."""
 
@@ -76,8 +86,9 @@ class Graphed(Paged):
         vocabulary: int | None = None,
         eight_bits: bool = False,
     ) -> None:
-        """`vocabulary`: so many tokens may be drawn."""
-        self.joined = Joined(model, context, eight_bits) if fits(model) and not exact else None
+        """`vocabulary`: so many tokens may be drawn. `exact`: the model is in that mode (`shoal.model.exact`)."""
+        joins = fits(model) and runs_here(model) and not exact
+        self.joined = Joined(model, context, eight_bits) if joins else None
         super().__init__(model, places, context, kv_bytes, exact, reuse)
         self.vocabulary = min(vocabulary or model.shape.vocab_size, model.shape.vocab_size)
         self._pages = [Pages(k, v) for k, v in zip(self.keys, self.values, strict=True)]
@@ -85,9 +96,9 @@ class Graphed(Paged):
         self._steps: dict[int, Step] = {}
         self._sizes = [size for size in SIZES if size < places] + [places]
         self._pool: Any = None
-        self._captures = self.device.type == "cuda" and self._captured_experts()
+        self._captures = self.device.type == "cuda" and runs_here(model) and self._captured_experts()
         self._turn = 0
-        self._pinned: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._pinned: dict[int, list[Sent]] = {}
         self._known: dict[int, deque[int]] = {}  # by seat: tokens that were picked and read, and not yet taken in
         self._taken: dict[int, int] = {}  # and how many were taken in before they were read
 
@@ -101,7 +112,7 @@ class Graphed(Paged):
     def decode(self, seats: Sequence[Seat], tokens: Sequence[int]) -> Tensor:
         """As `Paged.decode`. The logits are overwritten by the next step."""
         greedy = Sampling(temperature=0.0)
-        step, _ = self._launch(seats, tokens, [greedy] * len(seats), [0] * len(seats))
+        step = self._launch(seats, tokens, [greedy] * len(seats), [0] * len(seats))
         for seat in seats:
             self._known[seat.number].clear()
             self._taken[seat.number] = 0
@@ -114,9 +125,17 @@ class Graphed(Paged):
     ) -> Drawn:
         """One more token each, picked on the device. A token None is the one that was picked for the seat last, read or
         not. `drawn`: so many of the answer were picked before."""
-        step, turn = self._launch(seats, tokens, samplings, drawn)
+        step = self._launch(seats, tokens, samplings, drawn)
         assert step.told is not None
-        told = step.told[: len(seats)]
+        return self._telling(seats, step.told[: len(seats)])
+
+    @torch.no_grad()
+    def first(self, seat: Seat, logits: Tensor, sampling: Sampling) -> Drawn:
+        """As `draw`, by logits that are there: [1, vocab], the last of a prompt."""
+        asked = torch.tensor([row_asked(sampling, seat.length, -1, seat.number, 0)], dtype=torch.float64)
+        return self._telling([seat], self._picked(logits, asked.to(self.device)))
+
+    def _telling(self, seats: Sequence[Seat], told: Tensor) -> Drawn:
         if self.device.type != "cuda":
             return Drawn(self, list(seats), told.clone(), None)
         there = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
@@ -142,11 +161,13 @@ class Graphed(Paged):
 
     def _launch(
         self, seats: Sequence[Seat], tokens: Sequence[int | None], samplings: Sequence[Sampling], drawn: Sequence[int]
-    ) -> tuple[Step, int]:
+    ) -> Step:
         size = next(size for size in self._sizes if size >= len(seats))
         step = self._step(size)
         self._turn = (self._turn + 1) % AHEAD
-        asked, tables = self._host(size)[self._turn]
+        sent = self._host(size)[self._turn]
+        if sent.copied is not None:
+            sent.copied.synchronize()
         rows = []
         for seat, token, sampling, count in zip(seats, tokens, samplings, drawn, strict=True):
             self.blocks.grow(seat.held, seat.length + 1)
@@ -154,16 +175,18 @@ class Graphed(Paged):
             seat.length += 1
             self._take_in(seat, token)
         rows += [NOBODY] * (size - len(seats))
-        asked.copy_(torch.tensor(rows, dtype=torch.float64))
-        step.asked.copy_(asked, non_blocking=True)
+        sent.asked.copy_(torch.tensor(rows, dtype=torch.float64))
+        step.asked.copy_(sent.asked, non_blocking=True)
         listed = tuple((seat.number, id(seat.held), len(seat.held.blocks)) for seat in seats)
         if listed != step.listed:
-            for row, seat in zip(tables, seats, strict=False):
+            for row, seat in zip(sent.tables, seats, strict=False):
                 row[: len(seat.held.blocks)] = torch.tensor(seat.held.blocks, dtype=torch.int32)
-            step.tables.copy_(tables, non_blocking=True)
+            step.tables.copy_(sent.tables, non_blocking=True)
             step.listed = listed
+        if sent.copied is not None:
+            sent.copied.record()
         step.run()
-        return step, self._turn
+        return step
 
     def _take_in(self, seat: Seat, token: int | None) -> None:
         if token is not None:
@@ -175,14 +198,15 @@ class Graphed(Paged):
         else:
             self._taken[seat.number] += 1
 
-    def _host(self, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Memory that the device copies from, in turns: it may still copy from that of the step before."""
+    def _host(self, size: int) -> list[Sent]:
+        """In turns: the device may still copy from that of the step before."""
         if size not in self._pinned:
             pin = self.device.type == "cuda"
             self._pinned[size] = [
-                (
+                Sent(
                     torch.empty(size, decode_pick.COLUMNS, dtype=torch.float64, pin_memory=pin),
                     torch.zeros(size, self.wide, dtype=torch.int32, pin_memory=pin),
+                    torch.cuda.Event() if pin else None,
                 )
                 for _ in range(AHEAD)
             ]
@@ -224,16 +248,22 @@ class Graphed(Paged):
             x, positions = decode_pick.begin(step.asked, self._last, self.model.embed.weight, self.model.embed_scale)
             logits = self.joined(x, self._pages, step.tables, positions, step.room)
         else:
-            given, seats = step.asked[:, decode_pick.TOKEN], step.asked[:, decode_pick.SEAT].long()
+            given, seats = step.asked[:, TOKEN], step.asked[:, SEAT].long()
             ids = torch.where(given < 0, self._last[seats].double(), given).clamp(min=0).long()
-            logits = self.step(ids[:, None], step.tables, step.asked[:, decode_pick.POSITION].int())
+            logits = self.step(ids[:, None], step.tables, step.asked[:, POSITION].int())
         assert logits.shape[1] == shape.vocab_size
-        return logits, decode_pick.pick(logits, step.asked, self._last, self.vocabulary)
+        return logits, self._picked(logits, step.asked)
+
+    def _picked(self, logits: Tensor, asked: Tensor) -> Tensor:
+        picked = decode_pick.pick if kernels.fit((logits,)) else picked_plainly
+        return picked(logits, asked, self._last, self.vocabulary)
 
     def _captured_experts(self) -> bool:
         for block in self.model.blocks.values():
             if isinstance(block.ffn, MixtureOfExperts):
                 gate = block.ffn.experts.gate
+                if self.exact:
+                    return False  # their products are of so many rows as tokens came, which the host must know
                 if not has_grouped(gate.new_empty(1, gate.shape[2]), gate):
                     LOG.warning("experts of %s are computed one by one here: decoding is not captured.", gate.dtype)
                     return False

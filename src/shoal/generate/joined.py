@@ -9,14 +9,15 @@ once. What is not of this kind (experts, norms after a mixer) is computed by the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal import kernels
 from shoal.generate.eight_bits import quantised
-from shoal.kernels.decode_products import MOST_ROWS, Norm, Weight, gated, product
+from shoal.kernels.decode_products import Norm, Weight, gated, product
 from shoal.kernels.paged_decode import Pages, Room, Turn, attend_one
 from shoal.model.attention import Attention
 from shoal.model.decoder import Block, Decoder
@@ -40,8 +41,8 @@ class Layer:
 
 class Joined:
     def __init__(self, model: Decoder, context: int, eight_bits: bool = False) -> None:
-        """`eight_bits`: products with weights of 8 bits (`shoal.generate.eight_bits`). The model then has the same
-        values, so that a prompt is computed with what its answer is."""
+        """`eight_bits`: products of a single text with weights of 8 bits (`shoal.generate.eight_bits`). The model then
+        has the same values, with which prompts and batches are computed."""
         assert fits(model)
         self.model, self.shape, self._eight_bits = model, model.shape, eight_bits
         self.summed: Callable[[Tensor], Tensor] | None = None  # over the processes that have parts of each product
@@ -49,9 +50,8 @@ class Joined:
         at = torch.arange(context, device=first.device)[None]
         full = [t[0, :, 0].contiguous() for t in model.rope(at)]
         slid = full if model.sliding_rope is None else [t[0, :, 0].contiguous() for t in model.sliding_rope(at)]
-        self.layers = [
-            self._layer(i, block, full, slid) for i, block in zip(model.layers, model.blocks.values(), strict=True)
-        ]
+        blocks = [block for block in model.blocks.values() if isinstance(block, Block)]
+        self.layers = [self._layer(i, block, full, slid) for i, block in zip(model.layers, blocks, strict=True)]
         self.norm = _norm(model.norm)
         head = model.embed.weight if self.shape.tie_embeddings else model.head.weight
         assert head is not None
@@ -76,19 +76,18 @@ class Joined:
         return self._product(x, self.head, self.norm)
 
     def _product(self, x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "") -> Tensor:
-        if len(x) <= MOST_ROWS or weight.factors is not None:
-            parts = [product(part, weight, norm, act) for part in x.split(MOST_ROWS)]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        y = F.linear(norm.by_torch(x) if norm is not None else x, weight.matrix, weight.bias)
+        if len(x) == 1:
+            return product(x, weight, norm, act)
+        y = F.linear(norm.by_torch(x) if norm is not None else x, weight.whole(x.dtype), weight.bias)
         return gated(y, act) if act else y
 
     def _added(self, x: Tensor, part: Tensor, weight: Weight, post: nn.Module | None) -> Tensor:
         """x and a product, summed over processes and normed where the model has it so."""
         if self.summed is None and post is None:
-            if len(x) <= MOST_ROWS:
+            if len(x) == 1:
                 return product(part, weight, residual=x)
-            if weight.bias is None and weight.factors is None:
-                return torch.addmm(x, part, weight.matrix.t())
+            if weight.bias is None:
+                return torch.addmm(x, part, weight.whole(x.dtype).t())
         y = self._product(part, weight)
         if self.summed is not None:
             y = self.summed(y)
@@ -101,8 +100,9 @@ class Joined:
         slides = self.shape.slides(i)
         norms = [None if n is None else n.weight.data for n in (mixer.q_norm, mixer.k_norm)]
         eps = self.shape.norm_eps
-        turn = Turn(*(slid if slides else full), *norms, eps, self.shape.about.centred_norms)
-        dense = isinstance(ffn, FeedForward)
+        cos, sin = slid if slides else full
+        turn = Turn(cos, sin, norms[0], norms[1], eps, self.shape.about.centred_norms)
+        dense = ffn if isinstance(ffn, FeedForward) else None
         return Layer(
             block,
             _norm(block.mixer_norm),
@@ -111,21 +111,22 @@ class Joined:
             self.shape.sliding_window if slides else None,
             self._of(mixer.out),
             _norm(block.ffn_norm),
-            self._of(ffn.gate, ffn.up) if dense else None,
-            self._of(ffn.down) if dense else None,
-            _act(ffn) if dense else "",
+            self._of(dense.gate, dense.up) if dense is not None else None,
+            self._of(dense.down) if dense is not None else None,
+            _act(dense) if dense is not None else "",
         )
 
     def _of(self, *linears: nn.Linear) -> Weight:
         return self._weight([one.weight for one in linears], [one.bias for one in linears])
 
-    def _weight(self, parts: Sequence[nn.Parameter], biases: Sequence[nn.Parameter | None]) -> Weight:
+    def _weight(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Weight:
         whole = torch.cat([part.data for part in parts]) if len(parts) > 1 else parts[0].data.contiguous()
         bias = torch.cat([b.data for b in biases if b is not None]) if any(b is not None for b in biases) else None
         weight = Weight(whole, bias)
         if self._eight_bits:
             weight = quantised(weight)
             whole.copy_(weight.whole(whole.dtype))
+            weight = replace(weight, kept=whole)
         begin = 0
         for part in parts:
             part.data = whole[begin : begin + len(part)]
@@ -140,6 +141,11 @@ def fits(model: Decoder) -> bool:
         type(block) is Block and isinstance(block.mixer, Attention) and type(block.mixer_norm) in known
         for block in model.blocks.values()
     )
+
+
+def runs_here(model: Decoder) -> bool:
+    """Whether Triton's kernels take its weights."""
+    return kernels.fit(model.parameters())
 
 
 def _norm(norm: nn.Module) -> Norm:

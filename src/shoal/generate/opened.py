@@ -48,6 +48,7 @@ class Opened:
         batch: int = 16,
         context: int | None = None,
         exact: bool = False,
+        eight_bits: bool = False,
     ) -> Engine:
         from shoal.generate.engine import Engine
 
@@ -60,6 +61,7 @@ class Opened:
             exact=exact,
             version=self.version,
             alone=True,
+            eight_bits=eight_bits,
         )
 
 

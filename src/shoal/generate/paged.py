@@ -67,7 +67,8 @@ class Paged:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.wide = -(-context // SIZE)  # blocks of a text at most
-        attending = [block.mixer for block in model.blocks.values()]
+        mixers = [block.mixer for block in model.blocks.values()]
+        attending = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
         heads, width = sizes(model)
         each = 2 * len(attending) * heads * SIZE * width * self.dtype.itemsize
         count = places * self.wide
@@ -80,7 +81,8 @@ class Paged:
                 f"{context:,}: give more memory or a shorter context."
             )
         self.blocks = Blocks(count, SIZE, reuse)
-        # One more than there are: nobody's rows write there. Zeros: what a mask hides is read all the same by the plain way, and NaN times nothing is NaN.
+        # One more than there are: nobody's rows write there. Zeros: what a mask hides is read all the same by the plain
+        # way, and NaN times nothing is NaN.
         held = torch.zeros(len(attending), 2, count + 1, heads, SIZE, width, dtype=self.dtype, device=self.device)
         self.keys, self.values = [t[0] for t in held], [t[1] for t in held]
         self._numbers = list(range(places - 1, -1, -1))
@@ -162,31 +164,43 @@ class Paged:
         return self._rooms[texts]
 
     def _open(self, attending: Sequence[Attention | LatentAttention]) -> None:
-        self._undo.append(partial(setattr, self.model, "mask", self.model.mask))
-        self.model.mask = lambda documents, seq, window, device: window
+        """The model's seams. Where no pass of this runner is under way they do what they did."""
+        mask = self.model.mask
+        self._undo.append(partial(setattr, self.model, "mask", mask))
+        self.model.mask = lambda *asked: mask(*asked) if self._now is None else asked[2]  # the window
         for layer, attention in enumerate(attending):
             self._undo.append(partial(setattr, attention, "attend", attention.attend))
-            attention.attend = partial(self._attend, layer)
+            attention.attend = partial(self._attend, layer, attention.attend)
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, groups: int) -> Tensor:
+    def _attend(
+        self,
+        layer: int,
+        otherwise: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: int | None,
+        groups: int,
+    ) -> Tensor:
         """q [texts, 1, heads, width], or of one text [1, tokens, heads, width]; k and v of the same tokens."""
         now, keys, values = self._now, self.keys[layer], self.values[layer]
-        assert now is not None
-        flat = [t.flatten(0, 1).contiguous() for t in (q, k, v)]
-        if not kernels.fit(flat):
-            write(keys, values, flat[1], flat[2], now)
-            return attend_plainly(flat[0], keys, values, now, window).view(q.shape)
+        if now is None:
+            return otherwise(q, k, v, window, groups)
+        new_q, new_k, new_v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
+        if not kernels.fit((new_q, new_k, new_v)):
+            write(keys, values, new_k, new_v, now)
+            return attend_plainly(new_q, keys, values, now, window).view(q.shape)
         from shoal.kernels.paged_decode import Pages, Room, attend_one
         from shoal.kernels.paged_prefill import attend_pages
 
         pages = Pages(keys, values)
         if now.single and not self.exact:
-            room = self.room(len(flat[0]))
+            room = self.room(len(new_q))
             assert isinstance(room, Room)
-            y = attend_one(*flat, pages, now.tables, now.positions, room, window=window)
+            y = attend_one(new_q, new_k, new_v, pages, now.tables, now.positions, room, window=window)
         else:
-            write(keys, values, flat[1], flat[2], now)
-            y = attend_pages(flat[0], pages, now.tables, now.begins, now.positions, now.longest, window=window)
+            write(keys, values, new_k, new_v, now)
+            y = attend_pages(new_q, pages, now.tables, now.begins, now.positions, now.longest, window=window)
         return y.view(q.shape)
 
     def _free_bytes(self) -> int | None:

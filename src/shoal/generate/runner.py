@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from shoal.generate.request import Sampling
 
 
 class Seat(Protocol):
@@ -32,3 +34,27 @@ class Runner(Protocol):
         ...
 
     def release(self, seat: Any) -> None: ...
+
+
+class Pending(Protocol):
+    """Tokens that are being picked on a device."""
+
+    def read(self) -> list[tuple[int, float]]:
+        """Of each seat the token and its log-probability; -1 where the logits were not finite. Waits for the device."""
+        ...
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """A runner that also picks, and may be asked for the next tokens before those it is picking are read."""
+
+    def first(self, seat: Any, logits: Tensor, sampling: Sampling) -> Pending:
+        """The first token of an answer, by the last logits of its prompt [1, vocab]."""
+        ...
+
+    def draw(
+        self, seats: Sequence[Any], tokens: Sequence[int | None], samplings: Sequence[Sampling], drawn: Sequence[int]
+    ) -> Pending:
+        """One more token each. A token None is the one that was picked for the seat last, read or not. `drawn`: so many
+        of the answer were picked before."""
+        ...

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.generate.request import Scored
 from shoal.model.attention import Attention
 from shoal.model.decoder import Decoder
+from shoal.model.exact import log_softmax
 from shoal.model.mla import LatentAttention
 from shoal.model.own_model import OwnModel
 
@@ -199,7 +199,7 @@ def _read(
 
 def chosen(logits: Tensor, tokens: Tensor) -> tuple[list[float], list[bool]]:
     """Of each row of logits [rows, vocab], what it thinks of a token, and whether that was the likeliest."""
-    spread = F.log_softmax(logits, -1, dtype=torch.float32)
+    spread = log_softmax(logits)
     return spread.gather(-1, tokens[:, None])[:, 0].tolist(), (spread.argmax(-1) == tokens).tolist()
 
 

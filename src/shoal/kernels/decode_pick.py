@@ -14,6 +14,7 @@ from torch import Tensor
 
 CHUNKS = 32  # of the vocabulary, scanned beside each other
 BLOCK = 2048
+WIDE_BLOCK = 8192  # where one program goes over a whole vocabulary, again and again
 POSITION, TOKEN, SEAT, WHERE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(8)
 COLUMNS = 8
 """Of what the host asks of a row, float64. TOKEN: negative takes what the seat has picked last. POSITION: negative is
@@ -53,9 +54,9 @@ def pick(logits: Tensor, asked: Tensor, last: Tensor, vocabulary: int) -> Tensor
             *sizes,
             COLUMNS=COLUMNS,
             CHUNKS=CHUNKS,
-            BLOCK=BLOCK,
+            BLOCK=WIDE_BLOCK,
             BITS=bits,
-            num_warps=8,
+            num_warps=16,
         )
     return told
 
@@ -78,7 +79,7 @@ def _begin(asked, last, embed, x, positions, dim, scale, COLUMNS: tl.constexpr, 
 
 
 @triton.jit
-def _scan(
+def _scan(  # type: ignore[no-untyped-def]
     logits,
     asked,
     stats,
@@ -89,7 +90,7 @@ def _scan(
     COLUMNS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Of a chunk: the largest logit and the sum of exponentials below it, of all; and of those that may be drawn the
     largest, where it stands, and the sum with the temperature."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -14,9 +14,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from shoal.kernels.decode_products import early
 
 TILE = 64  # keys at a time
-LEAST = 2  # tiles for which a program of its own pays
+TOGETHER = 8192  # numbers of parts that are put together at a time
+LEAST = 1  # tiles for which a program of its own pays
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ def attend_one(
     assert room.parts.shape == (rows, kv_heads, room.splits, groups, head_dim + 2)
     y = torch.empty(rows, heads, head_dim, dtype=q.dtype, device=q.device)
     normed = turn is not None and turn.q_norm is not None
+    begins_early = early(q.device)
+    full_groups, wide = triton.next_power_of_2(groups), triton.next_power_of_2(head_dim)
+    parts = max(1, min(triton.next_power_of_2(room.splits), TOGETHER // (full_groups * wide)))
     with torch.cuda.device_of(q):
         _attend_one[(rows * kv_heads, room.splits)](
             q,
@@ -119,14 +126,18 @@ def attend_one(
             TILE=TILE,
             PADDED_GROUPS=max(16, triton.next_power_of_2(groups)),
             PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+            FULL_GROUPS=full_groups,
+            PARTS=parts,
+            EARLY=begins_early,
             num_warps=4,
             num_stages=3,
+            **({"launch_pdl": True} if begins_early else {}),
         )
     return y
 
 
 @triton.jit
-def _turned(
+def _turned(  # type: ignore[no-untyped-def]
     x,
     apart,
     norm,
@@ -140,7 +151,7 @@ def _turned(
     DIM: tl.constexpr,
     HALF: tl.constexpr,
     NORM: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """Heads at x, `apart` from each other, in float32: normed, and their first 2 * HALF numbers turned."""
     there = (g < GROUPS)[:, None] & (d < DIM)[None, :]
     place = x + g[:, None] * apart
@@ -201,10 +212,16 @@ def _attend_one(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    FULL_GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(1)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     at = tl.load(positions + row)
     if at < 0:
         return
@@ -271,18 +288,29 @@ def _attend_one(  # type: ignore[no-untyped-def]
         ended = tl.atomic_add(counters + row * KV_HEADS + head, 1, sem="acq_rel")
         if ended == active - 1:
             tl.store(counters + row * KV_HEADS + head, 0)
-            largest = tl.full((PADDED_GROUPS,), -float("inf"), tl.float32)
-            total = tl.zeros((PADDED_GROUPS,), tl.float32)
-            mixed = tl.zeros((PADDED_GROUPS, PADDED_DIM), tl.float32)
-            for part in range(active):
-                theirs = parts + ((row * KV_HEADS + head) * SPLITS + part).to(tl.int64) * GROUPS * wide + g * wide
-                m = tl.load(theirs + DIM, mask=g < GROUPS, other=0.0, cache_modifier=".cg")
-                t = tl.load(theirs + DIM + 1, mask=g < GROUPS, other=1.0, cache_modifier=".cg")
-                x = tl.load(theirs[:, None] + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-                larger = tl.maximum(largest, m)
-                old = tl.exp2(largest - larger)
-                new = tl.exp2(m - larger)
-                total = total * old + t * new
-                mixed = mixed * old[:, None] + x * new[:, None]
-                largest = larger
-            tl.store(out, (mixed / total[:, None]).to(y.dtype.element_ty), mask=there)
+            # Many parts at once: one after the other, each would wait for its own reading.
+            h = tl.arange(0, FULL_GROUPS)
+            known_heads = h < GROUPS
+            best = tl.full((FULL_GROUPS,), -float("inf"), tl.float32)
+            summed = tl.zeros((FULL_GROUPS,), tl.float32)
+            whole = tl.zeros((FULL_GROUPS, PADDED_DIM), tl.float32)
+            for start in range(0, active, PARTS):
+                part = start + tl.arange(0, PARTS)
+                theirs = parts + ((row * KV_HEADS + head) * SPLITS + part).to(tl.int64) * GROUPS * wide
+                known = (part < active)[:, None] & known_heads[None, :]
+                ends = theirs[:, None] + h[None, :] * wide + DIM
+                m = tl.load(ends, mask=known, other=-float("inf"), cache_modifier=".cg")
+                t = tl.load(ends + 1, mask=known, other=0.0, cache_modifier=".cg")
+                values_at = theirs[:, None, None] + h[None, :, None] * wide + d[None, None, :]
+                each_there = known[:, :, None] & in_head[None, None, :]
+                x = tl.load(values_at, mask=each_there, other=0.0, cache_modifier=".cg")
+                better = tl.maximum(best, tl.max(m, axis=0))
+                level = tl.where(better == -float("inf"), 0.0, better)
+                old = tl.exp2(best - level)
+                new = tl.exp2(m - level[None, :])
+                summed = summed * old + tl.sum(t * new, axis=0)
+                whole = whole * old[:, None] + tl.sum(x * new[:, :, None], axis=0)
+                best = better
+            to = y + (row.to(tl.int64) * KV_HEADS + head) * GROUPS * DIM + h[:, None] * DIM + d[None, :]
+            whole = whole / tl.where(known_heads, summed, 1.0)[:, None]
+            tl.store(to, whole.to(y.dtype.element_ty), mask=known_heads[:, None] & in_head[None, :])

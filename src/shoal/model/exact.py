@@ -8,6 +8,9 @@ through other code. The gradient is the ordinary one.
 
 That rows of one product do not depend on their neighbours, nor on where they stand, is a property of a library and a
 machine: `probe` looks, and refuses what does not have it.
+
+On a GPU one kernel attends for trainer and engine (`shoal.kernels.paged_prefill`), and what is done number by number
+needs no pieces.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal import kernels
 from shoal.errors import SetupError, SpecError
-from shoal.model.attention import Attention
+from shoal.model.attention import Attention, one_kind_of_mask
+from shoal.model.attention import attend as attend_plainly
 from shoal.model.decoder import Block, Decoder
 from shoal.model.feed_forward import FeedForward
+from shoal.model.head import as_computed
 from shoal.model.mla import LatentAttention
 from shoal.model.moe import Experts, MixtureOfExperts, Router
 from shoal.model.own_model import OwnModel
@@ -36,6 +42,8 @@ from shoal.model.rope import Rope
 ROWS = 32  # of a product; a tile of queries too, so that it divides KEYS
 KEYS = 64
 PIECE = 1 << 14  # numbers; below what torch deals out to threads, and whole vectors of every processor
+CPU = torch.device("cpu")
+VECTOR = 16  # numbers; of any type no kernel reads more at a time
 LEAST = -1e30  # in the place of -inf: a difference of two stays a number
 
 
@@ -67,7 +75,7 @@ def apply(model: Decoder) -> None:
     if model.last:
         model.head.logits = product
         model.head.loss = _loss
-    model.exact = True
+    model.exact = True  # type: ignore[assignment]  # a module's attributes are taken for tensors and modules
 
 
 def _align(model: Decoder) -> None:
@@ -94,8 +102,8 @@ def refuse(model: Decoder) -> None:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, whose rows do not know of each other."""
-    flat = x.flatten(0, -2)
-    y: Tensor = _Product.apply(flat, weight)
+    flat = as_computed(x.flatten(0, -2))
+    y: Tensor = _Product.apply(flat, weight.to(flat.dtype))
     y = y.unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias
 
@@ -127,6 +135,8 @@ def tiles(x: Tensor, weight: Tensor) -> Tensor:
 
 def evenly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A function of single numbers, in whole pieces."""
+    if x.is_cuda:
+        return function(x)
     flat = x.reshape(-1)
     count = flat.numel()
     flat = F.pad(flat, (0, -count % 64))
@@ -139,7 +149,8 @@ def _linear(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _route(router: Router, x: Tensor) -> Tensor:
-    return product(x.float(), router.weight.float())
+    with torch.autocast(x.device.type, enabled=False):
+        return product(x.float(), router.weight.float())
 
 
 def _experts(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -149,8 +160,17 @@ def _experts(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tensor) 
 
 def _loss(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """As `shoal.model.head.summed_cross_entropy`, with all logits at once."""
-    spread = F.log_softmax(product(hidden.flatten(0, -2), weight), -1, dtype=torch.float32)
+    spread = log_softmax(product(hidden.flatten(0, -2), weight))
     return F.nll_loss(spread, targets.flatten(), reduction="sum", ignore_index=-100)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """[..., vocab] in float32. A GPU's kernel begins a row by where it lies in memory: rows of whole vectors begin
+    alike."""
+    wide = logits.shape[-1]
+    if logits.is_cuda and wide % VECTOR:
+        logits = F.pad(logits, (0, -wide % VECTOR), value=-torch.inf)
+    return F.log_softmax(logits, -1, dtype=torch.float32)[..., :wide]
 
 
 class _Table:
@@ -160,10 +180,16 @@ class _Table:
         self.shape, self.scale = rope.shape, rope.scale
         positions = torch.arange(rope.shape.max_seq_len)
         angles = positions[:, None].float() * rope._on(torch.device("cpu"))
-        self._cos, self._sin = evenly(torch.cos, angles) * rope.scale, evenly(torch.sin, angles) * rope.scale
+        table = evenly(torch.cos, angles) * rope.scale, evenly(torch.sin, angles) * rope.scale
+        self._on = {torch.device("cpu"): table}
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._cos[positions][:, :, None], self._sin[positions][:, :, None]
+        device = positions.device
+        if device not in self._on:
+            cos, sin = self._on[torch.device("cpu")]
+            self._on[device] = cos.to(device), sin.to(device)
+        cos, sin = self._on[device]
+        return cos[positions][:, :, None], sin[positions][:, :, None]
 
 
 @dataclass(frozen=True)
@@ -187,11 +213,48 @@ def mask(documents: Tensor | None, seq: int, window: int | None, device: torch.d
 def attend(q: Tensor, k: Tensor, v: Tensor, texts: Texts, groups: int) -> Tensor:
     """As `shoal.model.attention.attend`."""
     rows = texts.rows or [[(0, q.shape[1])]] * q.shape[0]
+    if kernels.fit((q, k, v)):
+        on_gpu: Tensor = _Attended.apply(q, k, v, rows, texts.window)
+        return on_gpu
     mixed = [
-        torch.cat([of_a_text(*(t[row, begin:end] for t in (q, k, v)), 0, texts.window) for begin, end in spans])
+        torch.cat(
+            [of_a_text(q[row, a:b], k[row, a:b], v[row, a:b], 0, texts.window) for a, b in spans],
+        )
         for row, spans in enumerate(rows)
     ]
     return torch.stack(mixed)
+
+
+class _Attended(torch.autograd.Function):
+    """By the kernel that attends over an engine's blocks, too. The gradient is that of ordinary attention."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Any], window: int | None) -> Tensor:
+        from shoal.kernels.paged_prefill import attend_rows
+
+        ctx.save_for_backward(q, k, v)
+        ctx.rows, ctx.window, seq = rows, window, q.shape[1]
+        begins = [row * seq + begin for row, spans in enumerate(rows) for begin, _ in spans]
+        longest = max(end - begin for spans in rows for begin, end in spans)
+        at = torch.tensor([*begins, len(q) * seq], dtype=torch.int32).to(q.device)
+        flat_q, flat_k, flat_v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
+        return attend_rows(flat_q, flat_k, flat_v, at, longest, window=window).view(q.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        found = [torch.empty_like(t) for t in saved]
+        for row, spans in enumerate(ctx.rows):
+            for begin, end in spans:
+                at = slice(row, row + 1), slice(begin, end)
+                with torch.enable_grad():
+                    parts = [t[at].detach().requires_grad_() for t in saved]
+                    seen = one_kind_of_mask(None, end - begin, ctx.window, grad.device)
+                    groups = parts[0].shape[2] // parts[1].shape[2]
+                    mixed = attend_plainly(parts[0], parts[1], parts[2], seen, groups)
+                for whole, part in zip(found, torch.autograd.grad(mixed, parts, grad[at]), strict=True):
+                    whole[at] = part
+        return *found, None, None
 
 
 def of_a_text(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int | None) -> Tensor:
@@ -255,21 +318,25 @@ def _each(a: Tensor, b: Tensor) -> Tensor:
 def probe(model: Decoder) -> None:
     """Whether rows of a product are the same bits wherever they stand, whatever stands beside them, and for any number
     of threads."""
+    here = next(model.parameters())
     for shape in {tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}:
-        probe_product(shape)
+        probe_product(shape, here.device, here.dtype)
     if model.last:
-        probe_product((model.shape.vocab_size, model.shape.dim))
+        probe_product((model.shape.vocab_size, model.shape.dim), here.device, here.dtype)
 
 
 @functools.cache
-def probe_product(shape: tuple[int, int]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(shape, generator=generator)
-    x, other = (torch.randn(ROWS, shape[1], generator=generator) for _ in range(2))
+def probe_product(shape: tuple[int, int], device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> None:
+    generator = torch.Generator(device).manual_seed(1)
+    drawn = partial(torch.randn, generator=generator, device=device)
+    weight = drawn(*shape).to(dtype)
+    x, other = (drawn(ROWS, shape[1]).to(dtype) for _ in range(2))
     wanted = tiles(x, weight)
     threads = torch.get_num_threads()
     moved = [(tiles(x.roll(by, 0), weight), by, range(ROWS)) for by in (1, 7, 16)]
-    moved += [(tiles(torch.where(_only(row), x, other), weight), 0, range(row, row + 1)) for row in (0, 13, ROWS - 1)]
+    only = [(torch.arange(ROWS, device=device) == row)[:, None] for row in range(ROWS)]
+    moved += [(tiles(torch.where(only[row], x, other), weight), 0, range(row, row + 1)) for row in (0, 13, ROWS - 1)]
+    moved.append((tiles(torch.cat((other, x)), weight)[ROWS:], 0, range(ROWS)))
     torch.set_num_threads(1)
     try:
         moved.append((tiles(x, weight), 0, range(ROWS)))
@@ -281,7 +348,3 @@ def probe_product(shape: tuple[int, int]) -> None:
                 f"exact is not possible on this machine: a product with a matrix of {shape[0]} x {shape[1]} gives a "
                 "row other bits beside other rows."
             )
-
-
-def _only(row: int) -> Tensor:
-    return (torch.arange(ROWS) == row)[:, None]
