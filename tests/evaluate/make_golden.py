@@ -1,29 +1,33 @@
-"""Asks lm-eval what it makes of the tasks of tiny.py, and writes golden.json. Not run by the tests: they need no lm-eval.
+"""Asks lm-eval what it makes of the tasks of tiny.py, and writes golden.json. The tests do not: they need no lm-eval.
 
-  uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
-  /tmp/lm-eval/bin/python tests/evaluate/make_golden.py
+uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
+/tmp/lm-eval/bin/python tests/evaluate/make_golden.py
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
 import os
-import sys
+import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
+Told = dict[str, Any]
 HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", DISABLE_MULTIPROC="1")
     found = importlib.util.spec_from_file_location("tiny", HERE / "tiny.py")
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     tiny = importlib.util.module_from_spec(found)
     found.loader.exec_module(tiny)
-    golden: dict[str, object] = {}
+    golden: Told = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         os.environ["HF_HOME"] = str(folder / "hf")
@@ -50,23 +54,52 @@ def main() -> None:
                 for name in tiny.TASKS
             }
         golden["lm_eval"] = lm_eval.__version__
-    (HERE / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
+    (HERE / "golden.json").write_text(compact(golden))
 
 
-def results_of(said: dict[str, object]) -> dict[str, float]:
+def compact(golden: Told) -> str:
+    """An item a line."""
+    text = json.dumps(golden, indent=1)
+    return (
+        re.sub(r"\[\n {5}(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\n {4}\]", lambda m: " ".join(m[0].split()), text)
+        + "\n"
+    )
+
+
+def results_of(said: Told) -> dict[str, float]:
     """The figures and, of means, their errors."""
     kept = {key: value for key, value in said.items() if isinstance(value, float) and "," in key}
     return {key: value for key, value in kept.items() if math.isfinite(value)}
 
 
-def items_of(samples: list[dict[str, object]]) -> list[object]:
-    """Of each item by its number what the model said, before any filter, and the context of its first question."""
-    by_number = {}
-    for one in sorted(samples, key=lambda sample: sample["doc_id"]):
-        asked = [list(each.values()) for each in one["arguments"].values()] if isinstance(one["arguments"], dict) else [list(a) for a in one["arguments"]]
-        by_number[one["doc_id"]] = {"asked": asked, "said": one["resps"]}
-    return list(by_number.values())
+def items_of(samples: list[Told]) -> list[list[Any]]:
+    """Of each item by its number: a digest of the texts that were asked, and what the model said before any filter."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    return [
+        [digest([[str(text) for text in texts(asked)] for asked in asks(one)]), said(one["resps"])] for one in ordered
+    ]
+
+
+def asks(sample: Told) -> list[Any]:
+    told = sample["arguments"]
+    return list(told.values()) if isinstance(told, dict) else list(told)
+
+
+def texts(asked: Any) -> list[str]:
+    """A context and what follows it; not how an answer is to be written."""
+    parts = asked.values() if isinstance(asked, dict) else asked
+    return [part for part in parts if isinstance(part, str)]
+
+
+def digest(asked: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def said(resps: list[list[Any]]) -> list[Any]:
+    """[log-likelihood, likeliest] of each, or a text, or a log-likelihood."""
+    answers = [one[0] for one in resps]
+    return [[round(one[0], 6), one[1]] if isinstance(one, list | tuple) else one for one in answers]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""A model that is made from a seed in a moment, and tasks of every kind for it: what lm-eval was asked too (golden.json).
+"""A model that is made from a seed in a moment, and tasks of every kind for it, as lm-eval was asked (golden.json).
 
 Nothing here depends on a library's random numbers but numpy's RandomState, whose stream is frozen, so the golden values
 stay those of this model.
@@ -6,6 +6,7 @@ stay those of this model.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 import yaml
 from safetensors.numpy import save_file
 
-WORDS = (
-    "the whale sea ship captain white old crew sail boat storm wind harbour night day sailor anchor rope deck mast "
-    "hunts follows sees fears loves leaves finds calls takes brings and of in on with over under near red blue green"
-).split()
+_WORDS = """
+the whale sea ship captain white old crew sail boat storm wind harbour night day sailor anchor rope deck mast
+hunts follows sees fears loves leaves finds calls takes brings and of in on with over under near red blue green
+"""
+WORDS = _WORDS.split()
 CONTEXT = 96
 DIM, HEADS, KEYS, LAYERS, HIDDEN = 32, 4, 2, 2, 64
 
@@ -34,7 +36,7 @@ def merges_of(text: str, count: int) -> list[tuple[str, str]]:
     for _ in range(count):
         pairs: Counter[tuple[str, str]] = Counter()
         for word, parts in split.items():
-            for pair in zip(parts, parts[1:], strict=False):
+            for pair in itertools.pairwise(parts):
                 pairs[pair] += words[word]
         if not pairs:
             break
@@ -67,7 +69,15 @@ def write_model(folder: Path, begins: bool) -> None:
     specials = ["<s>", "</s>"]
     ids = {name: len(vocab) + i for i, name in enumerate(specials)}
     added = [
-        {"id": ids[s], "content": s, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        {
+            "id": ids[s],
+            "content": s,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
         for s in specials
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -162,7 +172,8 @@ TASKS: dict[str, dict[str, object]] = {
         "doc_to_choice": "options",
         "doc_to_target": "right",
         "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm", "acc_bytes")
+            {"metric": name, "aggregation": "mean", "higher_is_better": True}
+            for name in ("acc", "acc_norm", "acc_bytes")
         ],
     },
     "choice_few_shot": {
@@ -198,7 +209,9 @@ TASKS: dict[str, dict[str, object]] = {
         "doc_to_text": "text",
         "doc_to_choice": "options",
         "doc_to_target": "rights",
-        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "exact_match")],
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "exact_match")
+        ],
     },
     "write": {
         "output_type": "generate_until",
@@ -208,8 +221,17 @@ TASKS: dict[str, dict[str, object]] = {
         "num_fewshot": 1,
         "generation_kwargs": {"until": ["\n", "ea"], "do_sample": False, "max_gen_toks": 12},
         "filter_list": [
-            {"name": "letters", "filter": [{"function": "regex", "regex_pattern": "([a-z])", "group_select": -1}, {"function": "take_first"}]},
-            {"name": "flat", "filter": [{"function": "remove_whitespace"}, {"function": "uppercase"}, {"function": "take_first"}]},
+            {
+                "name": "letters",
+                "filter": [
+                    {"function": "regex", "regex_pattern": "([a-z])", "group_select": -1},
+                    {"function": "take_first"},
+                ],
+            },
+            {
+                "name": "flat",
+                "filter": [{"function": "remove_whitespace"}, {"function": "uppercase"}, {"function": "take_first"}],
+            },
         ],
         "metric_list": [
             {

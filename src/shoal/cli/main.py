@@ -47,6 +47,7 @@ GROUPS = {
     },
     "use the result": {
         "sample": "generate text from a run's newest checkpoint",
+        "eval": "measure a model on tasks, with intervals; say which of two is better",
         "checkpoint": "list, verify, compare, delete, export, import and join checkpoints",
         "track": "upload what a tracker has not received yet",
     },

@@ -32,6 +32,8 @@ class Measure:
     kinds: tuple[str, ...]
     aggregation: str
     higher_is_better: bool = True
+    unit: str = ""
+    """Of the difference of two models, which is taken of logarithms where the figure is an exponential."""
     options: tuple[str, ...] = ()
 
 
@@ -41,10 +43,10 @@ MEASURES: Mapping[str, Measure] = {
     "acc_norm": Measure((CHOICE,), "mean"),
     "acc_bytes": Measure((CHOICE,), "mean"),
     "exact_match": Measure((CHOICE, GENERATE), "mean", options=_IGNORE),
-    "perplexity": Measure((LOGLIKELIHOOD,), "perplexity", False),
-    "word_perplexity": Measure((ROLLING,), "weighted_perplexity", False),
-    "byte_perplexity": Measure((ROLLING,), "weighted_perplexity", False),
-    "bits_per_byte": Measure((ROLLING,), "bits_per_byte", False),
+    "perplexity": Measure((LOGLIKELIHOOD,), "perplexity", False, "nats an answer"),
+    "word_perplexity": Measure((ROLLING,), "weighted_perplexity", False, "nats a word"),
+    "byte_perplexity": Measure((ROLLING,), "weighted_perplexity", False, "nats a byte"),
+    "bits_per_byte": Measure((ROLLING,), "bits_per_byte", False, "bits a byte"),
 }
 OF_KIND: Mapping[str, tuple[str, ...]] = {
     LOGLIKELIHOOD: ("perplexity", "acc"),
@@ -129,10 +131,14 @@ def together(metric: str, values: Sequence[Value], clusters: Sequence[Hashable] 
 
 
 def per_item(metric: str, values: Sequence[Value]) -> list[float]:
-    """For a paired test: a number an item, in the direction of the figure."""
-    if MEASURES[metric].aggregation == "mean":
-        return [float(value) for value in values if not isinstance(value, tuple)]
-    return [-(value[0] / value[1] if isinstance(value, tuple) else value) for value in values]
+    """For a paired test: a number an item, in the measure's unit and direction."""
+    nats = [-(value[0] / value[1]) if isinstance(value, tuple) else value for value in values]
+    match MEASURES[metric].aggregation:
+        case "perplexity":
+            return [-one for one in nats]
+        case "bits_per_byte":
+            return [one / math.log(2) for one in nats]
+    return nats
 
 
 def _exp(found: Interval) -> Interval:

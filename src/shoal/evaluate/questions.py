@@ -1,7 +1,7 @@
 """What a model is asked, out of a task's items: texts with their examples, choices, and what is right.
 
-By lm-eval's rules (`fewshot_context`, `construct_requests` of its version 0.4.13): the same texts to the letter, and the
-same examples drawn for each question. All templates of a task are filled in by one child with limits.
+By lm-eval's rules (`fewshot_context`, `construct_requests` of its version 0.4.13): the same texts to the letter, and
+the same examples drawn for each question. All templates of a task are filled in by one child with limits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shoal.errors import DataError
@@ -27,8 +27,9 @@ MOST_PARTS = 50_000_000
 CPU_S = 60
 ITEMS_A_SECOND = 200  # that may be filled in, beyond those
 
-Chat = Callable[[list[dict[str, str]]], str]
-"""A chat template: messages to the text that a model goes on from."""
+Chat = Callable[[Sequence[Sequence[dict[str, str]]]], list[str]]
+"""A chat template: of each conversation the text that a model goes on from."""
+CHATS = 500  # that are rendered at a time
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def questions(task: Task, limit: int | None = None, chat: Chat | None = None) ->
     count = len(task.items) if limit is None else min(limit, len(task.items))
     limits = Allowance(CPU_S + count // ITEMS_A_SECOND, 4 << 30, MOST_ANSWER)
     try:
-        said = limited(lambda: json.dumps(list(_made(task, count, chat)), allow_nan=False).encode(), limits)
+        said = limited(lambda: json.dumps(list(_made(task, count, chat is not None)), allow_nan=False).encode(), limits)
     except Refused as e:
         raise DataError(f"task {task.name}: {e}; correct the task file.") from None
-    return [
+    found = [
         Question(
             one["number"],
             tuple((context, more) for context, more in one["asks"]),
@@ -72,16 +73,27 @@ def questions(task: Task, limit: int | None = None, chat: Chat | None = None) ->
         )
         for one in read_large(said, MOST_PARTS)
     ]
+    return found if chat is None or task.kind == ROLLING else _as_chats(found, chat)
 
 
-def _made(task: Task, count: int, chat: Chat | None) -> Iterator[dict[str, Any]]:
+def _as_chats(asked: Sequence[Question], chat: Chat) -> list[Question]:
+    """Their contexts are conversations so far, spelled as JSON."""
+    contexts = list(dict.fromkeys(context for one in asked for context, _ in one.asks))
+    made: dict[str, str] = {}
+    for at in range(0, len(contexts), CHATS):
+        part = contexts[at : at + CHATS]
+        made |= zip(part, chat([json.loads(context) for context in part]), strict=True)
+    return [replace(one, asks=tuple((made[context], more) for context, more in one.asks)) for one in asked]
+
+
+def _made(task: Task, count: int, chatting: bool) -> Iterator[dict[str, Any]]:
     """In the child."""
     draw = Draw(task)
     choosing = task.choices is not None
     several = isinstance(target_of(task.target, task.items[0], choosing), list)
     for number, item in enumerate(task.items[:count]):
         try:
-            one = _one(task, number, item, draw(item), several, chat)
+            one = _one(task, number, item, draw(item), several, chatting)
         except Refused as e:
             raise Refused(f"item {number:,}: {e}") from None
         for context, more in one.asks:
@@ -92,9 +104,9 @@ def _made(task: Task, count: int, chat: Chat | None) -> Iterator[dict[str, Any]]
         yield asdict(one)
 
 
-def _one(task: Task, number: int, item: Item, examples: Sequence[Item], several: bool, chat: Chat | None) -> Question:
+def _one(task: Task, number: int, item: Item, examples: Sequence[Item], several: bool, chatting: bool) -> Question:
     choosing = task.choices is not None
-    cluster = None if task.cluster is None else _cluster(task, item)
+    cluster = None if task.cluster is None else _cluster(task.cluster, item)
     target = target_of(task.target, item, choosing)
     if task.kind == ROLLING:
         text = _as_text(target, "doc_to_target")
@@ -104,8 +116,8 @@ def _one(task: Task, number: int, item: Item, examples: Sequence[Item], several:
     text_said = text_of(task.text, item, choosing)
     before = _description(task, item) + _examples(task, examples)
     if task.kind == CHOICE:
-        return _choice(task, number, text_said, before, choices, target, several, cluster, chat)
-    context = _whole(before, _as_text(text_said, "doc_to_text"), chat)
+        return _choice(task, number, text_said, before, choices, target, several, cluster, chatting)
+    context = _whole(before, _as_text(text_said, "doc_to_text"), chatting)
     if task.kind == LOGLIKELIHOOD:
         return Question(number, ((context, _as_text(target, "doc_to_target")),), (), cluster=cluster)
     assert task.kind == GENERATE
@@ -121,15 +133,15 @@ def _choice(
     target: Said | list[Any],
     several: bool,
     cluster: str | None,
-    chat: Chat | None,
+    chatting: bool,
 ) -> Question:
-    between = "" if chat is not None else task.target_delimiter
+    between = "" if chatting else task.target_delimiter
     if isinstance(text, int):  # the choices are the questions, and the target is what each goes on with
         more = f"{between}{_as_text(target, 'doc_to_target')}"
-        asks = [(_whole(before, one, chat), more) for one in choices]
+        asks = [(_whole(before, one, chatting), more) for one in choices]
         right: list[int] = [text]
     else:
-        context = _whole(before, _as_text(text, "doc_to_text"), chat)
+        context = _whole(before, _as_text(text, "doc_to_text"), chatting)
         asks = [(context, f"{between}{one}") for one in choices]
         right = _right(target, choices)
     lengths = tuple((len(one), len(one.encode(errors="surrogatepass"))) for one in choices)
@@ -157,10 +169,10 @@ def _as_text(said: object, key: str) -> str:
     return said
 
 
-def _cluster(task: Task, item: Item) -> str:
-    if task.cluster not in item:
-        raise Refused(f"it has no field {task.cluster!r}, which metadata.cluster names")
-    return str(item[task.cluster])[:200]
+def _cluster(field: str, item: Item) -> str:
+    if field not in item:
+        raise Refused(f"it has no field {field!r}, which metadata.cluster names")
+    return str(item[field])[:200]
 
 
 def _description(task: Task, item: Item) -> list[dict[str, str]]:
@@ -204,14 +216,15 @@ def _said(role: str, content: str, after: str = "") -> dict[str, str]:
     return {"role": role, "content": content, "after": after}
 
 
-def _whole(before: list[dict[str, str]], text: str, chat: Chat | None) -> str:
+def _whole(before: list[dict[str, str]], text: str, chatting: bool) -> str:
     """Without a chat template all stands in one text; with one, examples and question are one message of the user."""
     told = [*before, _said("user", text)]
-    if chat is None:
+    if not chatting:
         return "".join(one["content"] + one["after"] for one in told)
     system = [one for one in told if one["role"] == "system"]
     rest = "".join(one["content"] + one["after"] for one in told if one["role"] != "system")
-    return chat([{"role": "system", "content": one["content"]} for one in system] + [{"role": "user", "content": rest}])
+    chat = [{"role": "system", "content": one["content"]} for one in system]
+    return json.dumps([*chat, {"role": "user", "content": rest}])
 
 
 class Draw:

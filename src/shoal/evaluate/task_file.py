@@ -242,25 +242,30 @@ def _until(config: Mapping[str, Any], kind: str) -> Until:
     said = config.get("generation_kwargs")
     if said is None or kind != GENERATE:
         return Until((ends,))
-    aliases = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
     with inside("generation_kwargs"):
-        told = table(said, 16)
-        for key in told:
-            if key not in ("until", "do_sample", "temperature", "top_k", "top_p", *aliases):
-                raise BadValue("known are until, do_sample, temperature, top_k, top_p and max_gen_toks", shown(key))
-        stops = told.get("until", [ends])
-        most = next((field(told, key, lambda n: whole(n, 1 << 20, 1)) for key in aliases if key in told), 256)
-        warm = field(told, "temperature", lambda said: real(said, 1e6, 0), 0.0)
-        draws = field(told, "do_sample", flag, warm > 0)
-        if draws and not warm:
-            raise BadValue("do_sample is true, and the temperature 0: say one of them otherwise", "temperature")
-        return Until(
-            tuple(one for one in each(_text, 100)([stops] if isinstance(stops, str) else stops) if one),
-            most,
-            warm if draws else 0.0,
-            field(told, "top_k", lambda n: whole(n, 1 << 30, 1), None),
-            field(told, "top_p", lambda said: real(said, 1, 0), 1.0),
-        )
+        return until_of(said, ends)
+
+
+def until_of(said: object, ends: str) -> Until:
+    """lm-eval's generation_kwargs. `ends`: where an answer ends if they do not say."""
+    aliases = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+    told = table(said, 16)
+    for key in told:
+        if key not in ("until", "do_sample", "temperature", "top_k", "top_p", *aliases):
+            raise BadValue("known are until, do_sample, temperature, top_k, top_p and max_gen_toks", shown(key))
+    stops = told.get("until", [ends])
+    most = next((field(told, key, lambda n: whole(n, 1 << 20, 1)) for key in aliases if key in told), 256)
+    warm = field(told, "temperature", lambda said: real(said, 1e6, 0), 0.0)
+    draws = field(told, "do_sample", flag, warm > 0)
+    if draws and not warm:
+        raise BadValue("do_sample is true, and the temperature 0: say one of them otherwise", "temperature")
+    return Until(
+        tuple(one for one in each(_text, 100)([stops] if isinstance(stops, str) else stops) if one),
+        most,
+        warm if draws else 0.0,
+        field(told, "top_k", lambda n: whole(n, 1 << 30, 1), None),
+        field(told, "top_p", lambda said: real(said, 1, 0), 1.0),
+    )
 
 
 def _splits(config: Mapping[str, Any], file: Path) -> dict[str, list[Row]]:

@@ -26,7 +26,9 @@ def begin(asked: Tensor, last: Tensor, embed: Tensor, scale: float) -> tuple[Ten
     x = torch.empty(rows, dim, dtype=embed.dtype, device=embed.device)
     positions = torch.empty(rows, dtype=torch.int32, device=embed.device)
     with torch.cuda.device_of(x):
-        _begin[(rows, triton.cdiv(dim, 1024))](asked, last, embed, x, positions, dim, scale, COLUMNS=COLUMNS, BLOCK=1024)
+        _begin[(rows, triton.cdiv(dim, 1024))](
+            asked, last, embed, x, positions, dim, scale, COLUMNS=COLUMNS, BLOCK=1024
+        )
     return x, positions
 
 
@@ -43,7 +45,17 @@ def pick(logits: Tensor, asked: Tensor, last: Tensor, vocabulary: int) -> Tensor
         _scan[(rows, CHUNKS)](logits, asked, stats, *sizes, COLUMNS=COLUMNS, CHUNKS=CHUNKS, BLOCK=BLOCK, num_warps=4)
         bits = 16 if logits.dtype == torch.bfloat16 else 32
         _choose[(rows,)](
-            logits, asked, stats, last, told, *sizes, COLUMNS=COLUMNS, CHUNKS=CHUNKS, BLOCK=BLOCK, BITS=bits, num_warps=8
+            logits,
+            asked,
+            stats,
+            last,
+            told,
+            *sizes,
+            COLUMNS=COLUMNS,
+            CHUNKS=CHUNKS,
+            BLOCK=BLOCK,
+            BITS=bits,
+            num_warps=8,
         )
     return told
 
@@ -66,7 +78,18 @@ def _begin(asked, last, embed, x, positions, dim, scale, COLUMNS: tl.constexpr, 
 
 
 @triton.jit
-def _scan(logits, asked, stats, apart, wide, vocabulary, chunk, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scan(
+    logits,
+    asked,
+    stats,
+    apart,
+    wide,
+    vocabulary,
+    chunk,
+    COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     """Of a chunk: the largest logit and the sum of exponentials below it, of all; and of those that may be drawn the
     largest, where it stands, and the sum with the temperature."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -144,7 +167,7 @@ def _choose(  # type: ignore[no-untyped-def]
         few = (top_k > 0) & (top_k < vocabulary)
         filtered = (top_p < 1.0) | (min_p > 0.0) | few
         if few:
-            for bit in range(0, BITS):
+            for bit in range(BITS):
                 trial = lowest + (tl.full((), 1, tl.int64) << (31 - bit))
                 count = tl.full((), 0, tl.int64)
                 for start in range(0, vocabulary, BLOCK):
@@ -161,7 +184,7 @@ def _choose(  # type: ignore[no-untyped-def]
                 whole += tl.sum(tl.where(_ordered(x) >= lowest, e, 0.0).to(tl.float64), axis=0)
             wanted = top_p * whole
             found = tl.full((), 0, tl.int64)
-            for bit in range(0, BITS):
+            for bit in range(BITS):
                 trial = found + (tl.full((), 1, tl.int64) << (31 - bit))
                 above = tl.full((), 0.0, tl.float64)
                 for start in range(0, vocabulary, BLOCK):

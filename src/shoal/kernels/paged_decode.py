@@ -126,7 +126,21 @@ def attend_one(
 
 
 @triton.jit
-def _turned(x, apart, norm, cos, sin, at, g, d, eps, GROUPS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _turned(
+    x,
+    apart,
+    norm,
+    cos,
+    sin,
+    at,
+    g,
+    d,
+    eps,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     """Heads at x, `apart` from each other, in float32: normed, and their first 2 * HALF numbers turned."""
     there = (g < GROUPS)[:, None] & (d < DIM)[None, :]
     place = x + g[:, None] * apart
@@ -260,7 +274,7 @@ def _attend_one(  # type: ignore[no-untyped-def]
             largest = tl.full((PADDED_GROUPS,), -float("inf"), tl.float32)
             total = tl.zeros((PADDED_GROUPS,), tl.float32)
             mixed = tl.zeros((PADDED_GROUPS, PADDED_DIM), tl.float32)
-            for part in range(0, active):
+            for part in range(active):
                 theirs = parts + ((row * KV_HEADS + head) * SPLITS + part).to(tl.int64) * GROUPS * wide + g * wide
                 m = tl.load(theirs + DIM, mask=g < GROUPS, other=0.0, cache_modifier=".cg")
                 t = tl.load(theirs + DIM + 1, mask=g < GROUPS, other=1.0, cache_modifier=".cg")

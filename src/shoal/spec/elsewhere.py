@@ -252,8 +252,8 @@ _QUANTIZATION = (
     "RUN FOLDER` writes what other tools can quantize"
 )
 _HARNESS = (
-    "Shoal has no evaluation on benchmarks yet: data.eval measures the loss on held-out text, and `shoal checkpoint "
-    "export RUN FOLDER` writes what lm-evaluation-harness opens"
+    "`shoal eval RUN --tasks FILE.yaml` asks a run lm-eval's task files over local data, and `shoal eval lm-eval RUN "
+    "-- --tasks NAME` lm-eval's own tasks; data.eval measures the loss on held-out text"
 )
 _DEEPSPEED = "ZeRO is `engine: {name: deepspeed, zero: 3}`; mesh.dp_shard does the same as ZeRO 3 without DeepSpeed"
 _UI = "Shoal has no page in a browser yet: `shoal ps`, `shoal report RUN`, or the page of your tracker (track.mlflow)"
@@ -363,6 +363,7 @@ VERBS_CALLED = {
     "trace": "profile",
     "chaos": "drill",
     "generate": "sample",
+    "evaluate": "eval",
     "chat": "sample",
     "inference": "sample",
     "complete": "sample",
@@ -379,7 +380,6 @@ VERBS_CALLED = {
 VERBS_ANSWERED = {
     **{word: ANSWERED[word] for word in ("serve", "server", "deploy", "quantize", "lora", "dpo", "rlhf", "distill")},
     **{word: ANSWERED[word] for word in ("ui", "dashboard", "login", "install")},
-    **dict.fromkeys(("eval", "evaluate"), _HARNESS),
     "delete": "delete the folder runs/NAME; `shoal checkpoint rm` deletes single checkpoints",
     "rm": "delete the folder runs/NAME; `shoal checkpoint rm` deletes single checkpoints",
     "merge": "Shoal merges no models yet",
