@@ -1,4 +1,4 @@
-"""Figures as the journal of a run keeps them (kind `tasks`), and as people read them."""
+"""Figures as the journal of a run keeps them (`tasks` of the trainer, `evaluated` of this), and as people read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.evaluate.ask import Figure
     from shoal.journal.rundir import RunDir
 
-KIND = "tasks"
+KIND = "evaluated"
 
 
 def told(figure: Figure) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Eval(Strict):
     tasks: TaskNames = Field(
         (),
         description="What is asked of the model at each evaluation: task files as of `shoal eval`, and made tasks by "
-        "name (`shoal eval tasks` lists them). Each process holds the whole model meanwhile.",
+        "name (`shoal data tasks` lists them). Each process holds the whole model meanwhile.",
     )
     limit: Positive | None = Field(
         None, description="Questions of each task, the first so many; empty means all (of a made task 200)."

@@ -5,6 +5,7 @@ shoal data prepare 'web/*.jsonl.zst' --tokenizer tokenizer.json --out data/web -
 shoal data tokenizer books/ --vocab-size 8192 --out tokenizer.json
 shoal data info data/books --verify --sample 2
 shoal data look run.yaml --step 100
+shoal data tasks arithmetic needle-4k --count 500 --out tasks
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.data import look
+from shoal.cli.data import look, tasks
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _INPUTS = "text, JSONL (also .gz, .zst) or Parquet files, folders, patterns, wha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="prepare|tokenizer|info|look", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="prepare|tokenizer|info|look|tasks", required=True)
     from shoal.data.prepare.memory_limit import FORMULA
 
     prepare = verbs.add_parser("prepare", help="turn text into token shards", epilog=FORMULA)
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     look.add_arguments(
         verbs.add_parser("look", help="windows as the model sees them: tokens, documents, positions, what is learnt")
     )
+    tasks.add_arguments(verbs.add_parser("tasks", help="write made evaluation tasks: arithmetic, needles, brackets …"))
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +122,9 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     # `datasets` imports torch wherever it is installed, for seconds and for nothing; this is how to decline.
     os.environ.setdefault("USE_TORCH", "0")
-    return {"prepare": _prepare, "tokenizer": _tokenizer, "info": _info, "look": look.run}[args.verb](args)
+    return {"prepare": _prepare, "tokenizer": _tokenizer, "info": _info, "look": look.run, "tasks": tasks.run}[
+        args.verb
+    ](args)
 
 
 def _reading(args: argparse.Namespace) -> Reading:
