@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(records: list[dict[str, Any]]) -> tuple[dict[str, float], list[str]]:
     (tasks,) = [r for r in records if r["kind"] == "tasks"]
     (samples,) = [r for r in records if r["kind"] == "samples"]
-    figures = {f"{one['task']} {one['metric']}": float(one["mean"]) for one in tasks["figures"]}
+    figures = {f"{one['task']} {one['measure']}": float(one["value"]) for one in tasks["figures"]}
     return figures, [one["text"] for one in samples["texts"]]
 
 
@@ -109,7 +109,7 @@ def test_own_task_files_are_asked(data: Path, tmp_path: Path) -> None:
     changes = {**ASKED, "eval.tasks": [str(file)], "eval.samples": [], "eval.sample_tokens": 64, "eval.limit": None}
     records = journal.records(train_on(make_run(data, **changes), tmp_path, 1).journal_file)
     (found,) = [r for r in records if r["kind"] == "tasks"]
-    assert [(one["metric"], one["n"]) for one in found["figures"]] == [("acc", 5), ("acc_norm", 5)]
+    assert [(one["measure"], one["n"]) for one in found["figures"]] == [("acc", 5), ("acc_norm", 5)]
 
 
 @pytest.mark.parametrize(

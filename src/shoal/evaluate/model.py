@@ -29,12 +29,17 @@ MOST_STOP_TOKENS = 4  # a character of a stop string is spelled by so many token
 
 
 class Model(Protocol):
-    name: str
-    """What names the weights, for people."""
-    digest: str
-    """Of all that its answers depend on."""
+    @property
+    def name(self) -> str:
+        """What names the weights, for people."""
+        ...
 
-    def judged(self, question: Sequence[Question]) -> list[list[Score]]:
+    @property
+    def digest(self) -> str:
+        """Of all that its answers depend on."""
+        ...
+
+    def judged(self, questions: Sequence[Question]) -> list[list[Score]]:
         """Of each thing that each question asks: how likely, and whether the likeliest."""
         ...
 

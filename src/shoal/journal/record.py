@@ -139,13 +139,8 @@ _ROW = _Shape(
 )
 _SET = _Shape({"name": _text, "weight": _real, "loss": _measured, "targets": _count})
 _FIGURE = _Shape(
-    {"task": _text, "metric": _text, "mean": _measured, "n": _count},
-    {
-        **dict.fromkeys(("low", "high", "stderr"), _measured),
-        **dict.fromkeys(("filter", "asked"), _text),
-        "few_shot": _count,
-        "higher_is_better": lambda value: type(value) is bool,
-    },
+    {"task": _text, "measure": _text, "value": _measured, "n": _count},
+    {**dict.fromkeys(("low", "high", "stderr"), _measured), "higher_is_better": lambda value: type(value) is bool},
 )
 _WRITTEN = _Shape({"prompt": _text, "text": _text}, {"end": _text, "tokens": _count})
 _TAKEN: dict[str, Check] = {"attempt": _count, "begin": _time, "position": _count, "samples": _count, "targets": _count}

@@ -49,29 +49,18 @@ def series(records: Iterable[Record]) -> list[Series]:
     for record in records:
         step = int(record["step"])
         for one in record["figures"]:
-            key = (name_of(one), measure_of(one))
+            key = (one["task"], one["measure"])
             better[key] = bool(one.get("higher_is_better", True))
             low, high = (float(one.get(name, "nan")) for name in ("low", "high"))
-            found.setdefault(key, {})[step] = Point(step, float(one["mean"]), low, high, int(one["n"]))
+            found.setdefault(key, {})[step] = Point(step, float(one["value"]), low, high, int(one["n"]))
     return [Series(*key, better[key], tuple(points[step] for step in sorted(points))) for key, points in found.items()]
-
-
-def name_of(figure: Record) -> str:
-    """Of the task and how it was asked: two that differ in that do not compare."""
-    shots = f" {figure['few_shot']}-shot" if figure.get("few_shot") else ""
-    return f"{figure['task']}{shots}{'' if figure.get('asked', 'plain') == 'plain' else ' (template)'}"
-
-
-def measure_of(figure: Record) -> str:
-    of = figure.get("filter", "none")
-    return str(figure["metric"]) if of == "none" else f"{figure['metric']},{of}"
 
 
 def sentence(record: Record) -> str:
     """`arithmetic exact_match 0.415 (0.348 to 0.485), copy exact_match 0.02 (0.008 to 0.05)`."""
     figures = record["figures"]
     told = [
-        f"{name_of(one)} {measure_of(one)} {readable.number(one['mean'])}{_bounds(one.get('low'), one.get('high'))}"
+        f"{one['task']} {one['measure']} {readable.number(one['value'])}{_bounds(one.get('low'), one.get('high'))}"
         for one in figures[:MOST_NAMED]
     ]
     more = len(figures) - len(told)

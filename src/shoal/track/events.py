@@ -18,7 +18,6 @@ from typing import Literal
 
 from shoal.journal.journal import Record, read
 from shoal.observe.router import STEP_METRICS
-from shoal.observe.tasks import measure_of, name_of
 from shoal.observe.throughput import duration_s, mfu, tokens_per_s
 
 MOST_NAME = 200  # letters of an own metric's name: MLflow takes 250
@@ -135,8 +134,8 @@ def _task_values(record: Record) -> dict[str, float]:
     """The figure and its bounds, where they are finite."""
     found: dict[str, float] = {}
     for one in record["figures"]:
-        name = _PLAIN.sub("_", f"task/{name_of(one)}/{measure_of(one)}")[:MOST_NAME]
-        told = {name: one["mean"], f"{name}/low": one.get("low"), f"{name}/high": one.get("high")}
+        name = _PLAIN.sub("_", f"task/{one['task']}/{one['measure']}")[:MOST_NAME]
+        told = {name: one["value"], f"{name}/low": one.get("low"), f"{name}/high": one.get("high")}
         found |= {key: float(value) for key, value in told.items() if value is not None and math.isfinite(float(value))}
     return found
 
