@@ -12,7 +12,8 @@ import yaml
 from scripts import make_cloze
 
 from shoal.errors import UsageError
-from shoal.evaluate.generated.catalogue import KINDS, named, write
+from shoal.evaluate.generated.catalogue import KINDS, first_of, named, write
+from shoal.spec.asked_rules import MADE_TASKS
 
 NAMES = list(KINDS)
 
@@ -26,6 +27,17 @@ def test_the_same_seed_gives_the_same_items_and_another_one_others(name: str) ->
     if name != "cloze":  # drawn out of what there is
         assert named(name, 3, 9).items[:5] == few.items
         assert named(name, 3).items[:5] == few.items
+
+
+def test_run_files_know_the_same_names() -> None:
+    assert set(MADE_TASKS) == set(KINDS)
+
+
+def test_a_limit_asks_the_first_ones() -> None:
+    for name in ("copy", "cloze"):
+        assert first_of(name, 7).items[:7] == named(name).items[:7]
+    assert len(first_of("copy", 300).items) == 300
+    assert len(first_of("cloze", 10_000).items) == len(named("cloze").items)
 
 
 def test_items_stay_what_they_were() -> None:

@@ -13,6 +13,7 @@ from shoal.decide.auto import decide
 from shoal.errors import SpecError, UsageError
 from shoal.evaluate.generated.catalogue import named, write
 from shoal.journal import journal
+from shoal.journal.tail import is_closed
 from shoal.observe.report import as_json, as_text, report
 from shoal.own.code import NONE
 from shoal.parallel.build import build
@@ -115,7 +116,6 @@ def test_own_task_files_are_asked(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"eval.tasks": ["bracket"]}, r"no made task 'bracket'.*Did you mean brackets\?"),
         ({"eval.tasks": ["away/none.yaml"]}, "none.yaml"),
         (
             {"eval.tasks": ["copy"], "model.max_seq_len": 64},
@@ -140,6 +140,7 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(
         ({"eval.limit": 5}, "eval.limit 5 is about tasks; name them in eval.tasks"),
         ({"eval.sample_tokens": 5}, "eval.sample_tokens 5 is about samples"),
         ({"eval.every": 5}, "eval.every 5 needs held-out data"),
+        ({"eval.tasks": ["bracket"]}, "no made task and no task file (.yaml); did you mean brackets?"),
         ({"eval.tasks": ["copy", "copy"]}, "eval.tasks has 2 entries; name each once"),
         ({"eval.tasks": ["copy"], "engine.name": "deepspeed"}, "DeepSpeed does not hand out the whole model"),
     ],
@@ -150,3 +151,20 @@ def test_values_that_do_not_go_together_are_refused(changes: dict[str, Any], wor
 
 def test_tasks_alone_are_enough_for_eval_every(data: Path) -> None:
     assert broken(make_run(data, **{"eval.every": 5, "eval.tasks": ["copy"]})) == []
+
+
+def test_figures_of_shoal_eval_are_in_the_report_and_change_nothing_else(data: Path, tmp_path: Path) -> None:
+    """However many there are: the state of a run is still found behind them."""
+    run_dir = train_on(make_run(data, **{"train.steps": 2}), tmp_path, 1)
+    log = journal.Journal(run_dir.journal_file)
+    log.append("close", session=0, status="finished", exit_code=0)
+    before = as_json(report(run_dir, pictures=False))
+    rows = [{"task": f"t{k}", "measure": "acc", "value": 0.5, "low": 0.4, "high": "inf", "n": 9} for k in range(1000)]
+    for _ in range(4):
+        log.append("evaluated", step=2, figures=rows)
+    log.close()
+    after = as_json(report(run_dir, pictures=False))
+    assert is_closed(run_dir.journal_file)
+    assert len(after.pop("tasks")) == 1000
+    assert before.pop("tasks") == []
+    assert after == before

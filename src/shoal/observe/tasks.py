@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shoal import readable
 from shoal.journal.journal import Record
 
 MOST_NAMED = 3  # figures in a line; more are in a table
@@ -60,7 +59,7 @@ def sentence(record: Record) -> str:
     """`arithmetic exact_match 0.415 (0.348 to 0.485), copy exact_match 0.02 (0.008 to 0.05)`."""
     figures = record["figures"]
     told = [
-        f"{one['task']} {one['measure']} {readable.number(one['value'])}{_bounds(one.get('low'), one.get('high'))}"
+        f"{one['task']} {one['measure']} {_figure(one['value'])}{_bounds(one.get('low'), one.get('high'))}"
         for one in figures[:MOST_NAMED]
     ]
     more = len(figures) - len(told)
@@ -74,11 +73,9 @@ def table(found: Sequence[Series]) -> list[str]:
     lines = []
     for name, one in zip(names, found, strict=True):
         last, best = one.points[-1], one.best
-        at_best = f", {readable.number(best.value)} at best (step {best.step})" if best and best != last else ""
+        at_best = f", {_figure(best.value)} at best (step {best.step})" if best and best.value != last.value else ""
         bounds = _bounds(last.low, last.high)
-        lines.append(
-            f"{name:<{wide}}  {readable.number(last.value)}{bounds} of {last.n:,} at step {last.step}{at_best}"
-        )
+        lines.append(f"{name:<{wide}}  {_figure(last.value)}{bounds} of {last.n:,} at step {last.step}{at_best}")
     return lines
 
 
@@ -110,4 +107,10 @@ def cut(text: str, most: int) -> str:
 def _bounds(low: object, high: object) -> str:
     if low is None or high is None or math.isnan(float(str(low))):
         return ""
-    return f" ({readable.number(low)} to {readable.number(high)})"
+    return f" ({_figure(low)} to {_figure(high)})"
+
+
+def _figure(value: object) -> str:
+    """A share to four places, a perplexity as short as it can be."""
+    number = float(str(value))
+    return f"{number:.4f}" if abs(number) < 100 else f"{number:,.0f}" if abs(number) < 1e6 else f"{number:.3g}"

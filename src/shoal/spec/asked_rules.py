@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shoal.near import closest
+from shoal.spec.base import TASK_FILES
 from shoal.spec.mesh.rules import Broken
 from shoal.spec.run import Eval, Run
 
+# Those of `shoal.evaluate.generated.catalogue`, which stands above: a test compares.
+MADE_TASKS = (
+    *("arithmetic", "brackets", "cloze", "copy", "json", "needle", "needle-4k", "needle-16k", "needle-64k", "sorting"),
+)
 MOST_TASKS = 100
 MOST_SAMPLES = 100
 
@@ -20,6 +26,11 @@ def asked_rules(run: Run) -> Iterator[Broken]:
             ("eval.sample_tokens", "eval.samples"),
             f"eval.sample_tokens {asked.sample_tokens} is about samples; give their beginnings in eval.samples",
         )
+    for name in asked.tasks:
+        if name not in MADE_TASKS and not name.endswith(TASK_FILES):
+            near = closest(name, MADE_TASKS)
+            hint = f"did you mean {near}?" if near else f"made tasks are {', '.join(MADE_TASKS)}"
+            yield ("eval.tasks",), f"eval.tasks names '{name}', which is no made task and no task file (.yaml); {hint}"
     for name, most in (("tasks", MOST_TASKS), ("samples", MOST_SAMPLES)):
         said = getattr(asked, name)
         if len(said) > most or len(set(said)) < len(said):

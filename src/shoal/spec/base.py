@@ -33,9 +33,12 @@ def absolute(path: str, folder: str | None = None) -> str:
     return os.path.abspath(os.path.join(folder or os.getcwd(), os.path.expanduser(path)))
 
 
+TASK_FILES = (".yaml", ".yml")
+
+
 def task_files(names: tuple[str, ...], folder: str | None = None) -> tuple[str, ...]:
     """Task files made absolute; names of made tasks as they are."""
-    return tuple(absolute(name, folder) if name.endswith((".yaml", ".yml")) else name for name in names)
+    return tuple(absolute(name, folder) if name.endswith(TASK_FILES) else name for name in names)
 
 
 TaskNames = Annotated[

@@ -24,7 +24,7 @@ from shoal.data.tokenizer import Tokenizer
 from shoal.errors import DataError, NumericsError, SpecError
 from shoal.evaluate.answers import Answer
 from shoal.evaluate.ask import GROUP, PLAIN, answered, figures, grouped
-from shoal.evaluate.generated.catalogue import named
+from shoal.evaluate.generated.catalogue import first_of
 from shoal.evaluate.model import Local
 from shoal.evaluate.questions import Question, questions
 from shoal.evaluate.record import told
@@ -37,6 +37,7 @@ from shoal.own.code import Code
 from shoal.parallel.laid import Laid
 from shoal.parallel.place import Place
 from shoal.parallel.whole import whole_weights
+from shoal.spec.base import TASK_FILES
 from shoal.spec.run import Run
 
 if TYPE_CHECKING:
@@ -126,10 +127,10 @@ class Tasks:
 
 def asked_of(name: str, limit: int | None, encoder: Encoder) -> Asked:
     """A task file, or a made task by its name, whose questions all fit the model."""
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(TASK_FILES):
         task = load_task(Path(name))
     else:
-        made = named(name, count=limit)
+        made = first_of(name, limit)
         task = task_of({**made.keys, "test_split": "test"}, {"test": made.items, "train": made.examples}, name)
     asked = questions(task, limit)
     try:
