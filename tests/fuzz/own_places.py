@@ -31,6 +31,7 @@ OURS: dict[str, str] = {
     "data.prepare.tokenizer_train:main": "its parent, over its own pipe",
     "data.word_ids:WordIds.encode": "ids that the tokenizer of this process made",
     "codec.dense:Dense.encode": "a header that it has just made",
+    "evaluate.questions:_as_chats": "conversations that a child of this process has spelled",
     "emulate.wan:Wan.counters": _CHILD,
     "emulate.wan:Wan.carried": _CHILD,
     "emulate.wan:Wan.cpu_s": _CHILD,

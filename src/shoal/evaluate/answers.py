@@ -8,6 +8,8 @@ cut away before anything is added.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -41,8 +43,6 @@ class Head:
 
     @property
     def file_name(self) -> str:
-        import hashlib
-
         said = json.dumps([self.task_digest, self.model_digest, self.asked, self.group])
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.task)[:60]
         return f"{plain}-{hashlib.sha256(said.encode()).hexdigest()[:16]}.jsonl"
@@ -66,11 +66,15 @@ class Answers:
         self.done: dict[str, Answer] = {}
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._fd = open_plain(self.path, flags)
-        _alone(self._fd, self.path)
-        kept = self._read(head)
-        os.ftruncate(self._fd, kept)
-        if not kept:
-            self._write(asdict(head))
+        try:
+            _alone(self._fd, self.path)
+            kept = self._read(head)
+            os.ftruncate(self._fd, kept)
+            if not kept:
+                self._write(asdict(head))
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self, head: Head) -> int:
         """How many bytes of it are whole lines."""
@@ -150,10 +154,7 @@ def _same(said: dict[str, Any], head: Head) -> None:
 
 def _alone(fd: int, path: Path) -> None:
     """Two processes that write one file would ask everything twice."""
-    import fcntl
-
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
         raise DataError(f"{path} is being written by another evaluation of the same; wait for it.") from None

@@ -285,12 +285,9 @@ def _splits(config: Mapping[str, Any], file: Path) -> dict[str, list[Row]]:
             paths = {split: _paths(value, file) for split, value in table(dict(named), 32).items()}
     except BadValue as e:
         raise SpecError(f"{file}: {e}; write data_files: {{test: FILE}}.") from None
-    wanted = {config.get(key) for key in ("test_split", "validation_split", "training_split", "fewshot_split")}
-    wanted |= (
-        {(config.get("fewshot_config") or {}).get("split")}
-        if isinstance(config.get("fewshot_config"), Mapping)
-        else set()
-    )
+    said = config.get("fewshot_config")
+    wanted = [config.get(key) for key in ("test_split", "validation_split", "training_split", "fewshot_split")]
+    wanted += [said.get("split")] if isinstance(said, Mapping) else []
     return {split: read_items(each_of, kind) for split, each_of in paths.items() if split in wanted}
 
 
