@@ -13,7 +13,10 @@ from scripts import make_cloze
 
 from shoal.errors import UsageError
 from shoal.evaluate.generated.catalogue import KINDS, first_of, named, write
+from shoal.evaluate.questions import questions
+from shoal.evaluate.task_file import load_task
 from shoal.spec.asked_rules import MADE_TASKS
+from tests.evaluate.make_made_golden import digest
 
 NAMES = list(KINDS)
 
@@ -128,3 +131,18 @@ def test_mistakes_are_one_sentence() -> None:
         named("copy", 0, 0)
     with pytest.raises(UsageError, match=r"items were asked for, and cloze.jsonl has \d+"):
         named("cloze", 0, 100_000)
+
+
+def test_lm_eval_asks_the_same_of_the_same_files(tmp_path: Path) -> None:
+    """To the letter, examples included; and an answer that is right is right there (made_golden.json)."""
+    golden = json.loads((Path(__file__).parent / "made_golden.json").read_text(encoding="utf-8"))
+    assert len(golden["asked"]) == 7
+    for name, expected in golden["asked"].items():
+        task = load_task(write(named(name, 0, 6), tmp_path))
+        pairs = []
+        for one in questions(task):
+            writes = task.kind == "generate_until"
+            pairs += [[one.asks[0][0], one.right[0]]] if writes else [list(ask) for ask in one.asks]
+        assert [digest(pair) for pair in pairs] == expected, name
+        if task.kind == "generate_until":
+            assert list(golden["figures"][name].values()) == [1.0]
