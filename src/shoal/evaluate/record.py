@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from shoal.evaluate.ask import Figure
     from shoal.journal.rundir import RunDir
 
-KIND = "evaluated"
-
 
 def told(figure: Figure) -> dict[str, Any]:
     """For JSON, where an infinite bound is a word."""
@@ -46,13 +44,13 @@ def journaled(run_dir: RunDir, step: int, figures: Sequence[Figure]) -> None:
         return
     journal = Journal(run_dir.journal_file)
     try:
-        journal.append(KIND, step=step, figures=rows, by="shoal eval")
+        journal.append("evaluated", step=step, figures=rows, by="shoal eval")
     finally:
         journal.close()
 
 
 def _is_of(record: Mapping[str, Any], step: int) -> bool:
-    return record.get("kind") == KIND and record.get("step") == step
+    return record.get("kind") == "evaluated" and record.get("step") == step
 
 
 def table(figures: Sequence[Figure]) -> list[str]:
