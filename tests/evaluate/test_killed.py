@@ -5,68 +5,69 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoal.errors import DataError
 from shoal.evaluate.answers import Answer, Answers, Head
-from tests.evaluate import tiny
-
-ASKS = """
-import sys
-from pathlib import Path
 from shoal.evaluate.ask import Asking, evaluated
 from shoal.evaluate.model import Local
 from shoal.evaluate.task_file import load_task
 from shoal.generate.opened import Wanted, of_folder
+from tests.evaluate import tiny
+from tests.forked import fork
 
-at = Path(sys.argv[1])
-model = Local(of_folder(at / "plain", Wanted("cpu", special=True)), batch=4)
-for name in ("choice_few_shot", "write", "rolling"):
-    print("begins", flush=True)
-    evaluated(load_task(at / "tasks" / f"{name}.yaml"), model, Path(sys.argv[2]), Asking(group=3))
-"""
 HEAD = Head("t", "a" * 64, "m", "b" * 64, "plain", 2)
 
 
-def started(at: Path, out: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", ASKS, at, out], env=environment, stdout=subprocess.PIPE)
+def started(at: Path, out: Path) -> int:
+    """A process that asks everything that is not answered yet."""
+
+    def ask() -> int:
+        torch.set_num_threads(1)
+        model = Local(of_folder(at / "plain", Wanted("cpu", special=True)), batch=4)
+        for name in ("choice_few_shot", "write", "rolling"):
+            evaluated(load_task(at / "tasks" / f"{name}.yaml"), model, out, Asking(limit=12, group=3))
+        return 0
+
+    return fork(ask)
+
+
+def ended(pid: int) -> int:
+    """Its exit code; of one that was killed, the signal below 0."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
 
 
-@pytest.mark.slow
 def test_killed_ten_times_it_leaves_the_same_bytes(tmp_path: Path) -> None:
     tiny.write_model(tmp_path / "plain", False)
     tiny.write_tasks(tmp_path / "tasks")
-    assert started(tmp_path, tmp_path / "whole").wait() == 0
+    assert ended(started(tmp_path, tmp_path / "whole")) == 0
     whole = files_in(tmp_path / "whole")
     assert len(whole) == 3
     size, draw = sum(map(len, whole.values())), random.Random(5)
     killed = 0
     for n in range(10):
-        process = started(tmp_path, tmp_path / "killed")
-        # At another place each time: somewhere behind what is there, as far as it goes.
+        pid = started(tmp_path, tmp_path / "killed")
+        # At another place each time: as soon as so many bytes are there.
         until = size * (n + draw.random()) / 10
-        while process.poll() is None:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if sum(map(len, files_in(tmp_path / "killed").values())) >= until:
-                process.send_signal(signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
                 break
             time.sleep(0.001)
-        killed += process.wait() == -signal.SIGKILL
-        for path in (tmp_path / "killed").glob("*.jsonl"):  # and what a power cut tears off
-            if n % 2 and (data := path.read_bytes()).endswith(b"\n"):
-                path.write_bytes(data[: -draw.randint(1, 30)])
-                break
+        killed += ended(pid) == -signal.SIGKILL
+        last = max((tmp_path / "killed").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if n % 2 and last is not None:  # and what a power cut tears off
+            last.write_bytes(last.read_bytes()[: -draw.randint(1, 30)])
     assert killed >= 5
-    assert started(tmp_path, tmp_path / "killed").wait() == 0
+    assert ended(started(tmp_path, tmp_path / "killed")) == 0
     assert files_in(tmp_path / "killed") == whole
 
 

@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     tasks = [_task(name, args) for name in _names(args.tasks)]
     group = max(GROUP, 2 * args.batch)
     first: list[Figure] = []
+    for side in sides:
+        _answers_that(side, tasks, args)
     for step in steps:
         model = _model(sides[0], step, args)
         first += _evaluated(tasks, model, sides[0], Asking(args.limit, group), args)
@@ -143,6 +145,18 @@ def _steps(args: argparse.Namespace, side: Side) -> list[int | None]:
     if not steps:
         raise UsageError(f"run '{side.run.name}' has no checkpoint yet; `shoal checkpoint ls` lists them.")
     return list(steps)
+
+
+def _answers_that(side: Side, tasks: Sequence[Task], args: argparse.Namespace) -> None:
+    """Refused before anything is asked or written."""
+    from shoal.evaluate.task import GENERATE
+
+    judged = [task.name for task in tasks if task.kind != GENERATE]
+    if side.url is not None and judged and args.tokenizer is None:
+        raise UsageError(
+            f"task {judged[0]} needs log-likelihoods, which an endpoint is asked for in tokens: name its model's "
+            "tokenizer with --tokenizer FOLDER."
+        )
 
 
 def _names(said: str) -> list[str]:

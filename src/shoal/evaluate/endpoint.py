@@ -77,9 +77,7 @@ class Endpoint:
     @property
     def _encoder(self) -> Encoder:
         if self.encoder is None:
-            raise UsageError(
-                "log-likelihoods of an endpoint are asked for in tokens: name its tokenizer with --tokenizer FOLDER."
-            )
+            raise UsageError("log-likelihoods of an endpoint are asked for in tokens, and it was given no tokenizer.")
         return self.encoder
 
     def _scored(self, pairs: Sequence[Pair]) -> Iterator[Score]:

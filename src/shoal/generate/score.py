@@ -1,7 +1,7 @@
 """How likely texts are, each after a text of its own: many in one forward pass, without a cache.
 
 Several texts lie in one row, and a token sees what stands before it in its own text alone. What texts begin with in
-common, as the choices of a question do, stands there once, and all of them see it.
+common, as the choices of a question and the examples before several do, stands there once, and all of them see it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shoal.model.mla import LatentAttention
 from shoal.model.own_model import OwnModel
 
 ROW = 512  # tokens that are computed together, where texts are shorter
+LEAST_HEAD = 8  # tokens of a common beginning that are worth a stretch of their own
 MOST_LOGITS = 1 << 26  # numbers held at a time
 
 Item = tuple[Sequence[int], Sequence[int]]
@@ -75,32 +76,60 @@ def branches(model: Decoder) -> bool:
 
 
 def rows_of(items: Sequence[tuple[int, Item]]) -> Iterator[Row]:
-    """Items in rows of about ROW tokens, those with one context beside each other."""
-    row = Row()
-    for context, group in _by_context(items):
-        size = len(context) + sum(len(more) - 1 for _, more in group)
-        if row.length and row.length + size > ROW:
+    """Items in rows of about ROW tokens, those with one context beside each other. What the contexts of a row begin
+    with in common, as the examples before a question, stands there once, and is not counted."""
+    row, head = Row(), NOTHING
+    groups = list(_by_context(items))
+    for n, (context, group) in enumerate(groups):
+        size = sum(len(more) - 1 for _, more in group) + len(context) - len(head.under(context))
+        if row.length and row.length - len(head.tokens) + size > ROW:
             yield row
-            row = Row()
-        shared = row.add(context, None)
+            row, head = Row(), NOTHING
+        if not row.length and n + 1 < len(groups):
+            head = Head.of(row, context, groups[n + 1][0])
+        shared = row.add(context[len(head.under(context)) :], head.stretch if head.under(context) else None)
         for number, more in group:
-            if row.length > len(context) and row.length + len(more) > ROW:
+            if row.length > len(context) and row.length - len(head.tokens) + len(more) > ROW:
                 yield row
-                row = Row()
+                row, head = Row(), NOTHING
                 shared = row.add(context, None)
             own = row.add(more[:-1], shared)
-            places = [shared.place + len(context) - 1, *range(own.place, own.place + len(more) - 1)]
-            row.asked.append((number, places))
+            last = shared.place + len(shared.tokens) - 1
+            row.asked.append((number, [last, *range(own.place, own.place + len(more) - 1)]))
     if row.length:
         yield row
 
 
+@dataclass(frozen=True)
+class Head:
+    """What contexts of a row begin with."""
+
+    tokens: tuple[int, ...] = ()
+    stretch: Stretch | None = None
+
+    @classmethod
+    def of(cls, row: Row, context: list[int], following: list[int]) -> Head:
+        """Of an empty row, by its first two contexts. Each keeps a token of its own."""
+        most = min(len(context), len(following)) - 1
+        common = next((i for i in range(most) if context[i] != following[i]), max(most, 0))
+        return cls(tuple(context[:common]), row.add(context[:common], None)) if common >= LEAST_HEAD else NOTHING
+
+    def under(self, context: list[int]) -> tuple[int, ...]:
+        """Its tokens where a context goes on from them, else none."""
+        begins = len(context) > len(self.tokens) and tuple(context[: len(self.tokens)]) == self.tokens
+        return self.tokens if begins else ()
+
+
+NOTHING = Head()
+
+
 def _by_context(items: Sequence[tuple[int, Item]]) -> Iterator[tuple[list[int], list[tuple[int, list[int]]]]]:
-    """A text without a context begins with its own first token, of which nothing can be said."""
+    """Those that begin alike beside each other. A text without a context begins with its own first token, of which
+    nothing can be said."""
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     for number, (context, more) in items:
         groups.setdefault(tuple(context), []).append((number, list(more)))
-    for context in sorted(groups, key=lambda one: (len(one), one)):  # alike ones fill rows evenly
+    for context in sorted(groups):
         yield list(context), groups[context]
 
 
