@@ -139,7 +139,7 @@ def test_lm_eval_asks_the_same_of_the_same_files(tmp_path: Path) -> None:
     assert len(golden["asked"]) == 7
     for name, expected in golden["asked"].items():
         task = load_task(write(named(name, 0, 6), tmp_path))
-        pairs = []
+        pairs: list[list[str]] = []
         for one in questions(task):
             writes = task.kind == "generate_until"
             pairs += [[one.asks[0][0], one.right[0]]] if writes else [list(ask) for ask in one.asks]
