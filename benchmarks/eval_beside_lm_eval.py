@@ -121,7 +121,9 @@ def told(rows: list[tuple[str, int, dict[str, Any]]], names: list[str]) -> int:
         best = min(found[name]["cpu_s"] for _, _, found in rows[1:])
         ratio = best / own[name]["cpu_s"]
         theirs = [found[name]["values"] for _, _, found in rows[1:]]
-        same = all(abs(one[key] - value) < 1e-9 for one in theirs for key, value in own[name]["values"].items())
+        same = all(
+            abs(one[key] - value) <= 1e-6 * abs(value) for one in theirs for key, value in own[name]["values"].items()
+        )
         met &= ratio >= BAR and same
         print(
             f"{name}: {ratio:.2f} times lm-eval's better one (bar {BAR:g}); figures {'the same' if same else 'DIFFER'}"

@@ -166,6 +166,12 @@ TASKS: dict[str, dict[str, object]] = {
             {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
         ],
     },
+    "border": {  # an answer without a blank: tokens go across the border
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "{{last}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    },
     "choice": {
         "output_type": "multiple_choice",
         "doc_to_text": "Question: {{text}}\nAnswer:",

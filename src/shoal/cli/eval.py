@@ -231,11 +231,13 @@ def _chat(model: Model, name: str) -> tuple[Chat, str]:
     """The template of a folder, and its name with the digest of what it says: another one is another way of asking."""
     import hashlib
 
+    from shoal.evaluate.model import Local
     from shoal.generate.chat_template import DEFAULT, template_of
 
-    opened = getattr(model, "opened", None)
-    folder = None if opened is None else opened.folder
-    found = None if folder is None else template_of(folder, opened.tokenizer, None if name == DEFAULT else name)
+    opened = model.opened if isinstance(model, Local) else None
+    found = None
+    if opened is not None and opened.folder is not None:
+        found = template_of(opened.folder, opened.tokenizer, None if name == DEFAULT else name)
     if found is None:
         raise UsageError(f"{model.name} brings no chat template; leave out --template, or name a folder that has one.")
     return found.rendered, f"{name} {hashlib.sha256(found.source.encode()).hexdigest()[:12]}"
@@ -287,8 +289,8 @@ def _print(
             print(f"{a.name} {a.measure}: {words(a, b, one, p)}")
     if seen is not None:
         print(f"\ncontamination: {said_of(seen)}")
-        for one in seen.worst:
-            print(f"  {one.task} item {one.item}: {one.share:.0%} of it, {one.where}: {shown(one.excerpt)}")
+        for item in seen.worst:
+            print(f"  {item.task} item {item.item}: {item.share:.0%} of it, {item.where}: {shown(item.excerpt)}")
 
 
 def _finite(row: dict[str, object]) -> dict[str, object]:

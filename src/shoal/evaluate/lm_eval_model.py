@@ -32,7 +32,7 @@ BATCH = 16
 
 
 @register_model("shoal")
-class ShoalLM(LM):  # type: ignore[misc]  # lm-eval is not there where this is checked
+class ShoalLM(LM):
     def __init__(
         self,
         of: str,
@@ -53,12 +53,12 @@ class ShoalLM(LM):  # type: ignore[misc]  # lm-eval is not there where this is c
             raise UsageError(
                 f"{min(more)} is none of the model arguments that Shoal knows: of, step, exact, tokenizer."
             )
-        kind = "auto" if device is None else device.partition(":")[0]
+        kind = "cpu" if str(device).startswith("cpu") else "auto"  # lm-eval says cuda where nobody said anything
         wanted = Wanted(kind, step, tokenizer, start, True, own_code)
         folder = Path(of)
         is_folder = (folder / "config.json").is_file()
         opened = of_folder(folder, wanted) if is_folder else of_run(find_run(of, workspace(workspace_dir)), wanted)
-        batch = int(batch_size) if str(batch_size or "").isdecimal() else BATCH
+        batch = int(str(batch_size)) if str(batch_size).isdecimal() else BATCH
         self.local = Local(opened, max(1, batch), exact)
 
     @property

@@ -18,7 +18,7 @@ from shoal.errors import NumericsError
 from shoal.evaluate.questions import Question
 from shoal.evaluate.task import Until
 from shoal.evaluate.tokens import Encoder, Pair
-from shoal.generate.request import ERROR, Sampling
+from shoal.generate.request import ERROR, Sampling, Token
 
 if TYPE_CHECKING:
     from shoal.generate.engine import Engine
@@ -104,21 +104,30 @@ class Local:
         # A new one has no memory of other groups. On a GPU that would record its graphs again.
         engine, tokenizer = self._made() if on_cpu else self._engine, self.opened.tokenizer
         stops = (*until.stops, *((end,) if (end := tokenizer.spelled(tokenizer.eos_id)) else ()))
+        asked = [(self.encoder.prompt(one.asks[0][0], until.max_tokens), one) for one in questions]
         answers: dict[int, list[int]] = {}
-        for one in questions:
-            prompt = self.encoder.prompt(one.asks[0][0], until.max_tokens)
-            answers[engine.submit(prompt, _sampling(until, one, tokenizer.eos_id))] = []
         longest = max(map(len, stops), default=0) * MOST_STOP_TOKENS + 2
-        for event in engine.run():
+        for n, (prompt, one) in enumerate(asked):
+            answers[engine.submit(prompt, _sampling(until, one, tokenizer.eos_id))] = []
+            if n == 0:  # what the others begin with as it does is there then, and is not computed again
+                self._take(engine, engine.step(), answers, stops, longest)
+        while engine.busy:
+            self._take(engine, engine.step(), answers, stops, longest)
+        return [cut(tokenizer.decode(answers[number]), stops) for number in sorted(answers)]
+
+    def _take(
+        self, engine: Engine, events: Sequence[Token], answers: dict[int, list[int]], stops: Sequence[str], longest: int
+    ) -> None:
+        """Tokens of one pass. An answer that has come to a stop string is left there."""
+        for event in events:
             if event.finish == ERROR:
                 raise NumericsError(f"{self.name}: {event.error}")
             if event.token is None:
                 continue
             answers[event.request].append(event.token)
-            tail = tokenizer.decode(answers[event.request][-longest:])
+            tail = self.opened.tokenizer.decode(answers[event.request][-longest:])
             if event.finish is None and any(stop in tail for stop in stops):
                 engine.drop(event.request)
-        return [cut(tokenizer.decode(answers[number]), stops) for number in sorted(answers)]
 
 
 def _sampling(until: Until, question: Question, end: int) -> Sampling:

@@ -104,7 +104,7 @@ def _task(config: Mapping[str, Any], splits: Splits, where: str, few_shot: int |
         raise BadValue("it is missing, and multiple_choice needs it", "doc_to_choice")
     if kind != GENERATE and config.get("filter_list") is not None:
         raise BadValue("filters are for answers of generate_until; leave it out", "filter_list")
-    metadata = field(config, "metadata", lambda said: table(said or {}, 64), {})
+    metadata = table(config.get("metadata") or {}, 64)
     name = field(config, "task", lambda said: _plain(said, 200))
     return Task(
         name,
@@ -112,7 +112,7 @@ def _task(config: Mapping[str, Any], splits: Splits, where: str, few_shot: int |
         items,
         examples,
         own,
-        field(config, "doc_to_text", _template, *([""] if kind == ROLLING else [])),
+        "" if kind == ROLLING else field(config, "doc_to_text", _template),
         field(config, "doc_to_target", _target),
         choices,
         _metrics(config, kind),
@@ -146,7 +146,7 @@ def _split(splits: Splits, name: object, key: str) -> Sequence[Row]:
 def _few_shot(
     config: Mapping[str, Any], splits: Splits, items: Sequence[Row], asked: int | None
 ) -> tuple[FewShot, Sequence[Row], bool]:
-    said = field(config, "fewshot_config", lambda said: table(said or {}, 32), {})
+    said = table(config.get("fewshot_config") or {}, 32)
     known = {
         "sampler": lambda said: one_of(said, ("default", "first_n")),
         "split": _text,

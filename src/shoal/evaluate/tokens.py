@@ -1,7 +1,7 @@
 """Texts to the tokens that a model is asked about, by lm-eval's rules (`HFLM` of its version 0.4.13).
 
-A context and what follows it are encoded as one and cut apart at the length of the context alone, so that tokens are
-those of the whole text; blanks at the end of a context belong to what follows. What is too long loses its beginning. A
+A context and what follows it are encoded as one, and what stands beyond as many tokens as the context has alone is what
+is asked about; blanks at the end of a context belong to what follows. What is too long loses its beginning. A
 text as a whole is asked about in windows, each of which sees as much before it as the model can.
 """
 
@@ -48,10 +48,9 @@ class Encoder:
         else:
             kept = context.rstrip()
             more = context[len(kept) :] + more
-            whole = self.encode(kept + more)
-            # A context of blanks alone is empty by now, and its own tokens are those that every text begins with.
-            count = len(self.encode(kept))
-            found = whole[:count], whole[count:]
+            # The context's tokens are those of it alone, where those of the whole text go on over the border too.
+            before = self.encode(kept)
+            found = before, self.encode(kept + more)[len(before) :]
         return self._fitting(*found, more)
 
     def _fitting(self, context: Sequence[int], more: Sequence[int], text: str) -> Pair:

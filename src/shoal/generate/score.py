@@ -21,6 +21,7 @@ from shoal.model.own_model import OwnModel
 
 ROW = 512  # tokens that are computed together, where texts are shorter
 LEAST_HEAD = 8  # tokens of a common beginning that are worth a stretch of their own
+MOST_ALIKE = 64  # contexts that are looked at for it
 MOST_LOGITS = 1 << 26  # numbers held at a time
 
 Item = tuple[Sequence[int], Sequence[int]]
@@ -85,8 +86,8 @@ def rows_of(items: Sequence[tuple[int, Item]]) -> Iterator[Row]:
         if row.length and row.length - len(head.tokens) + size > ROW:
             yield row
             row, head = Row(), NOTHING
-        if not row.length and n + 1 < len(groups):
-            head = Head.of(row, context, groups[n + 1][0])
+        if not row.length:
+            head = Head.of(row, context, [one for one, _ in groups[n + 1 : n + 1 + MOST_ALIKE]])
         shared = row.add(context[len(head.under(context)) :], head.stretch if head.under(context) else None)
         for number, more in group:
             if row.length > len(context) and row.length - len(head.tokens) + len(more) > ROW:
@@ -108,11 +109,15 @@ class Head:
     stretch: Stretch | None = None
 
     @classmethod
-    def of(cls, row: Row, context: list[int], following: list[int]) -> Head:
-        """Of an empty row, by its first two contexts. Each keeps a token of its own."""
-        most = min(len(context), len(following)) - 1
-        common = next((i for i in range(most) if context[i] != following[i]), max(most, 0))
-        return cls(tuple(context[:common]), row.add(context[:common], None)) if common >= LEAST_HEAD else NOTHING
+    def of(cls, row: Row, context: list[int], following: Sequence[list[int]]) -> Head:
+        """Of an empty row: what saves most, shared by few or by many. Each keeps a token of its own."""
+        best, most = 0, 0
+        for sharing, other in enumerate(following, start=1):
+            common = _common(context, other)
+            if common < LEAST_HEAD:  # they are sorted: none that follows has more
+                break
+            best, most = (common, common * sharing) if common * sharing > most else (best, most)
+        return cls(tuple(context[:best]), row.add(context[:best], None)) if best else NOTHING
 
     def under(self, context: list[int]) -> tuple[int, ...]:
         """Its tokens where a context goes on from them, else none."""
@@ -121,6 +126,11 @@ class Head:
 
 
 NOTHING = Head()
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    most = min(len(a), len(b)) - 1
+    return next((i for i in range(most) if a[i] != b[i]), max(most, 0))
 
 
 def _by_context(items: Sequence[tuple[int, Item]]) -> Iterator[tuple[list[int], list[tuple[int, list[int]]]]]:
