@@ -2,9 +2,9 @@
 
 It writes made_golden.json beside this file:
 
-  uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13
+  uv venv ENV && uv pip install --python ENV/bin/python lm-eval==0.4.13
   shoal data tasks arithmetic brackets cloze copy json needle sorting --count 6 --out FOLDER
-  /tmp/lm-eval/bin/python tests/evaluate/make_made_golden.py FOLDER
+  ENV/bin/python tests/evaluate/make_made_golden.py FOLDER
 
 Not run by the tests: they need no lm-eval.
 """
