@@ -56,11 +56,17 @@ def timed(work: Callable[[], object], times: int = 10) -> float:
 
 
 def ceilings() -> dict[str, float]:
+    return {"bytes_per_s": _copied(), "flops": _multiplied()}
+
+
+def _copied() -> float:
     a, b = (torch.randint(0, 255, (1 << 32,), dtype=torch.uint8, device="cuda") for _ in range(2))
-    copy = 2 * a.numel() / timed(lambda: b.copy_(a))
-    del a, b
+    return 2 * a.numel() / timed(lambda: b.copy_(a))
+
+
+def _multiplied() -> float:
     x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return {"bytes_per_s": copy, "flops": 2 * 8192**3 / timed(lambda: x @ y)}
+    return 2 * 8192**3 / timed(lambda: x @ y)
 
 
 def model_of(name: str, context: int) -> Decoder:
@@ -256,8 +262,9 @@ def products(ceiling: dict[str, float]) -> None:
                 best = sorted((s, str(tile)) for s, tile in found if tile is not None)[:3]
                 rule = next(s for s, tile in found if tile is None)
                 print(
-                    f"{name} {what:<8} {bits:>2} bits: floor {1e6 * floor:6.1f} us, library in 16 {1e6 * library:6.1f}, "
-                    f"rule {1e6 * rule:6.1f}, best " + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
+                    f"{name} {what:<8} {bits:>2} bits: floor {1e6 * floor:6.1f} us, "
+                    f"library in 16 {1e6 * library:6.1f}, rule {1e6 * rule:6.1f}, best "
+                    + ", ".join(f"{1e6 * s:.1f} {t}" for s, t in best),
                     flush=True,
                 )
 
@@ -299,7 +306,7 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
             ids = torch.randint(0, VOCAB, (batch, args.context), device="cuda")
             mask = torch.ones_like(ids)
 
-            def generate(new: int, ids: Any = ids, mask: Any = mask) -> float:
+            def generate(new: int, ids: Any = ids, mask: Any = mask, model: Any = model) -> float:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 model.generate(
@@ -312,10 +319,11 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
             step = (generate(36) - generate(4)) / 32
             told[f"{name} transformers {batch}"] = {"step_s": step}
             print(
-                f"{name} transformers generate, batch {batch:<3} step {1e3 * step:7.3f} ms  {batch / step:,.0f} tokens/s",
+                f"{name} transformers generate, batch {batch:<3} step {1e3 * step:7.3f} ms  "
+                f"{batch / step:,.0f} tokens/s",
                 flush=True,
             )
-        del model
+        model = None  # its memory is the next one's
         torch.cuda.empty_cache()
     return told
 

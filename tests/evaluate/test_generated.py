@@ -12,7 +12,11 @@ import yaml
 from scripts import make_cloze
 
 from shoal.errors import UsageError
-from shoal.evaluate.generated.catalogue import KINDS, named, write
+from shoal.evaluate.generated.catalogue import KINDS, first_of, named, write
+from shoal.evaluate.questions import questions
+from shoal.evaluate.task_file import load_task
+from shoal.spec.asked_rules import MADE_TASKS
+from tests.evaluate.make_made_golden import digest
 
 NAMES = list(KINDS)
 
@@ -26,6 +30,17 @@ def test_the_same_seed_gives_the_same_items_and_another_one_others(name: str) ->
     if name != "cloze":  # drawn out of what there is
         assert named(name, 3, 9).items[:5] == few.items
         assert named(name, 3).items[:5] == few.items
+
+
+def test_run_files_know_the_same_names() -> None:
+    assert set(MADE_TASKS) == set(KINDS)
+
+
+def test_a_limit_asks_the_first_ones() -> None:
+    for name in ("copy", "cloze"):
+        assert first_of(name, 7).items[:7] == named(name).items[:7]
+    assert len(first_of("copy", 300).items) == 300
+    assert len(first_of("cloze", 10_000).items) == len(named("cloze").items)
 
 
 def test_items_stay_what_they_were() -> None:
@@ -116,3 +131,18 @@ def test_mistakes_are_one_sentence() -> None:
         named("copy", 0, 0)
     with pytest.raises(UsageError, match=r"items were asked for, and cloze.jsonl has \d+"):
         named("cloze", 0, 100_000)
+
+
+def test_lm_eval_asks_the_same_of_the_same_files(tmp_path: Path) -> None:
+    """To the letter, examples included; and an answer that is right is right there (made_golden.json)."""
+    golden = json.loads((Path(__file__).parent / "made_golden.json").read_text(encoding="utf-8"))
+    assert len(golden["asked"]) == 7
+    for name, expected in golden["asked"].items():
+        task = load_task(write(named(name, 0, 6), tmp_path))
+        pairs: list[list[str]] = []
+        for one in questions(task):
+            writes = task.kind == "generate_until"
+            pairs += [[one.asks[0][0], one.right[0]]] if writes else [list(ask) for ask in one.asks]
+        assert [digest(pair) for pair in pairs] == expected, name
+        if task.kind == "generate_until":
+            assert list(golden["figures"][name].values()) == [1.0]

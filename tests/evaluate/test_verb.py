@@ -67,7 +67,7 @@ def figures(space: Path, capsys: Captured, *argv: str) -> list[dict[str, Any]]:
 
 
 def recorded(space: Path) -> list[dict[str, Any]]:
-    return [record for record, _ in read(RunDir.of("tiny", space).journal_file) if record["kind"] == "tasks"]
+    return [record for record, _ in read(RunDir.of("tiny", space).journal_file) if record["kind"] == "evaluated"]
 
 
 def test_a_run_is_asked_and_its_journal_has_the_figures_once(space: Path, capsys: Captured) -> None:

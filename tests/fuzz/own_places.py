@@ -32,6 +32,7 @@ OURS: dict[str, str] = {
     "data.word_ids:WordIds.encode": "ids that the tokenizer of this process made",
     "codec.dense:Dense.encode": "a header that it has just made",
     "evaluate.questions:_as_chats": "conversations that a child of this process has spelled",
+    "evaluate.generated.told:Told.items": "items in this package",
     "emulate.wan:Wan.counters": _CHILD,
     "emulate.wan:Wan.carried": _CHILD,
     "emulate.wan:Wan.cpu_s": _CHILD,

@@ -12,7 +12,21 @@ import shoal
 SOURCE = Path(shoal.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "journal.md"
 WRITERS = (
-    *("batch", "data", "guard", "islands", "journal", "net", "parallel", "script", "stages", "swarm", "track", "train"),
+    *(
+        "batch",
+        "data",
+        "evaluate",
+        "guard",
+        "islands",
+        "journal",
+        "net",
+        "parallel",
+        "script",
+        "stages",
+        "swarm",
+        "track",
+        "train",
+    ),
 )
 WRITE = {"append", "note", "_note", "tell", "_tell"}  # the first argument is the kind, keywords are fields
 

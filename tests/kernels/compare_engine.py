@@ -109,7 +109,10 @@ def one_token() -> None:
             keys, values = _of(pages, tables[row], at + 1)
             close(keys[:, at], _turned(k[row], weights[1], turn, at).to(dtype))
             assert torch.equal(values[:, at], v[row])
-            close(found[row : row + 1], _attended(_turned(q[row], weights[0], turn, at)[None], keys, values, 1.3, window).to(dtype))
+            close(
+                found[row : row + 1],
+                _attended(_turned(q[row], weights[0], turn, at)[None], keys, values, 1.3, window).to(dtype),
+            )
         q, k = q.contiguous(), k.contiguous()
         found = attend_one(q, k, v, pages, tables, positions, parts, window=window)
         keys, values = _of(pages, tables[3], 300)
@@ -136,7 +139,9 @@ def many_tokens() -> None:
         assert torch.equal(rows, found[:70])
         for at in (0, 69):
             alone = torch.tensor([0, 1], dtype=torch.int32)
-            again = attend_pages(q[at : at + 1], pages, tables[:1], alone, torch.tensor([at], dtype=torch.int32), 1, 0.7, window)
+            again = attend_pages(
+                q[at : at + 1], pages, tables[:1], alone, torch.tensor([at], dtype=torch.int32), 1, 0.7, window
+            )
             assert torch.equal(again, rows[at : at + 1])
 
 

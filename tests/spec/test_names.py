@@ -141,7 +141,7 @@ MISTAKES = {
     "quantization": "no quantization of weights yet",
     "serve": "no server for models yet",
     "deepspeed": "ZeRO is `engine: {name: deepspeed, zero: 3}`",
-    "eval.harness": "no evaluation on benchmarks yet",
+    "eval.harness": "`shoal eval RUN --tasks FILE.yaml`",
     "train.ema": "no moving average",
     # close to nothing
     "launch.retries": "guard.restarts, or launch.requeues",
@@ -202,7 +202,6 @@ def test_no_answer_names_what_is_not_there_and_none_hides_what_is() -> None:
         ("trian", "did you mean `shoal train`?"),
         ("fit", "it is `shoal train`."),
         ("status", "it is `shoal ps`."),
-        ("eval", "no evaluation on benchmarks yet"),
         ("demo.yaml", "`shoal train demo.yaml` trains that run file"),
         ("banana", "`shoal --help` lists them."),
     ],

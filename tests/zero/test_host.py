@@ -23,5 +23,5 @@ def test_large_tensors_are_locked_as_they_are(monkeypatch: pytest.MonkeyPatch) -
 
 def test_memory_that_may_not_be_locked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *about: 2))
-    with pytest.raises(SetupError, match="could not be locked for the GPU.*ulimit -l unlimited"):
+    with pytest.raises(SetupError, match=r"could not be locked for the GPU.*ulimit -l unlimited"):
         host.lock([LARGE])

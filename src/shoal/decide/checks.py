@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import DataError, SetupError, SpecError
+from shoal.spec.base import TASK_FILES
 from shoal.spec.drivers import FOREIGN, Driver, driver_of, refusals
 from shoal.spec.hf.config import to_hf
 from shoal.spec.rules import broken
@@ -49,6 +50,9 @@ def local_inputs(run: Run, begun: bool = False) -> None:
             pair = folder.parent / "train" in train and folder.parent / "eval" in held_out
             moved = f"; if it has moved: `shoal resume {run.name} {name}=PLACE`" if begun else ""
             _data_set(name, folder, pair and folder.name in ("train", "eval"), moved)
+    for file in run.eval.tasks:
+        if file.endswith(TASK_FILES) and not Path(file).is_file():
+            raise DataError(f"eval.tasks names {file}, which does not exist; correct it, or name a made task.")
     if run.model.weights is not None and not begun:
         _weights(run.model.weights)
 

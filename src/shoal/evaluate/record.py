@@ -1,4 +1,4 @@
-"""Figures as the journal of a run keeps them (kind `tasks`), and as people read them."""
+"""Figures as the journal of a run keeps them (`tasks` of the trainer, `evaluated` of this), and as people read them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from shoal.readable import json_number
 if TYPE_CHECKING:
     from shoal.evaluate.ask import Figure
     from shoal.journal.rundir import RunDir
-
-KIND = "tasks"
 
 
 def told(figure: Figure) -> dict[str, Any]:
@@ -46,13 +44,13 @@ def journaled(run_dir: RunDir, step: int, figures: Sequence[Figure]) -> None:
         return
     journal = Journal(run_dir.journal_file)
     try:
-        journal.append(KIND, step=step, figures=rows, by="shoal eval")
+        journal.append("evaluated", step=step, figures=rows, by="shoal eval")
     finally:
         journal.close()
 
 
 def _is_of(record: Mapping[str, Any], step: int) -> bool:
-    return record.get("kind") == KIND and record.get("step") == step
+    return record.get("kind") == "evaluated" and record.get("step") == step
 
 
 def table(figures: Sequence[Figure]) -> list[str]:

@@ -71,11 +71,11 @@ class Engine:
         alone: bool = False,
     ) -> None:
         """`vocab_size` is the tokenizer's, `version` names the weights: nothing of others is used again. `eight_bits`:
-        weights are rounded to 8 bits, which halves what a GPU reads for a single request. `alone`: the model is nobody
+        weights are rounded to 8 bits, which halves what a GPU reads for a few requests. `alone`: the model is nobody
         else's, and its weights may be laid out anew."""
         self.model, self.vocab_size, self.exact, self.version = model, vocab_size, exact, version
         self._chunk, self._batch, self._prefix_cache = chunk, batch, prefix_cache
-        wanted = Wanted(batch, context, exact, alone, eight_bits, min(vocab_size, model.shape.vocab_size))
+        wanted = Wanted(batch, context, exact, eight_bits, min(vocab_size, model.shape.vocab_size), alone)
         self._runner = runner or runner_for(model, wanted)
         self._draws = self._runner if isinstance(self._runner, Draws) and not exact else None
         self._asked: list[tuple[list[_Request], Pending]] = []  # of the device, and not read yet
@@ -168,9 +168,8 @@ class Engine:
         for requests, pending in self._asked:
             for one, (token, logprob) in zip(requests, pending.read(), strict=True):
                 if one.seat is not None:
-                    events.append(
-                        self._failed(one, NOT_FINITE) if token < 0 else self._event(one, token, logprob, None)
-                    )
+                    whole = self._failed(one, NOT_FINITE) if token < 0 else self._event(one, token, logprob, None)
+                    events.append(whole)
         self._asked.clear()
         return events
 

@@ -60,8 +60,8 @@ class Opened:
             context=context,
             exact=exact,
             version=self.version,
-            eight_bits=eight_bits,
             alone=True,
+            eight_bits=eight_bits,
         )
 
 
@@ -97,7 +97,7 @@ def of_run(run_dir: RunDir, wanted: Wanted = USUAL) -> Opened:
         chosen = tokenizer_of_data(spec, wanted.start, wanted.special)
     code = _own_code(spec, run_dir, wanted.own_code)
     found, tensors = _weights(run_dir, wanted.step)
-    model = _made(spec, shape_of(spec.model, chosen.vocab_size), code, tensors).to(device)
+    model = made_of(spec, shape_of(spec.model, chosen.vocab_size), code, tensors).to(device)
     return Opened(model.eval(), chosen, run_dir.name, found, _began_with(spec))
 
 
@@ -142,7 +142,8 @@ def _own_code(spec: Run, run_dir: RunDir, own_code: bool) -> Code:
     return load_code(spec, run_dir.code)
 
 
-def _made(spec: Run, shape: Shape, code: Code, tensors: dict[str, torch.Tensor]) -> Decoder:
+def made_of(spec: Run, shape: Shape, code: Code, tensors: dict[str, torch.Tensor]) -> Decoder:
+    """With the weights of a checkpoint, by their names there."""
     if spec.foreign is None:
         model = _on_meta(shape, code.block)
         model.load_state_dict(tensors, assign=True)

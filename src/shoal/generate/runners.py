@@ -26,6 +26,8 @@ class Wanted:
     eight_bits: bool = False
     vocabulary: int | None = None
     """So many tokens may be drawn."""
+    alone: bool = False
+    """The model is nobody else's, and its weights may be laid out anew."""
 
 
 def runner_for(model: Decoder, wanted: Wanted) -> Runner:

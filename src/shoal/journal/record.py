@@ -96,6 +96,14 @@ def _rows(value: Any) -> bool:
     return type(value) is list and all(type(row) is dict and _ROW.fits(row) for row in value)
 
 
+def _figures(value: Any) -> bool:
+    return type(value) is list and all(type(one) is dict and _FIGURE.fits(one) for one in value)
+
+
+def _texts_written(value: Any) -> bool:
+    return type(value) is list and all(type(one) is dict and _WRITTEN.fits(one) for one in value)
+
+
 def _sets(value: Any) -> bool:
     return type(value) is list and all(type(one) is dict and _SET.fits(one) for one in value)
 
@@ -130,7 +138,12 @@ _ROW = _Shape(
     {"axis": _text, "op": _text, "group": _count, "bytes": _count, "most_calls": _count, "most_bytes": _count}
 )
 _SET = _Shape({"name": _text, "weight": _real, "loss": _measured, "targets": _count})
-_TAKEN = {"attempt": _count, "begin": _time, "position": _count, "samples": _count, "targets": _count}
+_FIGURE = _Shape(
+    {"task": _text, "measure": _text, "value": _measured, "n": _count},
+    {**dict.fromkeys(("low", "high", "stderr"), _measured), "higher_is_better": lambda value: type(value) is bool},
+)
+_WRITTEN = _Shape({"prompt": _text, "text": _text}, {"end": _text, "tokens": _count})
+_TAKEN: dict[str, Check] = {"attempt": _count, "begin": _time, "position": _count, "samples": _count, "targets": _count}
 _WHO = {"rank": _maybe(_count), "island": _maybe(_count), "attempt": _maybe(_count)}
 # What a record has that does not say it.
 _UNTOLD: dict[str, Record] = {
@@ -189,6 +202,9 @@ _SHAPES = {
     "metrics": _Shape({"step": _count, "values": _named_measured}),
     "traffic": _Shape({"step": _count, "rows": _rows, "world": _some}),
     "eval": _Shape({"step": _count}, {**_TAKEN, "loss": _measured, "precision": _text, "sets": _sets}),
+    "tasks": _Shape({"step": _count, "figures": _figures}, _TAKEN),
+    "evaluated": _Shape({"step": _count, "figures": _figures}),
+    "samples": _Shape({"step": _count, "texts": _texts_written}, _TAKEN),
     "checkpoint": _Shape({"step": _count}, {**_TAKEN, "stall_s": _real, "persist_s": _real, "bytes": _count}),
     "checkpoint_failed": _Shape({}, {**_TAKEN, "step": _count}),
     "uploaded": _Shape({"step": _count}, {"bytes": _count, "seconds": _real}),

@@ -10,7 +10,8 @@ from shoal.journal.record import parse
 
 TAIL_BYTES = 64 * 1024
 # Written by others beside the session's own records, also after its end; they say nothing about its state.
-REMARKS = ("warning", "hang", "slow", "straggler", "exit")
+REMARKS = ("warning", "hang", "slow", "straggler", "exit", "evaluated")
+MOST_TAIL_BYTES = 1 << 26
 
 _OPEN = b'"open"'
 
@@ -31,10 +32,21 @@ def head(path: Path) -> Record | None:
     return next((record for record, _ in read(path)), None)
 
 
+def telling(path: Path, n_bytes: int = TAIL_BYTES) -> list[Record]:
+    """As `tail`, and as much more as it takes to find what is no remark: `shoal eval` may have added many."""
+    while True:
+        records = tail(path, n_bytes)
+        if any(r.get("kind") not in REMARKS for r in records):
+            return records
+        if n_bytes >= min(path.stat().st_size, MOST_TAIL_BYTES):
+            return records
+        n_bytes *= 4
+
+
 def is_closed(path: Path) -> bool:
     """Whether the newest session of the journal has ended in good order."""
     try:
-        last = next((r for r in reversed(tail(path)) if r.get("kind") not in REMARKS), None)
+        last = next((r for r in reversed(telling(path)) if r.get("kind") not in REMARKS), None)
     except FileNotFoundError:
         return False
     return last is not None and last.get("kind") == "close"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from shoal import readable
 from shoal.journal.columns import Array
+from shoal.observe import tasks
 from shoal.observe.history import History
+from shoal.observe.tasks import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +41,8 @@ def draw(found: History, name: str, about: str, folder: Path) -> list[Path]:
     drawn = [_picture(folder / "loss.png", f"{name}: loss", about, of(_loss))]
     if not found.script:  # nobody counts its tokens
         drawn.append(_picture(folder / "throughput.png", f"{name}: throughput", about, of(_throughput)))
+    if measured := tasks.series(found.tasks):
+        drawn.append(_picture(folder / "tasks.png", f"{name}: tasks", about, of(partial(_tasks, measured))))
     if np.isfinite(found.steps.column("lr")).any():
         drawn.append(_picture(folder / "rate.png", f"{name}: learning rate", about, of(_rate)))
     return drawn
@@ -99,6 +104,20 @@ def _loss(axes: Axes, found: History) -> None:
         axes.plot(*evals.T, "o-", color=ORANGE, markersize=4, linewidth=1.2, label="evaluation", zorder=4)
     axes.set_ylabel("loss given to backward" if found.script else "loss (nats a token)", color=INK, fontsize=9)
     _fit(axes, np.concatenate((losses, evals[:, 1])))
+
+
+def _tasks(measured: Sequence[Series], axes: Axes, found: History) -> None:
+    """Each measure with its interval; of many the first ten. Perplexities and the like have another scale: they are
+    drawn where nothing else is."""
+    shares = [one for one in measured if one.higher_is_better]
+    for place, one in enumerate((shares or measured)[:10]):
+        steps, values = [point.step for point in one.points], np.array([point.value for point in one.points])
+        bounds = np.array([(point.low, point.high) for point in one.points])
+        colour = f"C{place}"
+        axes.plot(steps, values, "o-", color=colour, markersize=3.5, linewidth=1.4, label=f"{one.task} {one.measure}")
+        if len(steps) > 1 and np.isfinite(bounds).all():
+            axes.fill_between(steps, bounds[:, 0], bounds[:, 1], color=colour, alpha=0.15, linewidth=0)
+    axes.set_ylabel("share, with its 95% interval" if shares else "value", color=INK, fontsize=9)
 
 
 def _throughput(axes: Axes, found: History) -> None:

@@ -9,7 +9,7 @@ from shoal import readable
 from shoal.journal.journal import Record, read
 from shoal.journal.rundir import RunDir
 from shoal.journal.tail import REMARKS, newest_session_offset
-from shoal.observe import evaluations
+from shoal.observe import evaluations, tasks
 from shoal.observe.console import Console
 from shoal.observe.throughput import duration_s
 
@@ -75,6 +75,10 @@ def sentence(record: Record, name: str) -> str | None:
             return _started(record)
         case "eval":
             return f"{step}: evaluation loss {evaluations.sentence(record)}"
+        case "tasks":
+            return f"{step}: {tasks.sentence(record)}"
+        case "samples" if record.get("texts"):
+            return f"{step}: {tasks.first_words(record)}"
         case "checkpoint":
             waited_s = float(record.get("stall_s", duration_s(record)))
             size = readable.size(record.get("bytes") or 0)

@@ -22,6 +22,7 @@ Span = tuple[int, int, str, int]  # begin and end in microseconds, label, number
 Gaps = dict[int, list[Span]]  # row of a `step` → what lies before its end
 
 _MOST_US = 4e18  # fits into 64 bits, and is longer than anything
+_EVALUATED = ("eval", "tasks", "samples")
 
 
 def us(seconds: float) -> int:
@@ -44,7 +45,7 @@ def gaps(told: Told, others: Others, faults: list[Fault]) -> Gaps:
     usual = _usual(epochs, ends, begins, islands)
     told_epochs = {record.get("number"): record for _, record in others if record.get("kind") == "epoch"}
     opens = [place for place, record in others if record.get("kind") == "open"]
-    evals = [(place, us(record["t"])) for place, record in others if record.get("kind") == "eval"]
+    evals = [(place, us(record["t"])) for place, record in others if record.get("kind") in _EVALUATED]
     found: Gaps = {}
     for i in (np.flatnonzero(np.diff(epochs)) + 1).tolist():
         before, row = int(rows[i - 1]), int(rows[i])

@@ -18,7 +18,7 @@ from shoal.observe.steps import Steps, median, nearest
 NEEDED = frozenset(
     (
         *("open", "start", "close", "finished", "epoch", "failure", "rewind", "straggler", "warning"),
-        *("eval", "traffic", "checkpoint"),
+        *("eval", "tasks", "evaluated", "samples", "traffic", "checkpoint"),
     )
 )
 
@@ -38,6 +38,8 @@ class History:
     lost: Steps  # the other times
     epochs: list[Record] = field(default_factory=list)  # of islands: who took part, from when on
     evals: list[Record] = field(default_factory=list)
+    tasks: list[Record] = field(default_factory=list)  # the trainer's, and those of `shoal eval`
+    samples: list[Record] = field(default_factory=list)  # by step
     router: Record | None = None  # the newest
     traffic: list[Record] = field(default_factory=list)  # of counted steps
     checkpoints: list[Record] = field(default_factory=list)
@@ -72,11 +74,16 @@ def history(records: Told | Iterable[Record]) -> History:
     found = History(counted, lost, router=told.newest("router"))
     reached = _Reached(told, again)
     evals: dict[int, Record] = {}
+    samples: dict[int, Record] = {}
     last_save: tuple[int, Record] | None = None
     for place, record in others:
         match record["kind"]:
             case "eval":
                 evals[int(record["step"])] = record
+            case "tasks" | "evaluated":
+                found.tasks.append(record)
+            case "samples":
+                samples[int(record["step"])] = record
             case "traffic":
                 found.traffic.append(record)
             case "start":
@@ -110,6 +117,7 @@ def history(records: Told | Iterable[Record]) -> History:
             case "finished":
                 found.digest = record.get("digest")
     found.evals = [evals[step] for step in sorted(evals)]
+    found.samples = [samples[step] for step in sorted(samples)]
     return found
 
 

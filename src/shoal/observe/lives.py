@@ -21,7 +21,7 @@ Life = tuple[int, int]  # attempt, rewinds within it
 Others = Sequence[tuple[int, Record]]  # as `Told.others` gives them
 
 _NEVER = 1 << 62
-_OF_A_LIFE = ("start", "eval", "checkpoint", "checkpoint_failed", "skip", "rewind")
+_OF_A_LIFE = ("start", "eval", "tasks", "samples", "checkpoint", "checkpoint_failed", "skip", "rewind")
 
 
 class Lives:

@@ -14,7 +14,7 @@ from shoal import readable
 from shoal.journal.reading import told
 from shoal.journal.record import Odd
 from shoal.journal.rundir import RunDir
-from shoal.observe import evaluations, planned, router, traffic
+from shoal.observe import evaluations, planned, router, tasks, traffic
 from shoal.observe.advice import Advice, advice
 from shoal.observe.curves import draw
 from shoal.observe.faults import Cost
@@ -29,6 +29,7 @@ from shoal.plain_file import read_object
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 MOST_FAILURES = 20  # on the page; --json has them all
 MOST_STRAGGLERS = 3
+MOST_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def as_json(r: Report) -> dict[str, Any]:
         "final_loss": readable.json_number(r.history.steps.last("loss")) if len(r.history.steps) else None,
         "final_eval_loss": readable.json_number(r.history.evals[-1]["loss"]) if r.history.evals else None,
         "final_eval_sets": r.history.evals[-1].get("sets") if r.history.evals else None,
+        "tasks": [
+            {**asdict(one), "points": [_finite(asdict(point)) for point in one.points]}
+            for one in tasks.series(r.history.tasks)
+        ],
+        "samples": [{"step": one["step"], "texts": one["texts"]} for one in r.history.samples],
         "best_eval_loss": None if best is None else {"step": best[0], "loss": best[1]},
         "router": r.history.router,
         "checkpoints": [
@@ -110,6 +116,7 @@ def as_text(r: Report) -> str:
         _time(r),
         _failures(r),
         _results(r),
+        _tasks(r.history),
         "\n".join(traffic.lines(r.history.traffic)),
         *_curves(r.history),
         r.undrawn or "\n".join(f"drawn: {nearby(path)}" for path in r.pictures),
@@ -223,6 +230,18 @@ def _results(r: Report) -> str:
     if found.digest:
         lines.append(f"digest      {found.digest} (of the final parameters)")
     return "\n".join(lines)
+
+
+def _tasks(found: History) -> str:
+    lines = tasks.table(tasks.series(found.tasks))
+    lines = ["tasks (95% intervals)", *(f"  {line}" for line in lines)] if lines else []
+    if found.samples:
+        lines += tasks.written(found.samples[-1], MOST_SAMPLES)
+    return "\n".join(lines)
+
+
+def _finite(point: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if name in ("step", "n") else readable.json_number(value) for name, value in point.items()}
 
 
 def _of_script(s: Speed, found: History) -> list[str]:

@@ -16,7 +16,7 @@ from shoal.errors import SetupError, ShoalError
 from shoal.journal.journal import Odd, Record, read
 from shoal.journal.rundir import RunDir, damaged_in, runs_in
 from shoal.journal.suggested import going_on
-from shoal.journal.tail import REMARKS, head, tail
+from shoal.journal.tail import REMARKS, head, telling
 from shoal.observe.throughput import Rate, recent
 from shoal.plain_file import read_object, read_plain
 
@@ -48,11 +48,11 @@ def status_of(run_dir: RunDir, now: float | None = None, alive: bool = False) ->
     """`alive`: somebody else knows that it is (a scheduler); locks do not reach from every node to here."""
     now = time.time() if now is None else now
     first = head(run_dir.journal_file) or {"t": _begun(run_dir)}
-    records = tail(run_dir.journal_file, TAIL_BYTES[0])
+    records = telling(run_dir.journal_file, TAIL_BYTES[0])
     if run_dir.is_batch:
         return _of_batch(run_dir, first, records, now, alive)
     if not any(r.get("kind") == "step" for r in records):
-        records = tail(run_dir.journal_file, TAIL_BYTES[1])
+        records = telling(run_dir.journal_file, TAIL_BYTES[1])
     said = [r for r in records if r.get("kind") not in REMARKS]
     last = said[-1] if said else first
     updated = float(last.get("t", 0.0))

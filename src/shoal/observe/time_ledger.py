@@ -39,7 +39,13 @@ PARTS = {
     "stopping": "from the last step or the request to stop to the end of the process",
     "other": "between the steps",
 }
-_DOES = {"eval": "evaluation", "checkpoint": "checkpoint", "checkpoint_failed": "checkpoint"}
+_DOES = {
+    "eval": "evaluation",
+    "tasks": "evaluation",
+    "samples": "evaluation",
+    "checkpoint": "checkpoint",
+    "checkpoint_failed": "checkpoint",
+}
 # Kinds of which more is asked than when, in which attempt and at which step.
 NEEDED = frozenset(
     (

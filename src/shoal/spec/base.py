@@ -33,6 +33,20 @@ def absolute(path: str, folder: str | None = None) -> str:
     return os.path.abspath(os.path.join(folder or os.getcwd(), os.path.expanduser(path)))
 
 
+TASK_FILES = (".yaml", ".yml")
+
+
+def task_files(names: tuple[str, ...], folder: str | None = None) -> tuple[str, ...]:
+    """Task files made absolute; names of made tasks as they are."""
+    return tuple(absolute(name, folder) if name.endswith(TASK_FILES) else name for name in names)
+
+
+TaskNames = Annotated[
+    tuple[str, ...],
+    Folder(),
+    Says("a list of task files and of names of made tasks"),
+    AfterValidator(task_files),
+]
 LocalPath = Annotated[str, Field(min_length=1), Folder(), Says("a path"), AfterValidator(absolute)]
 
 

@@ -68,6 +68,8 @@ _ONE_NODE = No(
     "a script runs on one node; set it to 1, and its processes by launch.gpus or script.processes", (1, None)
 )
 _ENGINE = No("DeepSpeed shards the model of a run that trains alone; leave it out, or use `shoal train`")
+_ASKED = No("peers measure the loss on held-out data alone; leave it out, and ask a checkpoint with `shoal eval`")
+_ASKED_NAMES = ("eval.tasks", "eval.limit", "eval.samples", "eval.sample_tokens")
 _LENGTH = No("all peers have agreed on the length of the run, and none changes it; leave it out")
 
 # A name or a section; the longest that fits counts.
@@ -95,6 +97,7 @@ REFUSED: dict[Driver, Table] = {
         "script": _CODE,
         "batch": _UNITS,
         "engine": _ENGINE,
+        **dict.fromkeys(_ASKED_NAMES, _ASKED),
         "data.skip": No("peers use samples in ranges that they agree on, not in numbered batches; leave it out"),
         "train.schedule.prolong": _LENGTH,
         "train.schedule.past": _LENGTH,
@@ -124,6 +127,7 @@ REFUSED: dict[Driver, Table] = {
         "script": _CODE,
         "batch": _UNITS,
         "engine": _ENGINE,
+        **dict.fromkeys(_ASKED_NAMES, _ASKED),
         "model.weights": No("stages begin with new weights; train such a model with `shoal train` or `shoal swarm`"),
         "model.preset": OBEYED,
         "model.experts": No("experts are not balanced over peers; take a model without them"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.spec.base import absolute
+from shoal.spec.base import absolute, task_files
 from shoal.spec.names import Path, lookup
 
 
@@ -71,10 +71,15 @@ def normal(value: Any, path: Path, spelt: dict[Path, str], folder: str) -> Any:
         return normal({"path": value}, path, {(*path, "path"): spelt.get(path, str(value))}, folder)
     if name.is_texts and isinstance(value, list):
         numbers = [isinstance(item, int | float) and not isinstance(item, bool) for item in value]
-        return [spelt.get((*path, i), str(v)) if numbers[i] else v for i, v in enumerate(value)]
+        texts = [spelt.get((*path, i), str(v)) if numbers[i] else v for i, v in enumerate(value)]
+        return list(task_files(tuple(texts), folder)) if name.is_path and all_texts(texts) else texts
     if name.is_text and isinstance(value, bool | int | float):
         value = spelt.get(path, str(value))
     return absolute(value, folder) if name.is_path and isinstance(value, str) else value
+
+
+def all_texts(items: list[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

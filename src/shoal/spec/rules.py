@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from shoal.spec.accelerate import Accelerate, Dynamo
+from shoal.spec.asked_rules import asked_rules
 from shoal.spec.batch import GIVEN as OF_UNITS
 from shoal.spec.batch import MOST_ITEM, MOST_LISTED, PLACE
 from shoal.spec.drivers import driver_of, refusals
@@ -53,7 +54,7 @@ def _held_out(run: Run) -> Iterator[Broken]:
                 (f"data.eval.{i}.path",),
                 f"data.eval {source.path} is also in data.train, so its loss would say nothing; hold out other data",
             )
-    if run.eval.every and not run.data.eval:
+    if run.eval.every and not (run.data.eval or run.eval.tasks or run.eval.samples):
         yield ("eval.every", "data.eval"), f"eval.every {run.eval.every} needs held-out data; set data.eval"
 
 
@@ -278,6 +279,7 @@ _RULES: tuple[Callable[[Run], Iterator[Broken]], ...] = (
     _windows,
     _data,
     _held_out,
+    asked_rules,
     _precision,
     _best,
     _somewhere,

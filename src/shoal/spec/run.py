@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from shoal.errors import SpecError
-from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict
+from shoal.spec.base import Auto, CountOrAuto, LocalPath, Positive, Says, Strict, TaskNames
 from shoal.spec.batch import Batch
 from shoal.spec.duration import Duration
 from shoal.spec.engine import Engine
@@ -162,7 +162,7 @@ class Train(Strict):
 
 
 class Eval(Strict):
-    """Evaluation on `data.eval`."""
+    """Evaluation on `data.eval`, on tasks, and what the model writes by then."""
 
     every: int = Field(0, ge=0, description="Steps between evaluations; 0 means at the end only.")
     windows: Positive | None = Field(
@@ -171,6 +171,18 @@ class Eval(Strict):
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field(
         "auto", description="Compute type; `auto`: as training, and bf16 where that is fp8 (the output layer's too)."
     )
+    tasks: TaskNames = Field(
+        (),
+        description="What is asked of the model at each evaluation: task files as of `shoal eval`, and made tasks by "
+        "name (`shoal data tasks` lists them). Each process holds the whole model meanwhile.",
+    )
+    limit: Positive | None = Field(
+        None, description="Questions of each task, the first so many; empty means all (of a made task 200)."
+    )
+    samples: tuple[str, ...] = Field(
+        (), description="Beginnings that the model goes on from at each evaluation; its texts are kept in the run."
+    )
+    sample_tokens: Positive = Field(64, description="Tokens of each such text; the likeliest one each time.")
 
 
 class Mesh(Strict):

@@ -47,6 +47,7 @@ from shoal.train.step import Step
 from shoal.train.training import Tell
 from shoal.values import BadValue, shown
 
+_MEASURED = {"every", "windows", "precision"}  # of `eval`: what a stage obeys of it
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
 
@@ -133,7 +134,7 @@ class StageLayers:
             run.train.model_dump(exclude={"compile", "kernels"}),
         ]
         windows = run.data.model_dump(include={"seq_len", "mask_documents", "packing", "skip"})
-        windows |= {"eval": [source.weight for source in run.data.eval], **run.eval.model_dump()}
+        windows |= {"eval": [source.weight for source in run.data.eval], **run.eval.model_dump(include=_MEASURED)}
         spec += [run.swarm.stages.model_dump(), windows, self._rows, self._data, run.checkpoint.every]
         return xxhash.xxh3_128_hexdigest(json.dumps(spec, sort_keys=True).encode())
 

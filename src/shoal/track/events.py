@@ -45,6 +45,7 @@ class Reader:
         self.offset = 0
         self._start: Record | None = None
         self._logged = -1  # the last step with own metrics
+        self._figures: dict[tuple[int, str], float] = {}
         self._losses = {"loss": array("d"), "eval_loss": array("d")}
 
     def skip_to(self, offset: int) -> None:
@@ -81,6 +82,9 @@ class Reader:
                 return self._metrics(t, int(record["step"]), "loss", _step_values(record, self._start))
             case "eval":
                 return self._metrics(t, int(record["step"]), "eval_loss", _eval_values(record))
+            case "tasks" | "evaluated":
+                step = int(record["step"])
+                return Event("metrics", t, step, _task_values(record), again=self._measured(step, record))
             case "metrics":
                 values = {
                     f"own/{_PLAIN.sub('_', name)[:MOST_NAME]}": float(value) for name, value in record["values"].items()
@@ -105,6 +109,13 @@ class Reader:
         seen, self._logged = step <= self._logged, max(step, self._logged)
         return seen
 
+    def _measured(self, step: int, record: Record) -> bool:
+        """Whether the same figures of a step were read before."""
+        values = {(step, name): value for name, value in _task_values(record).items()}
+        same = all(math.isclose(self._figures.get(key, math.nan), value) for key, value in values.items())
+        self._figures |= values
+        return same
+
     def _metrics(self, t: float, step: int, key: str, values: dict[str, float]) -> Event:
         seen = self._losses[key]
         if step >= len(seen):
@@ -117,6 +128,16 @@ class Reader:
 def _eval_values(record: Record) -> dict[str, float]:
     sets = {f"eval_loss/{_PLAIN.sub('_', one['name'])}": float(one["loss"]) for one in record.get("sets") or ()}
     return {"eval_loss": float(record["loss"]), **sets}
+
+
+def _task_values(record: Record) -> dict[str, float]:
+    """The figure and its bounds, where they are finite."""
+    found: dict[str, float] = {}
+    for one in record["figures"]:
+        name = _PLAIN.sub("_", f"task/{one['task']}/{one['measure']}")[:MOST_NAME]
+        told = {name: one["value"], f"{name}/low": one.get("low"), f"{name}/high": one.get("high")}
+        found |= {key: float(value) for key, value in told.items() if value is not None and math.isfinite(float(value))}
+    return found
 
 
 def _step_values(record: Record, start: Record | None) -> dict[str, float]:

@@ -60,9 +60,10 @@ class Pump(threading.Thread):
         return max(0, self._run_dir.journal_file.stat().st_size - self._cursor.offset)
 
     def _news(self) -> bool:
-        """Whether there is anything to upload: what was remarked after the end of a session is not."""
+        """Whether there is anything to upload: what was remarked after the end of a session is not, but for what
+        `shoal eval` has measured."""
         after = read(self._run_dir.journal_file, self._cursor.offset)
-        return any(record.get("kind") not in REMARKS for record, _ in after)
+        return any(record.get("kind") not in REMARKS or record.get("kind") == "evaluated" for record, _ in after)
 
     def run(self) -> None:
         while not self._hurry.is_set():

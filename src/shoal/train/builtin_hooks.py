@@ -84,7 +84,7 @@ class Watch(Hook):
 
 
 class Evaluation(Hook):
-    """On held-out data: every so many steps, and after the last."""
+    """On held-out data and tasks: every so many steps, and after the last."""
 
     def __init__(self, run: Run, pulse: Pulse, evaluate: Callable[[int], object]) -> None:
         self._run, self._pulse, self._evaluate = run, pulse, evaluate

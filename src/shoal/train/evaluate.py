@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def evaluates_at(run: Run, step: int) -> bool:
-    """Whether held-out data is measured after so many steps: every so many, and after the last."""
-    return bool(run.data.eval) and (step == run.steps or (run.eval.every > 0 and step % run.eval.every == 0))
+    """Whether the model is evaluated after so many steps: every so many, and after the last."""
+    measured = bool(run.data.eval or run.eval.tasks or run.eval.samples)
+    return measured and (step == run.steps or (run.eval.every > 0 and step % run.eval.every == 0))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from shoal.model.decoder import Decoder
 from shoal.model.own_model import OwnModel
 from shoal.observe.throughput import catalogued, peak_flops
 from shoal.own.carry import digest_of
-from shoal.own.code import Code
+from shoal.own.code import NONE, Code
 from shoal.own.code import load as load_code
 from shoal.parallel.build import build
 from shoal.parallel.laid import Laid
@@ -144,11 +144,26 @@ def _optimizers(run: Run, model: Laid, code: Code) -> Optimizers:
 
 
 def evaluator(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
+    held_out = _held_out(run, run_dir, place, state, tell)
+    if not (run.eval.tasks or run.eval.samples):
+        return held_out
+    from shoal.train.tasks import Tasks  # the engine: only who asks waits for it
+
+    code = NONE if run.own.computes is None else load_code(run, run_dir.code)
+    tasks = Tasks(run, place, state.model, code, tell)
+
+    def both(step: int) -> None:
+        held_out(step)
+        tasks(step)
+
+    return both
+
+
+def _held_out(run: Run, run_dir: RunDir, place: Place, state: State, tell: Tell) -> Callable[[int], object]:
     if not run.data.eval:
         return lambda step: None
     sources = open_together(run.data.eval, run.data, run_dir.workspace)
-    held_out = Windows.of(sources, run.data)
-    evaluator = Evaluator(run, place, state.model, held_out, tell)
+    evaluator = Evaluator(run, place, state.model, Windows.of(sources, run.data), tell)
     return lambda step: state.measured(step, evaluator(step))
 
 

@@ -143,7 +143,7 @@ class Session:
         self._t.said.log(**values)
 
     def evaluate(self) -> None:
-        """The loss on `data.eval`, now; every process must ask for it."""
+        """The loss on `data.eval` and the tasks of `eval`, now; every process must ask for it."""
         self._pulse.mark("evaluate")
         self._t.evaluate(self._t.taken)
 

@@ -71,6 +71,12 @@ def named(name: str, seed: int = 0, count: int | None = None) -> Made:
     )
 
 
+def first_of(name: str, limit: int | None) -> Made:
+    """The first so many of a made task, as `--limit` has it; beyond the usual count where there are more."""
+    more = limit is not None and limit > COUNT and not isinstance(KINDS.get(name), Told)
+    return named(name, count=limit if more else None)
+
+
 def _item(kind: Kind, name: str, seed: int, side: str, place: int) -> dict[str, Any]:
     names = (name, kind.version, seed, side, place)
     return {"id": "-".join(map(str, names)), **kind.item(Dice(*names))}

@@ -27,8 +27,7 @@ CLOZE = Told(
     {
         "output_type": "loglikelihood",
         "doc_to_text": "{{text}}",
-        "doc_to_target": "{{target}}",
-        "target_delimiter": " ",
+        "doc_to_target": " {{target}}",  # of this kind nothing else stands between
         "metric_list": [
             {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
             {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
