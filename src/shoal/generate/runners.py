@@ -21,8 +21,6 @@ class Wanted:
     context: int | None = None
     """None: what the model was made for."""
     exact: bool = False
-    alone: bool = False
-    """The model is nobody else's, and its weights may be laid out anew."""
     eight_bits: bool = False
     vocabulary: int | None = None
     """So many tokens may be drawn."""
