@@ -121,6 +121,8 @@ def test_what_it_exports_says_the_same(space: Path, capsys: Captured) -> None:
         (["tiny", "--tasks", "copy", "--template"], "brings no chat template"),
         (["ftp://host", "--tasks", "copy"], "no address"),
         (["http://127.0.0.1:9", "--tasks", "copy"], "--model NAME"),
+        (["http://127.0.0.1:9", "--tasks", "copy", "--model", "m", "--key-from", "NO_SUCH_KEY"], "which is not set"),
+        (["tiny", "--tasks", "copy", "--key-from", "HOME"], "--key-from is for a URL"),
         (["lm-eval"], "say which model"),
     ],
 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.opening import add_opening, opened_as, run_of
+from shoal.cli.opening import add_key, add_opening, key_of, opened_as, run_of
 from shoal.cli.sampling_options import add_sampling, refuse_sampling, sampling_of
 from shoal.errors import ShoalError, UsageError
 from shoal.readable import harmless
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", dest="served", metavar="NAME", help="of a URL: which of its models (default: the first)"
     )
-    parser.add_argument("--key-from", metavar="VARIABLE", help="of a URL: the environment variable that holds the key")
+    add_key(parser)
     add_sampling(parser, max_tokens=None)
     add_opening(parser)
 
@@ -81,10 +80,7 @@ def _there(args: argparse.Namespace) -> Partner:
     for name, usual in (("step", None), ("tokenizer", None), ("start", None), ("template", None), ("exact", False)):
         if getattr(args, name) != usual:
             raise UsageError(f"--{name} is for a model that is opened here, and {args.model} is a URL; leave it out.")
-    key = None
-    if args.key_from is not None and not (key := os.environ.get(args.key_from)):
-        raise UsageError(f"--key-from names the environment variable {args.key_from}, which is not set.")
-    return There(args.model, _settings(args), args.served, key)
+    return There(args.model, _settings(args), args.served, key_of(args))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.opening import add_key, is_folder, key_of
 from shoal.cli.options import add_workspace, no_script
 from shoal.errors import UsageError
 from shoal.journal.rundir import RunDir, find_run, workspace
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.evaluate.task import Task
 
 EVERY = "every"
-KEY = "OPENAI_API_KEY"  # as clients of such endpoints have it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--start", metavar="TOKEN", help="another start token than the data's or the folder's; or none")
     how.add_argument("--model", dest="served", metavar="NAME", help="of an endpoint: which of its models")
     how.add_argument("--context", type=int, metavar="N", help="of an endpoint: tokens that its model sees")
+    add_key(how)
     how.add_argument("--own-code", action="store_true", help="run the code of a model with blocks of its own")
     how.add_argument("--out", metavar="FOLDER", help="where answers are kept (default: of a run, with the run)")
     how.add_argument("--json", action="store_true", help="machine-readable output")
@@ -94,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} is {value}, but {least} is the least it can be.")
     sides = [_side(said, args) for said in (args.model, args.against) if said is not None]
+    if all(side.url is None for side in sides):
+        for option, given in (("--model", args.served), ("--context", args.context), ("--key-from", args.key_from)):
+            if given is not None:
+                raise UsageError(f"{option} is for a URL, and none is asked; leave it out.")
     steps = _steps(args, sides[0])
 
     from shoal.evaluate.ask import GROUP, Asking
@@ -121,7 +126,7 @@ def _side(said: str, args: argparse.Namespace) -> Side:
         from shoal.evaluate.endpoint import checked
 
         return Side(said, url=checked(said))
-    if "\0" not in said and (Path(said) / "config.json").is_file():
+    if is_folder(said):
         return Side(said)
     found = find_run(said, workspace(args.workspace))
     no_script(found)
@@ -201,7 +206,7 @@ def _endpoint(url: str, args: argparse.Namespace) -> Model:
     if args.tokenizer is not None:
         tokenizer = load_tokenizer(args.tokenizer, start=args.start, special=True)
         encoder = Encoder(tokenizer, args.context or USUAL_CONTEXT, bool(getattr(tokenizer, "template", ())))
-    return Endpoint(url, args.served, encoder, os.environ.get(KEY) or None)
+    return Endpoint(url, args.served, encoder, key_of(args))
 
 
 def _evaluated(

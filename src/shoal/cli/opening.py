@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,3 +52,16 @@ def opened_as(model: str, run_dir: RunDir | None, args: argparse.Namespace, spec
 
     wanted = Wanted(args.device, args.step, args.tokenizer, args.start, special, args.own_code)
     return of_folder(Path(model), wanted) if run_dir is None else of_run(run_dir, wanted)
+
+
+def add_key(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--key-from", metavar="VARIABLE", help="of a URL: the environment variable that holds the key")
+
+
+def key_of(args: argparse.Namespace) -> str | None:
+    """Sent to the URL that was named, and only if it was asked for: a key that lies about is not for everybody."""
+    if args.key_from is None:
+        return None
+    if not (key := os.environ.get(args.key_from)):
+        raise UsageError(f"--key-from names the environment variable {args.key_from}, which is not set.")
+    return key
