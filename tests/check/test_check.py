@@ -246,7 +246,7 @@ def test_what_is_frozen_on_purpose_passes_and_what_does_not_move_is_said() -> No
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_example_can_be_checked_on_data_that_is_here(file: Path) -> None:
-    if file.stem in ("finetune", "stages", "script", "batch"):
+    if file.stem in ("finetune", "stages", "script", "batch", "generate"):
         pytest.skip("weights that are not here; trained by other means, or nothing is")
     native = ["engine.name=native"] if file.stem == "deepspeed" else []  # which has fp8
     run = load(file, ["data.train=data", "train.precision=fp8", "train.fp8_scaling=row", *native]).run

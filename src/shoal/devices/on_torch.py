@@ -9,6 +9,7 @@ from shoal.devices import amd
 from shoal.errors import SetupError
 
 EIGHT_BITS = (8, 9)  # the first of NVIDIA's that multiply 8 bits
+HOPPER = (9, 0)  # the first of NVIDIA's whose kernels may begin before the one before has ended
 TENSOR_CORES = (8, 0)  # the first of NVIDIA's with tf32, and torch's grouped product in bfloat16
 
 
@@ -49,6 +50,11 @@ def has_tf32(device: torch.device) -> bool:
 def groups_products(device: torch.device) -> bool:
     """Whether torch multiplies all experts in one kernel there. Not tried on AMD: experts one after the other then."""
     return _nvidia_since(device, TENSOR_CORES)
+
+
+def begins_early(device: torch.device) -> bool:
+    """Whether a kernel may begin before the one before it has ended (programmatic dependent launch)."""
+    return _nvidia_since(device, HOPPER)
 
 
 def _nvidia_since(device: torch.device, generation: tuple[int, int]) -> bool:

@@ -25,6 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from shoal.devices.on_torch import begins_early
+
 FEW_ROWS, MANY_ROWS = 2048, 65536
 ACTS = {"": 0, "silu": 1, "gelu_tanh": 2}
 
@@ -119,8 +121,8 @@ def tile(rows: int, width: int) -> tuple[int, int, int]:
 
 @functools.cache
 def early(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one before it has ended (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Asked once: a launch takes as long."""
+    return begins_early(device)
 
 
 def plain(x: Tensor, weight: Weight, norm: Norm | None = None, act: str = "", residual: Tensor | None = None) -> Tensor:
