@@ -1,9 +1,9 @@
 """How many questions a second `shoal eval` and lm-eval's own `hf` model answer, side by side: the same task files, the
 same weights, one thread each, in CPU seconds, which other work on the machine disturbs less than a clock.
 
-  uv venv /tmp/lm-eval && uv pip install --python /tmp/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
+  uv venv .cache/lm-eval && uv pip install --python .cache/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
   python scripts/fetch_smollm2.py
-  python benchmarks/eval_beside_lm_eval.py --lm-eval /tmp/lm-eval/bin/python
+  python benchmarks/eval_beside_lm_eval.py --lm-eval .cache/lm-eval/bin/python
 
 The bar is 2 times lm-eval's at the better of its batch sizes (1 is what it does unasked). Imports and the loading of
 weights are told apart. The figures of both must be the same, or the comparison says nothing.
