@@ -1,7 +1,7 @@
 """How many questions a second `shoal eval` and lm-eval's own `hf` model answer, side by side: the same task files, the
 same weights, one thread each, in CPU seconds, which other work on the machine disturbs less than a clock.
 
-  uv venv .cache/lm-eval && uv pip install --python .cache/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
+  uv venv .cache/lm-eval; uv pip install -p .cache/lm-eval lm-eval==0.4.13 torch transformers accelerate
   python scripts/fetch_smollm2.py
   python benchmarks/eval_beside_lm_eval.py --lm-eval .cache/lm-eval/bin/python
 

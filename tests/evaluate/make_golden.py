@@ -1,6 +1,6 @@
 """Asks lm-eval what it makes of the tasks of tiny.py, and writes golden.json. The tests do not: they need no lm-eval.
 
-uv venv .cache/lm-eval && uv pip install --python .cache/lm-eval/bin/python lm-eval==0.4.13 torch transformers accelerate
+uv venv .cache/lm-eval; uv pip install -p .cache/lm-eval lm-eval==0.4.13 torch transformers accelerate
 .cache/lm-eval/bin/python tests/evaluate/make_golden.py
 """
 
