@@ -7,6 +7,7 @@ of work, which touches no GPU and starts no thread, and leaves without any of th
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import select
@@ -92,6 +93,7 @@ def _work(work: Callable[[], bytes], limits: Allowance, writing: int) -> NoRetur
         quiet = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(quiet, fd)
+        faulthandler.disable()  # what breaks down here is told in a sentence
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
         most = _size() + limits.memory_bytes
