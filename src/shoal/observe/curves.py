@@ -110,13 +110,25 @@ def _tasks(measured: Sequence[Series], axes: Axes, found: History) -> None:
     """Each measure with its interval; of many the first ten. Perplexities and the like have another scale: they are
     drawn where nothing else is."""
     shares = [one for one in measured if one.higher_is_better]
-    for place, one in enumerate((shares or measured)[:10]):
-        steps, values = [point.step for point in one.points], np.array([point.value for point in one.points])
+    shown = (shares or measured)[:10]
+    at = {point.step for one in shown for point in one.points}
+    once = len(at) == 1
+    for place, one in enumerate(shown):
+        # Measured once, they stand side by side: those that are equal would hide each other.
+        beside = 0.1 * (place - (len(shown) - 1) / 2) if once else 0.0
+        steps, values = [point.step + beside for point in one.points], np.array([point.value for point in one.points])
         bounds = np.array([(point.low, point.high) for point in one.points])
         colour = f"C{place}"
         axes.plot(steps, values, "o-", color=colour, markersize=3.5, linewidth=1.4, label=f"{one.task} {one.measure}")
-        if len(steps) > 1 and np.isfinite(bounds).all():
+        if not np.isfinite(bounds).all():
+            continue
+        if len(steps) > 1:
             axes.fill_between(steps, bounds[:, 0], bounds[:, 1], color=colour, alpha=0.15, linewidth=0)
+        else:
+            axes.vlines(steps, bounds[:, 0], bounds[:, 1], color=colour, alpha=0.6, linewidth=1.4)
+    if once:
+        axes.set_xticks(list(at))
+        axes.set_xlim(min(at) - 1, max(at) + 1)
     axes.set_ylabel("share, with its 95% interval" if shares else "value", color=INK, fontsize=9)
 
 
