@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--step", metavar="N|every", help="the checkpoint of this step, or each one (default: the newest)")
     how.add_argument("--batch", type=int, default=16, metavar="N", help="answers written at a time (default: 16)")
-    how.add_argument("--exact", action="store_true", help="the trainer's own bits, whatever is computed beside; slower")
+    how.add_argument(
+        "--exact", action="store_true", help="bits of train.kernels exact, whatever is computed beside; slower"
+    )
     how.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one")
     how.add_argument("--tokenizer", metavar="PATH", help="another than that of the run's data; of an endpoint, its own")
     how.add_argument("--start", metavar="TOKEN", help="another start token than the data's or the folder's; or none")

@@ -25,7 +25,7 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one"
     )
     group.add_argument(
-        "--exact", action="store_true", help="the trainer's own bits, whatever is computed beside; slower"
+        "--exact", action="store_true", help="bits of train.kernels exact, whatever is computed beside; slower"
     )
     group.add_argument("--own-code", action="store_true", help="run the code of a model with blocks of its own")
     add_workspace(parser)
